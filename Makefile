@@ -1,0 +1,66 @@
+# From a fresh clone, with Python and make: `make demo`. Each target makes .venv on first use.
+#
+#   make demo    complete a Python file with the built-in model, and print how fast it went
+#   make test    the tests that need no GPU
+#   make check   lint, format, types
+#   make bench   measure the drafters against plain decoding
+#   make setup   only install, with the development tools and the pre-commit hooks
+#
+# PYTHON    the interpreter that .venv is made with (3.10 to 3.12)
+# PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
+#           CUDA, a tenth of the size
+# JOBS      test processes; each computes with one thread, so that they do not fight for the cores
+# ARGS      passed to the command behind demo, test and bench
+
+PYTHON   ?= python3
+VENV     ?= .venv
+PIP_ARGS ?=
+JOBS     ?= 2
+ARGS     ?=
+
+BIN      := $(VENV)/bin
+PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+USE      := $(VENV)/.installed
+DEVELOP  := $(VENV)/.installed-dev
+
+.PHONY: demo test check format bench setup clean
+.DEFAULT_GOAL := demo
+
+demo: $(USE)
+	$(BIN)/stride generate --prompt-file examples/prompt.txt --max-tokens 160 --temperature 0 --drafter auto $(ARGS)
+
+test: $(DEVELOP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(DEVELOP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEVELOP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(USE)
+	$(BIN)/stride bench latency $(ARGS)
+
+setup: $(DEVELOP)
+	@if [ -d .git ]; then $(BIN)/pre-commit install; fi
+
+clean:
+	rm -rf $(VENV)
+
+# The stamps: installed once, and again when what is to be installed changes.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 12) or sys.exit(f"Python {v[0]}.{v[1]} will not do: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(USE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing Stride into $(VENV) (once; PyTorch is large)"
+	$(PIP) -e .
+	@touch $@
+
+$(DEVELOP): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing Stride and its development tools into $(VENV) (once; PyTorch is large)"
+	$(PIP) -e '.[dev]'
+	@touch $@ $(USE)

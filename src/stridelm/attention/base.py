@@ -1,0 +1,26 @@
+"""What an attention backend is: geometry in, values out. It never learns why a row is there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.types import Geometry
+
+
+class PreparedAttention(Protocol):
+    """One step's geometry made ready; called once a layer."""
+
+    def attend(
+        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries of all rows against a layer's pool of P slots, the rows' own KV already written: [N, H, D]."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedAttention:
+        """Work done once a step, shared by all layers."""
+        ...

@@ -1,0 +1,135 @@
+"""Attention over pages in plain torch: the oracle for every other backend, and the one that runs on a CPU.
+
+Row-invariant by construction: every product has fixed key blocks and a query count padded to a multiple of 16, each
+block's sum is one reduction of fixed length, and blocks are added one after another. Blocks that a row does not see
+add exact zeros, so the length of the longest request in the batch does not reach its neighbours' bits. Scores and
+sums are float32 for 16-bit inputs, and the input's own type otherwise.
+
+Legend: T tiles, n rows a tile, M query vectors a tile and KV head, G KV heads, H query heads, B BLOCK, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.attention.tiles import BLOCK, MASKED, TileGroup, cut, fold_bias, stack
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.types import Geometry
+
+MAX_SCORES = 1 << 25
+"""Most scores held at once: tiles are computed in slices of this many."""
+
+
+class ReferenceAttention:
+    def prepare(
+        self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedReference:
+        return PreparedReference(geometry, query_heads)
+
+
+class PreparedReference:
+    """Tile groups, built once for each page group and number of queries a KV head, and shared by the layers."""
+
+    def __init__(self, geometry: Geometry, query_heads: int) -> None:
+        self.geometry = geometry
+        self.query_heads = query_heads
+        self.rows = geometry.positions.shape[0]
+        self._groups: dict[tuple[str, int, int | None], list[TileGroup]] = {}
+
+    def attend(
+        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+    ) -> torch.Tensor:
+        rows, heads, dim = q_NHD.shape
+        dtype = torch.float32 if q_NHD.element_size() == 2 else q_NHD.dtype
+        groups = self._tile_groups(kv, dtype)
+        queries = q_NHD.to(dtype) * kv.head_dim**-0.5
+        if len(groups) == 1 and groups[0].tiles * groups[0].rows_per_tile == rows:
+            return _values(kv, groups[0], queries, keys_PGD, values_PGD, dtype).to(q_NHD.dtype)
+        out = queries.new_empty(rows + 1, heads, dim)
+        for group in groups:
+            picked = queries.index_select(0, group.rows)
+            out.index_copy_(0, group.scatter, _values(kv, group, picked, keys_PGD, values_PGD, dtype))
+        return out[:rows].to(q_NHD.dtype)
+
+    def _tile_groups(self, kv: LayerKV, dtype: torch.dtype) -> list[TileGroup]:
+        per_head = self.query_heads // kv.kv_heads
+        key = (kv.group, per_head, kv.window)
+        if key not in self._groups:
+            stacks = sorted(cut(self.geometry, per_head), key=lambda tiles: tiles[0].ordered)
+            groups = [stack(self.geometry, tiles, kv.group, per_head, dtype, self.rows) for tiles in stacks]
+            if kv.window is not None:
+                for group in groups:
+                    far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(dtype)
+                    group.bias = torch.minimum(group.bias, fold_bias(far, per_head, group.blocks))
+            self._groups[key] = groups
+        return self._groups[key]
+
+
+def _values(
+    kv: LayerKV,
+    group: TileGroup,
+    queries: torch.Tensor,
+    keys_PGD: torch.Tensor,
+    values_PGD: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Attention values of a group's rows, [T * n, H, D], in slices that bound the memory for scores."""
+    scores = kv.kv_heads * group.bias[0].numel()
+    step = max(1, MAX_SCORES // scores)
+    if step >= group.tiles:
+        return _slice_values(kv, group, slice(0, group.tiles), queries, keys_PGD, values_PGD, dtype)
+    parts = [
+        _slice_values(kv, group, slice(i, min(i + step, group.tiles)), queries, keys_PGD, values_PGD, dtype)
+        for i in range(0, group.tiles, step)
+    ]
+    return torch.cat(parts)
+
+
+def _slice_values(
+    kv: LayerKV,
+    group: TileGroup,
+    part: slice,
+    queries: torch.Tensor,
+    keys_PGD: torch.Tensor,
+    values_PGD: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    tiles, rows, blocks = part.stop - part.start, group.rows_per_tile, group.blocks
+    heads_kv, dim = kv.kv_heads, kv.head_dim
+    per_head = queries.shape[1] // heads_kv
+    bias = group.bias[part]
+    height = bias.shape[3]
+
+    q = queries[part.start * rows : part.stop * rows].view(tiles, rows, heads_kv, per_head, dim).transpose(1, 2)
+    q = F.pad(q.reshape(tiles, heads_kv, rows * per_head, dim), (0, 0, 0, height - rows * per_head))
+    q = q[:, :, None].expand(-1, -1, blocks, -1, -1).reshape(-1, height, dim)
+    slots = group.slots[part.start * blocks * BLOCK : part.stop * blocks * BLOCK]
+    k = _blocks(keys_PGD, slots, tiles, dtype)
+    v = _blocks(values_PGD, slots, tiles, dtype)
+
+    scores = torch.bmm(q, k.transpose(1, 2)).view(tiles, heads_kv, blocks, height, BLOCK)
+    scores += bias
+    peak = scores.amax((2, 4), keepdim=True)
+    weights = scores.sub_(peak).exp_()
+    total = _add_blocks(weights.sum(-1, keepdim=True))
+    mixed = torch.bmm(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, dim)
+    out = _add_blocks(mixed) / total
+    out = out[:, :, : rows * per_head].view(tiles, heads_kv, rows, per_head, dim).transpose(1, 2)
+    return out.reshape(tiles * rows, heads_kv * per_head, dim)
+
+
+def _blocks(pool_PGD: torch.Tensor, slots: torch.Tensor, tiles: int, dtype: torch.dtype) -> torch.Tensor:
+    """Gather slots from the pool as [T * G * blocks, BLOCK, D] in the dtype of the computation."""
+    heads, dim = pool_PGD.shape[1:]
+    taken = pool_PGD.index_select(0, slots).view(tiles, -1, BLOCK, heads, dim)
+    out = torch.empty(tiles, heads, taken.shape[1], BLOCK, dim, dtype=dtype, device=pool_PGD.device)
+    return out.copy_(taken.permute(0, 3, 1, 2, 4)).view(-1, BLOCK, dim)
+
+
+def _add_blocks(parts: torch.Tensor) -> torch.Tensor:
+    """Sum over the block dimension (2), strictly first to last."""
+    total = parts[:, :, 0]
+    for block in range(1, parts.shape[2]):
+        total = total + parts[:, :, block]
+    return total

@@ -1,0 +1,102 @@
+"""One page group's pages: which are free, which are held and by how many, which only linger for a prefix hit.
+
+Every page from 1 to `total` is in exactly one state:
+
+    free      nobody holds it, nothing in it is worth keeping
+    held      one or more requests have it in their page table
+    cached    nobody holds it, but its contents are known by hash; first to go when pages run out, oldest first
+
+Page 0 is the null page: padding reads and writes it, and it is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+
+class Pages:
+    def __init__(self, total: int) -> None:
+        assert total > 0
+        self.total = total
+        self._free: deque[int] = deque(range(1, total + 1))
+        self._holders: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._page_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._idle)
+
+    @property
+    def held(self) -> int:
+        return len(self._holders)
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can give: free, or cached and idle."""
+        return len(self._free) + len(self._idle)
+
+    def holders(self, page: int) -> int:
+        return self._holders.get(page, 0)
+
+    def is_idle(self, page: int) -> bool:
+        return page in self._idle
+
+    def take(self, count: int) -> list[int]:
+        """Hold `count` pages that nobody holds, evicting the longest idle where no page is free."""
+        assert count <= self.available, f"{count} pages asked for, {self.available} available"
+        return [self._take_one() for _ in range(count)]
+
+    def _take_one(self) -> int:
+        if self._free:
+            page = self._free.popleft()
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+        self._holders[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """Hold a page that is held or cached once more."""
+        self._idle.pop(page, None)
+        self._holders[page] = self._holders.get(page, 0) + 1
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Give up one hold on each page; give a request's pages last first, so that a chain's tail is evicted before
+        its head."""
+        for page in pages:
+            left = self._holders[page] - 1
+            if left:
+                self._holders[page] = left
+                continue
+            del self._holders[page]
+            if page in self._hash_of:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def name(self, page: int, digest: bytes) -> None:
+        """Make a held page's contents findable. The first page with a hash keeps it."""
+        if digest not in self._page_of:
+            self._page_of[digest] = page
+            self._hash_of[page] = digest
+
+    def find(self, digest: bytes) -> int | None:
+        return self._page_of.get(digest)
+
+    def flush(self) -> None:
+        """Forget all cached contents; held pages stay held but are found no more."""
+        self._free.extend(self._idle)
+        self._idle.clear()
+        self._page_of.clear()
+        self._hash_of.clear()
+
+    def _forget(self, page: int) -> None:
+        digest = self._hash_of.pop(page)
+        del self._page_of[digest]

@@ -1,0 +1,22 @@
+"""Names for full pages: a hash chain over tokens, so that equal prefixes, and only those, have equal names."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+ROOT = b""
+"""What the first page's name is chained to."""
+
+
+def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
+    """The 128-bit name of a page with these tokens behind the page named `previous`."""
+    return blake2b(array("q", tokens).tobytes(), digest_size=16, key=previous).digest()
+
+
+def extend(names: list[bytes], tokens: Sequence[int], page_size: int) -> None:
+    """Add to `names` the names of all full pages of `tokens` that it does not have yet."""
+    for page in range(len(names), len(tokens) // page_size):
+        previous = names[-1] if names else ROOT
+        names.append(chain(previous, tokens[page * page_size : (page + 1) * page_size]))

@@ -1,0 +1,86 @@
+"""The door of the command line: finds the subcommand, runs it, and turns errors into exit codes.
+
+Only the chosen subcommand's file is imported, so that `stride --help` and a mistyped name answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+COMMANDS = {
+    "generate": "complete a prompt, streaming the text as it comes",
+    "bench": "measure drafters against plain decoding",
+    "train": "train a model, or what it drafts with, on text of your own",
+    "inspect": "say what a checkpoint is and what it can draft with",
+}
+"""Subcommand -> what it does. `stridelm.cli.<subcommand>` holds it."""
+
+USER_ERROR = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviations: an option is spelt as documented, or refused."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: error: {message}\nSee `{self.prog} --help`.\n")
+
+
+def build_parser(chosen: str | None = None) -> Parser:
+    """The parser of the whole command, with the options of `chosen` alone filled in."""
+    parser = Parser(
+        prog="stride", description="Serve language models, with multi-token prediction as the normal case."
+    )
+    parser.add_argument("--version", action="version", version=f"stride {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name == chosen:
+            importlib.import_module(f"stridelm.cli.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `stride` with `argv` (default: the process's own arguments). Returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    # The top level has no option that takes a value, so the first plain word is the subcommand.
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    try:
+        args = build_parser(chosen if chosen in COMMANDS else None).parse_args(argv)
+        return int(importlib.import_module(f"stridelm.cli.{args.command}").run(args))
+    except ValueError as error:
+        print(f"stride: error: {_one_line(error)}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`stride ... | head`). Python would complain once more while it flushes on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _one_line(error: ValueError) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("stridelm")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Command-line options made from the fields of a dataclass, so that no option is ever spelt twice.
+
+A field becomes `--kebab-case`, its help comes from `field(metadata={"help": ...})`, and an option that is not
+given leaves the field to its default. By type:
+
+    int, float, str         one value
+    bool                    `--x` and `--no-x`
+    Literal[...]            one of the values
+    tuple[X, ...]           values between commas; an empty string is the empty tuple
+    Sequence[int | float]   likewise
+    Sequence[other]         the option repeated, so that a string may hold a comma
+    Mapping[K, V]           the option repeated, each time KEY=VALUE
+    X | None                as X; for numbers the word `none` says None
+    X | Sequence[X]         as Sequence[X]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+Parse = Callable[[str], Any]
+
+
+def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = ()) -> None:
+    """Give `parser` an option for each field of the dataclass `cls`, but for those named in `skip`."""
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    unknown = set(skip) - {field.name for field in fields}
+    assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))} to skip"
+    for field in fields:
+        if field.init and field.name not in skip:
+            # SUPPRESS: an option that was not given is absent, and the dataclass's own default holds.
+            parser.add_argument(
+                "--" + field.name.replace("_", "-"),
+                dest=field.name,
+                default=argparse.SUPPRESS,
+                help=_help(field),
+                **_settings(f"{cls.__name__}.{field.name}", hints[field.name]),
+            )
+
+
+def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of `cls` that the command line set."""
+    return {f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)}
+
+
+def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
+    """A `cls` made from the command line. `extra` fills fields without an option, and wins over those with."""
+    return cls(**{**given_options(args, cls), **extra})
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    """The field's help and default, `%` escaped because argparse formats the text."""
+    text = str(field.metadata.get("help", ""))
+    if field.default not in (dataclasses.MISSING, None, ()):
+        text = f"{text} (default: {field.default})"
+    return text.strip().replace("%", "%%")
+
+
+def _settings(name: str, hint: Any) -> dict[str, Any]:
+    """The arguments of `add_argument` that make an option take values of type `hint`."""
+    hint, optional = _without_none(hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is Mapping:
+        return {"action": _GatherPairs, "type": _pair(name, *inner), "metavar": "KEY=VALUE"}
+    if origin is Sequence and not _is_number(inner[0]):
+        return {"action": _Gather, "type": _parser(name, inner[0]), "metavar": _metavar(inner[0])}
+    parse = _parser(name, hint)
+    return {"type": _or_none(parse) if optional and _is_number(hint) else parse, "metavar": _metavar(hint)}
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """`X | None` as (X, True), `X | Sequence[X]` as Sequence[X]."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    optional = len(members) < len(typing.get_args(hint))
+    if len(members) > 1:
+        members = [
+            m for m in members if typing.get_origin(m) is Sequence and typing.get_args(m)[0] in members
+        ]
+    assert len(members) == 1, f"no option can be made of {hint}"
+    return members[0], optional
+
+
+def _is_number(hint: Any) -> bool:
+    return hint in (int, float)
+
+
+def _parser(name: str, hint: Any) -> Parse:
+    """What turns a word of the command line into a value of type `hint`. argparse reports its ValueError."""
+    if hint in (int, float, str):
+        return typing.cast(Parse, hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return _choice(inner)
+    assert origin in (tuple, Sequence), f"{name}: no option can be made of {hint}; skip it"
+    assert origin is Sequence or inner[1:] == (...,), f"{name}: a tuple needs the form tuple[X, ...]"
+    return _listed(_parser(name, inner[0]), _metavar(inner[0]))
+
+
+def _choice(values: tuple[Any, ...]) -> Parse:
+    by_word = {str(value): value for value in values}
+
+    def parse(word: str) -> Any:
+        if word not in by_word:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of: {', '.join(by_word)}")
+        return by_word[word]
+
+    return parse
+
+
+def _listed(parse_one: Parse, noun: str) -> Parse:
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(parse_one(word.strip()) for word in text.split(",")) if text else ()
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {noun} values between commas") from error
+
+    return parse
+
+
+def _pair(name: str, key_hint: Any, value_hint: Any) -> Parse:
+    parse_key, parse_value = _parser(name, key_hint), _parser(name, value_hint)
+
+    def parse(text: str) -> tuple[Any, Any]:
+        key, equals, value = text.partition("=")
+        try:
+            if equals:
+                return parse_key(key), parse_value(value)
+        except ValueError:
+            pass
+        form = f"{_metavar(key_hint)}={_metavar(value_hint)}"
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form {form}")
+
+    return parse
+
+
+def _or_none(parse_one: Parse) -> Parse:
+    def parse(word: str) -> Any:
+        return None if word.lower() == "none" else parse_one(word)
+
+    parse.__name__ = getattr(parse_one, "__name__", "value")
+    return parse
+
+
+def _metavar(hint: Any) -> str:
+    """How the help names a value of type `hint`."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "{" + ",".join(str(value) for value in inner) + "}"
+    if origin in (tuple, Sequence):
+        return f"{_metavar(inner[0])},..."
+    return {int: "INT", float: "FLOAT", str: "TEXT"}.get(hint, "VALUE")
+
+
+class _Gather(argparse.Action):
+    """A repeated option whose values become a tuple."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), values))
+
+
+class _GatherPairs(argparse.Action):
+    """A repeated option whose values, pairs, become a dict; a repeated key keeps its last value."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), values[0]: values[1]})

@@ -1,0 +1,13 @@
+"""Drafters by name, each a folder of its own. A folder that was deleted is simply not listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stridelm.draft.base import Drafter
+from stridelm.registry import Registry
+
+DRAFTERS: Registry[type[Drafter]] = Registry("drafter")
+for _name, _class in (("none", "NoDrafter"), ("ngram", "NgramDrafter"), ("mask", "MaskDrafter")):
+    if (Path(__file__).parent / _name / "__init__.py").is_file():
+        DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")

@@ -1,0 +1,156 @@
+"""What a drafter is, and the shapes of trees.
+
+A drafter turns the device state of all its requests into one Draft, before the forward pass, and may look at what came
+of it afterwards. It is chosen per request; a batch may hold requests of several. docs/add_a_drafter.md is the
+checklist for a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from stridelm.params import Speculation
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Verdict
+
+if TYPE_CHECKING:
+    from stridelm.run.state import TokenTable
+    from stridelm.sample.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter may know of the model it drafts for."""
+
+    vocab_size: int
+    max_length: int
+    max_num_seqs: int
+    mask_token_ids: tuple[int, ...]
+    mask_depth: int | None
+    """Deepest window the checkpoint was trained for, if it says."""
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Group:
+    """The spans of one step that one drafter serves: R of them, in the step's order."""
+
+    spans: tuple[Span, ...]
+    places: list[int]
+    """Place of each in the whole step."""
+    indices: torch.Tensor
+    """[R] int64 the same, on the device."""
+    slots: torch.Tensor
+    """[R] int64 rows of the request table."""
+    table: TokenTable
+
+
+class Drafter:
+    """Base of all drafters. Subclasses state what they are and override what they need."""
+
+    name: ClassVar[str]
+    rules: ClassVar[frozenset[str]] = frozenset({"exact"})
+    """Acceptance rules that the drafter's rows are made for."""
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of Speculation, beyond drafter, depth and acceptance, that have an effect."""
+    default_depth: ClassVar[int] = 0
+
+    def __init__(self, target: Target, sampler: Sampler) -> None:
+        self.target = target
+        self.sampler = sampler
+
+    @classmethod
+    def why_not(cls, target: Target) -> str | None:
+        """Why this drafter cannot serve the target, with the remedy; None if it can."""
+        return None
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        """Draft rows needed at depth 0, 1, ..., nondecreasing. Raises ValueError if the depth cannot be run."""
+        return (0,)
+
+    def admit(self, request: Request) -> None:
+        """A request takes its slot, new or back from preemption."""
+
+    def kind(self, span: Span) -> Hashable:
+        """Spans of one kind may share a Group; drafts of different skeletons may not."""
+        return None
+
+    def propose(self, group: Group) -> Draft:
+        """Fill the bounds of the group's spans. The draft is as wide as the widest bound among them."""
+        raise NotImplementedError
+
+    def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
+        """Learn from the step. `batch` and `verdict` are of the whole step; `group.indices` are this drafter's spans."""
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """A draft tree's skeleton, the same for all requests: parent, depth, ancestors and role of each of W rows."""
+
+    parents: torch.Tensor
+    depths: torch.Tensor
+    ancestors: torch.Tensor
+    roles: torch.Tensor
+    candidates: np.ndarray
+    straight: bool
+    max_depth: int
+
+    @classmethod
+    def of(cls, parents: Sequence[int], roles: Sequence[int], device: torch.device) -> TreeShape:
+        """Build the skeleton. Children come after their parents; raises AssertionError if not, or over 64 rows."""
+        assert len(parents) <= MAX_DRAFT_ROWS
+        depths, ancestors = [], []
+        for row, parent in enumerate(parents):
+            assert -1 <= parent < row
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+            ancestors.append(1 << row | (ancestors[parent] if parent >= 0 else 0))
+        candidates = [row for row, role in enumerate(roles) if role == CANDIDATE]
+        straight = all(ancestors[row] == (1 << (row + 1)) - 1 for row in candidates)
+        signed = [mask - (1 << 64) if mask >> 63 else mask for mask in ancestors]
+        return cls(
+            torch.tensor(parents, dtype=torch.int64, device=device),
+            torch.tensor(depths, dtype=torch.int64, device=device),
+            torch.tensor(signed, dtype=torch.int64, device=device),
+            torch.tensor(roles, dtype=torch.int64, device=device),
+            np.array([role == CANDIDATE for role in roles], dtype=bool),
+            straight,
+            max((depths[row] for row in candidates), default=0),
+        )
+
+    def draft(self, tokens_RW: torch.Tensor, live_RW: torch.Tensor) -> Draft:
+        """A draft of this shape for R requests."""
+        rows = tokens_RW.shape[0]
+        return Draft(
+            tokens=tokens_RW,
+            parents=self.parents.expand(rows, -1),
+            roles=self.roles.expand(rows, -1),
+            depths=self.depths.expand(rows, -1),
+            ancestors=self.ancestors.expand(rows, -1),
+            live=live_RW,
+            candidates=np.broadcast_to(self.candidates, (rows, len(self.candidates))),
+            straight=self.straight,
+            max_depth=self.max_depth,
+        )
+
+
+@lru_cache(maxsize=256)
+def chain(length: int, role: int, device: torch.device) -> TreeShape:
+    """A chain of `length` rows: a tree whose parents are i - 1."""
+    return TreeShape.of(range(-1, length - 1), [role] * length, device)
+
+
+def within_bounds(group: Group, width: int) -> torch.Tensor:
+    """[R, width] bool: draft rows that each span has room for."""
+    bounds = torch.tensor([span.draft for span in group.spans], dtype=torch.int64, device=group.slots.device)
+    return torch.arange(width, device=bounds.device) < bounds[:, None]
+
+
+def empty_draft(rows: int, device: torch.device) -> Draft:
+    """No draft at all, for `rows` spans: what plain decoding verifies."""
+    tokens = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+    return chain(0, CANDIDATE, device).draft(tokens, tokens.bool())

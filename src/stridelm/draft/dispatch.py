@@ -1,0 +1,102 @@
+"""All drafters of an engine as one: each span goes to its request's drafter, and their drafts share one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+
+from stridelm.draft import DRAFTERS
+from stridelm.draft.base import Drafter, Group, Target, empty_draft
+from stridelm.run.state import TokenTable
+from stridelm.sample.sampler import Sampler
+from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+
+_TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "live")
+
+
+class Drafters:
+    """Drafters are made when the first request asks for them and live as long as the engine."""
+
+    def __init__(self, target: Target, sampler: Sampler, table: TokenTable) -> None:
+        self._target = target
+        self._sampler = sampler
+        self._table = table
+        self._made: dict[str, Drafter] = {}
+
+    def get(self, name: str) -> Drafter:
+        """The drafter called `name`. Raises ValueError if it is unknown or cannot serve this model."""
+        if name not in self._made:
+            kind = DRAFTERS.get(name)
+            reason = kind.why_not(self._target)
+            if reason:
+                raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
+            self._made[name] = kind(self._target, self._sampler)
+        return self._made[name]
+
+    def admit(self, request: Request) -> None:
+        self._of(request).admit(request)
+
+    def propose(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft:
+        """One Draft for all spans of the step; slots: [R] rows of the request table."""
+        drafting = [i for i, span in enumerate(spans) if span.draft]
+        if not drafting:
+            return empty_draft(len(spans), slots.device)
+        groups = self._groups(spans, slots, drafting)
+        if len(groups) == 1 and len(drafting) == len(spans):
+            drafter, group = groups[0]
+            return drafter.propose(group)
+        return _merge(len(spans), [(group, drafter.propose(group)) for drafter, group in groups])
+
+    def observe(
+        self,
+        spans: tuple[Span, ...],
+        slots: torch.Tensor,
+        batch: ForwardBatch,
+        logits_MV: torch.Tensor,
+        verdict: Verdict,
+    ) -> None:
+        """Show every drafter what came of its spans."""
+        deciding = [i for i, span in enumerate(spans) if span.decides]
+        for drafter, group in self._groups(spans, slots, deciding):
+            drafter.observe(group, batch, logits_MV, verdict)
+
+    def _of(self, request: Request) -> Drafter:
+        assert request.speculation.drafter is not None
+        return self.get(request.speculation.drafter)
+
+    def _groups(
+        self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int]
+    ) -> list[tuple[Drafter, Group]]:
+        """The chosen spans by drafter and kind."""
+        members: dict[tuple[str, Hashable], list[int]] = {}
+        for i in chosen:
+            drafter = self._of(spans[i].request)
+            members.setdefault((drafter.name, drafter.kind(spans[i])), []).append(i)
+        out = []
+        for (name, _), indices in members.items():
+            where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
+            group = Group(tuple(spans[i] for i in indices), indices, where, slots[where], self._table)
+            out.append((self._made[name], group))
+        return out
+
+
+def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
+    """Drafts of several groups as one of the widest's width; what is not covered is not live."""
+    width = max(draft.width for _, draft in parts)
+    device = parts[0][1].tokens.device
+    merged = {
+        name: torch.zeros(rows, width, dtype=getattr(parts[0][1], name).dtype, device=device) for name in _TREE_FIELDS
+    }
+    candidates = np.zeros((rows, width), dtype=bool)
+    for group, draft in parts:
+        candidates[group.places, : draft.width] = draft.candidates
+        for name, target in merged.items():
+            target[group.indices, : draft.width] = getattr(draft, name)
+    return Draft(
+        **merged,
+        candidates=candidates,
+        straight=all(draft.straight for _, draft in parts),
+        max_depth=max(draft.max_depth for _, draft in parts),
+    )

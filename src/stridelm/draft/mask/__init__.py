@@ -1,0 +1,118 @@
+"""Mask-token decoding: the model itself proposes, through rows of mask tokens (arXiv 2602.06019).
+
+Trusted (`acceptance="trust"`): a chain of k - 1 probes behind the real rows; the door emits what the last real row
+and the probes say, unchecked. Verified (`acceptance="exact"`): what the probes said last time comes back as a chain of
+candidates, and every node of it carries probes of its own, so that whatever prefix is accepted there are fresh
+proposals behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+
+import torch
+
+from stridelm.draft.base import Drafter, Group, Target, TreeShape, chain
+from stridelm.draft.mask.tree import verified_parents, verified_rows
+from stridelm.params import Speculation
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import Sampler
+from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
+
+MAX_VERIFIED_DEPTH = max(d for d in range(MAX_DRAFT_ROWS) if verified_rows(d) <= MAX_DRAFT_ROWS)
+
+
+class MaskDrafter(Drafter):
+    name = "mask"
+    rules = frozenset({"exact", "trust"})
+    default_depth = 2
+
+    def __init__(self, target: Target, sampler: Sampler) -> None:
+        super().__init__(target, sampler)
+        slots, device = target.max_num_seqs, target.device
+        self._proposals = torch.zeros(slots, MAX_VERIFIED_DEPTH, dtype=torch.int64, device=device)
+        """[S, D] what the last step's probes proposed, from the position after the last known token on."""
+        self._ready = torch.zeros(slots, dtype=torch.int64, device=device)
+        """[S] how many of them there are."""
+
+    @classmethod
+    def why_not(cls, target: Target) -> str | None:
+        if not target.mask_token_ids:
+            return "the checkpoint names no mask token; give mask_token_id if it was trained with one"
+        return None
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        depth = self.default_depth if speculation.depth is None else speculation.depth
+        trusted = speculation.acceptance == "trust"
+        most = MAX_DRAFT_ROWS if trusted else MAX_VERIFIED_DEPTH
+        if depth > most:
+            rule = "trust" if trusted else "exact"
+            raise ValueError(f"depth {depth} is over {most}, the deepest that mask with acceptance {rule!r} can run")
+        if 1 < len(self.target.mask_token_ids) < depth:
+            raise ValueError(
+                f"depth {depth} needs as many mask ids, {len(self.target.mask_token_ids)} are given; "
+                f"lower depth or give a single mask_token_id"
+            )
+        return tuple(d if trusted else verified_rows(d) for d in range(depth + 1))
+
+    def admit(self, request: Request) -> None:
+        self._ready[request.slot] = 0
+
+    def kind(self, span: Span) -> Hashable:
+        return (_is_trusted(span), span.depth)
+
+    def propose(self, group: Group) -> Draft:
+        depth, device = group.spans[0].depth, group.slots.device
+        rows = len(group.spans)
+        masks = self._masks(depth)
+        if _is_trusted(group.spans[0]):
+            live = torch.ones(rows, depth, dtype=torch.bool, device=device)
+            return chain(depth, PROBE, device).draft(masks.expand(rows, -1), live)
+        tokens = torch.cat(
+            (self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1
+        )
+        ready = torch.arange(depth, device=device) < self._ready[group.slots][:, None]
+        # Node 0, the last real row, is always there; a candidate's probes live and die with it.
+        nodes = torch.cat((torch.ones_like(ready[:, :1]), ready), dim=1)
+        live = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
+        return _verified_shape(depth, device).draft(tokens, live)
+
+    def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
+        depth = group.spans[0].depth
+        if depth == 0 or _is_trusted(group.spans[0]):
+            self._ready.index_fill_(0, group.slots, 0)
+            return
+        node = verdict.leaf[group.indices] + 1
+        first = depth + node * depth
+        columns = 1 + first[:, None] + torch.arange(depth, device=node.device)
+        rows = batch.decision_index[group.indices].gather(1, columns).flatten()
+        positions = batch.positions[batch.decisions[rows]] + 1
+        slots = [span.request.slot for span in group.spans for _ in range(depth)]
+        # Drawn with the noise of its position, a proposal meets the same noise when it is checked. Penalties see the
+        # known tokens only, not the proposals between: approximate, and only acceptance can suffer.
+        drawn = self.sampler.draw(
+            logits_MV.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
+        )
+        self._proposals[group.slots, :depth] = drawn.view(-1, depth)
+        self._ready.index_fill_(0, group.slots, depth)
+
+    def _masks(self, depth: int) -> torch.Tensor:
+        """[depth] the mask token of each offset."""
+        ids = self.target.mask_token_ids
+        return _mask_row(ids * depth if len(ids) == 1 else ids[:depth], self.target.device)
+
+
+def _is_trusted(span: Span) -> bool:
+    return span.request.speculation.acceptance == "trust"
+
+
+@lru_cache(maxsize=64)
+def _mask_row(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=16)
+def _verified_shape(depth: int, device: torch.device) -> TreeShape:
+    parents, roles = verified_parents(depth)
+    return TreeShape.of(parents, roles, device)

@@ -1,0 +1,78 @@
+"""Turns what a request asked for into a speculation with nothing left open, or says why it cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import fields, replace
+
+from stridelm.draft import DRAFTERS
+from stridelm.draft.base import Target
+from stridelm.params import Speculation
+from stridelm.verify import RULES
+
+logger = logging.getLogger(__name__)
+
+PREFERENCE = ("mask", "ngram", "none")
+"""What "auto" tries, best first."""
+
+
+def settle(speculation: Speculation, target: Target) -> Speculation:
+    """Resolve the drafter, the rule and the depth. Raises ValueError naming the remedy for anything that is unknown,
+    out of range, cannot run on this model, or would have no effect."""
+    name = speculation.drafter or "auto"
+    automatic = name == "auto"
+    if automatic:
+        name = best_drafter(speculation, target)
+    drafter, rule = DRAFTERS.get(name), RULES.get(speculation.acceptance or "exact")
+    reason = drafter.why_not(target)
+    if reason:
+        raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
+    if rule.name not in drafter.rules:
+        able = ", ".join(n for n in DRAFTERS if rule.name in DRAFTERS.get(n).rules)
+        raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; drafters that it works with: {able}")
+    _refuse_idle_options(speculation, name, drafter.options | rule.options)
+    depth = speculation.depth
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+        raise ValueError(f"depth must be a whole number of at least 0; got {depth!r}")
+    if depth and drafter.default_depth == 0:
+        raise ValueError(f"depth {depth} would have no effect with drafter {name!r}; leave it out")
+    confidence = speculation.confidence
+    if confidence is not None and (not isinstance(confidence, (int, float)) or math.isnan(confidence) or not 0 < confidence <= 1):
+        raise ValueError(f"confidence must be above 0 and at most 1; got {confidence!r}")
+    return replace(
+        speculation,
+        drafter=name,
+        acceptance=rule.name,
+        depth=drafter.default_depth if depth is None else depth,
+    )
+
+
+def best_drafter(speculation: Speculation, target: Target) -> str:
+    """The first drafter of PREFERENCE that the model can run under the rule asked for."""
+    rule = speculation.acceptance or "exact"
+    reasons = []
+    for name in PREFERENCE:
+        if name not in DRAFTERS:
+            continue
+        kind = DRAFTERS.get(name)
+        reason = kind.why_not(target)
+        if reason is None and rule in kind.rules:
+            logger.info("drafter auto: %s%s", name, f" ({'; '.join(reasons)})" if reasons else "")
+            return name
+        reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule}'}")
+    raise ValueError(f"no drafter can run under acceptance {rule!r} on this model: {'; '.join(reasons)}")
+
+
+def _refuse_idle_options(speculation: Speculation, drafter: str, known: frozenset[str]) -> None:
+    general = {"drafter", "depth", "acceptance"}
+    idle = [
+        f.name
+        for f in fields(speculation)
+        if f.name not in general | known and getattr(speculation, f.name) is not None
+    ]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)} would have no effect with drafter {drafter!r} and acceptance "
+            f"{speculation.acceptance or 'exact'!r}; leave it out or choose another drafter or acceptance"
+        )

@@ -1,0 +1,142 @@
+"""The engine: the rooms wired together, and the doors that callers use: add, abort, step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from stridelm.cache.ledger import Ledger
+from stridelm.config import EngineConfig
+from stridelm.draft.dispatch import Drafters
+from stridelm.engine.emit import Emitter
+from stridelm.engine.intake import Intake
+from stridelm.engine.outcome import Outcome
+from stridelm.engine.stats import EngineStats
+from stridelm.engine.step import step
+from stridelm.engine.wiring import Parts, load_parts
+from stridelm.params import SamplingParams
+from stridelm.run.eager import EagerRunner
+from stridelm.run.state import TokenTable
+from stridelm.sample.sampler import Sampler
+from stridelm.sample.table import SamplingTable
+from stridelm.schedule import Budget, Planner, Queue
+from stridelm.types import Draft, ForwardBatch, Request, Status, StepOutput, StepPlan
+from stridelm.verify.door import Door
+
+logger = logging.getLogger(__name__)
+
+Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
+
+
+class Engine:
+    """One model, its KV, and the requests that share them. Not thread-safe: one caller steps it."""
+
+    def __init__(self, config: EngineConfig, parts: Parts | None = None) -> None:
+        self.config = config
+        self.parts = parts = parts or load_parts(config)
+        self.tokenizer = parts.tokenizer
+        self.groups = tuple(parts.pages)
+        self.ledger = Ledger(
+            parts.pages, config.page_size, prefix_caching=config.enable_prefix_caching, strict=config.strict
+        )
+        self.tokens = TokenTable(config.max_num_seqs, parts.target.max_length, parts.device)
+        self.sampling = SamplingTable(config.max_num_seqs, parts.target.vocab_size, parts.device)
+        sampler = Sampler(self.sampling, self.tokens)
+        self.drafters = Drafters(parts.target, sampler, self.tokens)
+        self.door = Door(sampler, self.tokens)
+        self.runner = EagerRunner(parts.model, parts.pool, parts.attention)
+        self.queue = Queue(config.max_num_seqs)
+        self.planner = Planner(Budget(config.max_num_batched_tokens, config.max_num_seqs))
+        self.stats = EngineStats()
+        self.intake = Intake(
+            parts.target,
+            self.drafters,
+            self.ledger,
+            config.max_num_batched_tokens,
+            config.speculation,
+            parts.tokenizer is not None,
+        )
+        self.emitter = Emitter(self)
+        self.tracer: Tracer | None = None
+        self._arrivals = 0
+
+    def add(
+        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0
+    ) -> Request:
+        """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
+        request = self.intake.request(id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals)
+        self.queue.add(request)
+        self._arrivals += 1
+        return request
+
+    def abort(self, id: str) -> bool:
+        """Drop a request, waiting or running; whatever it holds comes back at once. False if there is none."""
+        request = self.queue.remove(id)
+        if request is None:
+            return False
+        self.ledger.release(request)
+        self.emitter.forget(request)
+        request.finish_reason = "abort"
+        self.stats.aborted += 1
+        return True
+
+    def step(self) -> list[StepOutput]:
+        """Run one step and return what it gave each request."""
+        outputs = step(self)
+        if self.ledger.strict:
+            self.ledger.check(self.queue.running)
+        return outputs
+
+    @property
+    def busy(self) -> bool:
+        return not self.queue.empty
+
+    def check(self) -> None:
+        """Raise RuntimeError naming the leak if the ledger does not balance."""
+        self.ledger.check(self.queue.running)
+
+    # What the step asks of the wiring.
+
+    def enter(self, plan: StepPlan) -> None:
+        """Apply the plan to the queue, the ledger and the request table."""
+        for request in plan.preempted:
+            self.ledger.release(request)
+        self.queue.apply(plan)
+        self.stats.preemptions += len(plan.preempted)
+        for request in plan.admitted:
+            self.ledger.admit(request)
+            self.tokens.admit(request.slot, request.token_ids)
+            self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params))
+            self.drafters.admit(request)
+
+    def slots(self, plan: StepPlan) -> torch.Tensor:
+        """[R] each span's row of the request table."""
+        rows = [span.request.slot for span in plan.spans]
+        return torch.tensor(rows, dtype=torch.int64, device=self.parts.device)
+
+    def stop_ids(self, request: Request) -> list[int]:
+        """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""
+        return sorted({*self.parts.eos_ids, *(request.params.stop_token_ids or ())})
+
+    def bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Token sequences of the forbidden words: each word as it is and behind a space, as vLLM does."""
+        sequences = [list(words) for words in params.bad_words_token_ids or ()]
+        for word in params.bad_words or ():
+            assert self.tokenizer is not None
+            forms = (word, " " + word.lstrip())
+            sequences += [ids for ids in (self.tokenizer.encode(form, False) for form in forms) if ids]
+        return sequences
+
+    def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
+        """End a running request and take back what it holds."""
+        assert request.status is Status.RUNNING
+        request.finish_reason, request.stop_reason = reason, stop_reason
+        self.ledger.release(request)
+        self.queue.finish(request)
+        self.stats.finished += 1
+
+    def trace(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        if self.tracer is not None:
+            self.tracer(plan, draft, batch, outcome)

@@ -1,0 +1,103 @@
+"""The border of the engine: a prompt and parameters become a Request, or a ValueError that names the remedy.
+
+Whatever could never run is refused here, before it is queued, so that nothing else in the batch is touched by it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stridelm.cache.ledger import Ledger
+from stridelm.draft.base import Target
+from stridelm.draft.dispatch import Drafters
+from stridelm.draft.settle import settle
+from stridelm.params import SamplingParams, Speculation
+from stridelm.schedule.rows import smallest_budget
+from stridelm.types import Request, RequestStats
+from stridelm.verify import RULES
+
+
+@dataclass(frozen=True)
+class Intake:
+    target: Target
+    drafters: Drafters
+    ledger: Ledger
+    max_tokens_per_step: int
+    default: Speculation
+    has_tokenizer: bool
+
+    def request(
+        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0, arrival: int = 0
+    ) -> Request:
+        """Build and check a request. Raises ValueError for whatever cannot be served."""
+        self._check_prompt(prompt_ids)
+        self._check_params(params)
+        speculation = settle(Speculation.of(params.speculation).over(self.default), self.target)
+        assert speculation.drafter is not None and speculation.acceptance is not None
+        request = Request(
+            id=id,
+            prompt_ids=list(prompt_ids),
+            params=params,
+            speculation=speculation,
+            ladder=self.drafters.get(speculation.drafter).ladder(speculation),
+            whole=RULES.get(speculation.acceptance).whole,
+            sample_index=sample_index,
+            priority=params.priority,
+            arrival=arrival,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            stats=RequestStats(arrived_s=time.perf_counter()),
+        )
+        self._check_fit(request)
+        return request
+
+    def longest(self, request: Request) -> int:
+        """Most tokens that the request can come to have, prompt included."""
+        limit = self.target.max_length
+        if request.params.max_tokens is None:
+            return limit
+        return min(limit, len(request.prompt_ids) + request.params.max_tokens)
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        if not len(prompt_ids):
+            raise ValueError("the prompt is empty; give at least one token")
+        if len(prompt_ids) >= self.target.max_length:
+            raise ValueError(
+                f"the prompt has {len(prompt_ids)} tokens and the context {self.target.max_length}, prompt and output; "
+                f"shorten the prompt or raise max_model_len"
+            )
+        self._check_ids("the prompt", prompt_ids)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        self._check_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_ids("logit_bias", list(params.logit_bias or ()))
+        for words in params.bad_words_token_ids or ():
+            self._check_ids("bad_words_token_ids", words)
+        if not self.has_tokenizer and (params.stops or params.bad_words):
+            raise ValueError(
+                "stop and bad_words need a tokenizer, and the engine was started with skip_tokenizer_init; "
+                "use stop_token_ids and bad_words_token_ids"
+            )
+
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        size = self.target.vocab_size
+        wrong = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
+        if wrong:
+            raise ValueError(f"{what}: token ids must be whole numbers from 0 to {size - 1}; got {wrong[:4]}")
+
+    def _check_fit(self, request: Request) -> None:
+        window = request.ladder[-1] if request.whole else 0
+        need = self.ledger.pages_for(self.longest(request) + window)
+        if need > self.ledger.total():
+            raise ValueError(
+                f"the request may need {need} pages of KV and the pool has {self.ledger.total()}; "
+                f"lower max_tokens or raise num_pages"
+            )
+        rows = smallest_budget(request)
+        if rows > self.max_tokens_per_step:
+            raise ValueError(
+                f"a trusted window at depth {request.speculation.depth} needs {rows} rows in one step and "
+                f"max_num_batched_tokens is {self.max_tokens_per_step}; lower depth or raise it"
+            )

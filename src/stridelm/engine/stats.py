@@ -1,0 +1,32 @@
+"""What the engine has done so far, for metrics, benchmarks and `stride generate`'s line of figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stridelm.types import Request
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine started."""
+
+    steps: int = 0
+    rows: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+
+
+def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:
+    """Add one step's acceptance by position to a request's own figures."""
+    stats = request.stats
+    stats.drafted += drafted
+    stats.accepted += accepted
+    for counts, upto in ((stats.accepted_at, accepted), (stats.reached_at, reached)):
+        counts.extend([0] * (upto - len(counts)))
+        for position in range(upto):
+            counts[position] += 1

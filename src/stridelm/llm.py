@@ -1,0 +1,240 @@
+"""The offline face: `LLM.generate` for a batch, `LLM.stream` for one prompt as it comes. Outputs have vLLM's shape."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any
+
+from stridelm.config import EngineConfig
+from stridelm.engine.engine import Engine
+from stridelm.params import SamplingParams
+from stridelm.types import Logprob, Request, StepOutput
+
+logger = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of one prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What a sample cost. steps counts the steps that emitted for it; times are in seconds."""
+
+    steps: int
+    drafted: int
+    accepted: int
+    accepted_at: tuple[int, ...]
+    reached_at: tuple[int, ...]
+    ttft_s: float | None
+    latency_s: float | None
+    cached_tokens: int
+    preemptions: int
+    seed: int
+    drafter: str
+    acceptance: str
+
+    @classmethod
+    def of(cls, request: Request) -> RequestMetrics:
+        stats = request.stats
+        spec = request.speculation
+        return cls(
+            steps=stats.steps,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            accepted_at=tuple(stats.accepted_at),
+            reached_at=tuple(stats.reached_at),
+            ttft_s=None if stats.first_token_s is None else stats.first_token_s - stats.arrived_s,
+            latency_s=None if stats.finished_s is None else stats.finished_s - stats.arrived_s,
+            cached_tokens=stats.cached_tokens,
+            preemptions=stats.preemptions,
+            seed=request.seed,
+            drafter=spec.drafter or "none",
+            acceptance=spec.acceptance or "exact",
+        )
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All samples of one prompt. `metrics` are the first sample's; every sample has its own."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = False
+
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        return self.outputs[0].metrics
+
+
+class LLM:
+    """A model and its engine. Keyword arguments are EngineConfig's fields; unknown ones are refused."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        known = {f.name for f in fields(EngineConfig)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ValueError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        self.engine = Engine(EngineConfig(model=None if model is None else str(model), **options))
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_output: Callable[[StepOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts, given as text or token ids, with one parameter set for all or one each.
+
+        Outputs come in the prompts' order. on_output is called with every step's outputs as they come.
+        Raises ValueError before anything runs if any prompt or parameter cannot be served.
+        """
+        batch = _as_list(prompts)
+        each = _one_each(params, len(batch))
+        jobs: list[RequestOutput] = []
+        try:
+            for prompt, sampling in zip(batch, each, strict=True):
+                jobs.append(self._add(prompt, sampling))
+        except ValueError:
+            self._abort(jobs)
+            raise
+        return self._run(jobs, on_output)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt; yields its output, grown, after every step that added to it.
+
+        Leaving the iterator early aborts the request.
+        """
+        if params is not None and params.n != 1:
+            raise ValueError(f"stream gives one sample; n is {params.n}; use generate")
+        job = self._add(prompt, params or SamplingParams())
+        return self._stream(job)
+
+    def check(self) -> None:
+        """Raise RuntimeError naming the leak if the ledger does not balance."""
+        self.engine.check()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for request in [*self.engine.queue.running, *self.engine.queue.waiting]:
+            self.engine.abort(request.id)
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        """Queue one prompt's samples. They share a seed and differ by sample index; equal prefixes share pages."""
+        text, ids = self._encode(prompt)
+        name = str(next(self._ids))
+        job = RequestOutput(name, text, list(ids), [CompletionOutput(i) for i in range(params.n)])
+        seed = params.seed
+        for index in range(params.n):
+            request = self.engine.add(f"{name}.{index}", ids, params, sample_index=index)
+            request.seed = seed = request.seed if seed is None else seed
+            job.outputs[index].logprobs = None if params.logprobs is None else []
+        return job
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if not isinstance(prompt, str):
+            return None, list(prompt)
+        if self.engine.tokenizer is None:
+            raise ValueError("the engine was started with skip_tokenizer_init; give prompts as token ids")
+        return prompt, self.engine.tokenizer.encode(prompt)
+
+    def _run(
+        self, jobs: list[RequestOutput], on_output: Callable[[StepOutput], None] | None
+    ) -> list[RequestOutput]:
+        by_id = {f"{job.request_id}.{i}": (job, i) for job in jobs for i in range(len(job.outputs))}
+        left = set(by_id)
+        try:
+            while left:
+                for output in self.engine.step():
+                    if output.request.id not in by_id:
+                        continue
+                    _take(*by_id[output.request.id], output)
+                    if on_output is not None:
+                        on_output(output)
+                    if output.finished:
+                        left.discard(output.request.id)
+        except BaseException:
+            self._abort(jobs)
+            raise
+        return jobs
+
+    def _stream(self, job: RequestOutput) -> Iterator[RequestOutput]:
+        try:
+            while not job.finished:
+                for output in self.engine.step():
+                    if output.request.id == f"{job.request_id}.0":
+                        _take(job, 0, output)
+                        yield job
+        finally:
+            self._abort([job])
+
+    def _abort(self, jobs: list[RequestOutput]) -> None:
+        for job in jobs:
+            for i in range(len(job.outputs)):
+                self.engine.abort(f"{job.request_id}.{i}")
+
+
+def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
+    """Add one step's output to a sample."""
+    sample = job.outputs[index]
+    sample.text += output.text
+    sample.token_ids += output.new_token_ids
+    if output.logprobs is not None and sample.logprobs is not None:
+        sample.logprobs += output.logprobs
+        gained = sum(
+            entry[token].logprob for entry, token in zip(output.logprobs, output.new_token_ids, strict=True)
+        )
+        sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + gained
+    if output.prompt_logprobs is not None and index == 0:
+        job.prompt_logprobs = output.prompt_logprobs
+    if output.finished:
+        request = output.request
+        sample.finish_reason, sample.stop_reason = request.finish_reason, request.stop_reason
+        sample.metrics = RequestMetrics.of(request)
+        job.finished = all(other.finish_reason for other in job.outputs)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt, text or ids, is a batch of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    if not items:
+        raise ValueError("no prompts were given; give at least one")
+    return items
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"{len(params)} parameter sets for {count} prompts; give one for all or one each")
+    return list(params)

@@ -1,0 +1,13 @@
+"""Architectures by Hugging Face `model_type`. docs/add_a_model.md is the checklist for a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stridelm.models.layers.decoder import Decoder
+from stridelm.registry import Registry
+
+MODELS: Registry[Callable[[Any], Decoder]] = Registry("model type")
+for _name in ("llama", "mistral", "qwen2", "qwen3"):
+    MODELS.add(_name, f"stridelm.models.{_name}:build")

@@ -1,0 +1,43 @@
+"""What the Hugging Face configs of dense decoders have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stridelm.models.layers.rope import RopeSpec
+
+
+def common_fields(config: Any) -> dict[str, Any]:
+    """DecoderSpec's fields that llama, mistral, qwen2 and qwen3 spell the same way.
+
+    Raises ValueError for an activation other than SiLU.
+    """
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; supported: silu")
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = RopeSpec.of(config, head_dim)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": heads,
+        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": head_dim,
+        "norm_eps": config.rms_norm_eps,
+        "rope": rope,
+        "max_length": rope.limit or config.max_position_embeddings,
+        "windows": windows(config),
+        "tied": bool(config.tie_word_embeddings),
+    }
+
+
+def windows(config: Any) -> tuple[int | None, ...]:
+    """How far back each layer sees, from `layer_types` and `sliding_window`."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    known = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise ValueError(f"layer types {', '.join(unknown)} are not supported; supported: {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)

@@ -1,0 +1,96 @@
+"""Matrix products whose rows do not know how many rows run beside them.
+
+A library product picks its kernel by the number of rows, and another kernel adds in another order. What was measured
+(docs/decisions/0003-row-invariance.md) leaves three ways to run a product:
+
+- plain: the library's, fastest on a GPU, bits may change with the row count;
+- packed: bfloat16 on a CPU through oneDNN with the weight reordered once. Same bits for 1 to 1,024 rows where the CPU
+  multiplies bfloat16 natively, and two to three times faster than the unpacked call on few rows;
+- tiled: the rows in tiles of a fixed height, each a product of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+TILE_ROWS = 16
+"""Height of a tile. Every product of a tiled layer has this many rows."""
+
+Product = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+
+
+class Linear(nn.Module):
+    """y = x W^T + b over rows: [N, in] -> [N, out]. The weight is stored [out, in], as checkpoints have it."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.product: Product = F.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product in tiles of TILE_ROWS rows, the last one padded with zeros."""
+    rows, width = x_NI.shape
+    tiles = -(-rows // TILE_ROWS)
+    x = F.pad(x_NI, (0, 0, 0, tiles * TILE_ROWS - rows)).view(tiles, TILE_ROWS, width)
+    if x.is_cuda:  # cuBLAS may choose by the number of tiles too, so each tile is a call of its own
+        y = torch.stack([tile @ weight.t() for tile in x])
+    else:
+        y = torch.bmm(x, weight.t().expand(tiles, width, weight.shape[0]))
+    y = y.reshape(tiles * TILE_ROWS, -1)[:rows]
+    return y if bias is None else y + bias
+
+
+def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The library's product, a lone row run as two: oneDNN takes a matrix-vector path for one row."""
+    if x_NI.shape[0] > 1:
+        return F.linear(x_NI, weight, bias)
+    return F.linear(x_NI.expand(2, -1), weight, bias)[:1]
+
+
+class PackedProduct:
+    """A bfloat16 CPU weight reordered once into oneDNN's own layout."""
+
+    ROWS_HINT = 2
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+
+
+def bfloat16_is_native() -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX), so that it is fast and row-invariant."""
+    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return bool(torch.backends.mkldnn.is_available() and capability())
+
+
+def set_products(model: nn.Module, *, deterministic: bool) -> None:
+    """Choose each Linear's product for serving, by device, dtype and whether equal bits are promised.
+
+    A packed weight replaces the original, unless a tied embedding still reads it.
+    """
+    tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for layer in model.modules():
+        if not isinstance(layer, Linear):
+            continue
+        weight = layer.weight
+        on_cpu = weight.device.type == "cpu"
+        if on_cpu and weight.dtype == torch.bfloat16 and bfloat16_is_native():
+            if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+                layer.product = PackedProduct(weight)
+                if id(weight) not in tied:
+                    layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+            else:
+                layer.product = padded_product
+        elif deterministic:
+            layer.product = tiled_product

@@ -1,0 +1,126 @@
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and the ways of stretching it that checkpoints use.
+
+Frequencies follow transformers' `modeling_rope_utils`, which is the oracle. Rotation is in halves: dimension i is
+paired with i + D/2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """What a config says of its rotary embedding. `limit` is the longest context at which it is a pure function of
+    position: dynamic scaling beyond the original length depends on the length of the call that came first."""
+
+    head_dim: int
+    theta: float
+    kind: str = "default"
+    parameters: Mapping[str, Any] | None = None
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, config: Any, head_dim: int) -> RopeSpec:
+        """Read a transformers config (`rope_parameters`, or `rope_theta` with `rope_scaling`).
+
+        Raises ValueError for a rope type that is not supported.
+        """
+        parameters = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("partial_rotary_factor other than 1 is not supported for this architecture")
+        theta = float(parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0)))
+        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        parameters["original_max_position_embeddings"] = original
+        limit = int(config.max_position_embeddings) if kind == "dynamic" else None
+        return cls(head_dim, theta, kind, parameters, limit)
+
+    def frequencies(self) -> tuple[torch.Tensor, float]:
+        """(inverse frequencies [D/2] float32, factor on cos and sin)."""
+        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
+        base = 1.0 / self.theta**exponent
+        p = self.parameters or {}
+        if self.kind == "linear":
+            return base / p["factor"], 1.0
+        if self.kind == "llama3":
+            return _llama3(base, p), 1.0
+        if self.kind == "yarn":
+            return self._yarn(base, p)
+        return base, 1.0
+
+    def _yarn(self, base: torch.Tensor, p: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+        """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2 and equation 22)."""
+        original, factor = p["original_max_position_embeddings"], p["factor"]
+
+        def dimension(rotations: float) -> float:
+            """The (fractional) dimension that turns `rotations` times over the original context."""
+            return self.head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+        if p.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.head_dim - 1)
+        ramp = (torch.arange(self.head_dim // 2).float() - low) / max(high - low, 1e-3)
+        keep = 1 - ramp.clamp(0, 1)
+        scaled = base / factor * (1 - keep) + base * keep
+        return scaled, _yarn_attention_factor(factor, p)
+
+
+def _yarn_attention_factor(factor: float, p: Mapping[str, Any]) -> float:
+    def scale(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if p.get("attention_factor") is not None:
+        return float(p["attention_factor"])
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        return scale(p["mscale"]) / scale(p["mscale_all_dim"])
+    return scale(1.0)
+
+
+def _llama3(base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
+    """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones kept, a smooth band between."""
+    original, factor = p["original_max_position_embeddings"], p["factor"]
+    low, high = p["low_freq_factor"], p["high_freq_factor"]
+    wavelength = 2 * math.pi / base
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * base / factor + smooth * base
+    out = torch.where(wavelength > original / low, base / factor, base)
+    medium = (wavelength <= original / low) & (wavelength >= original / high)
+    return torch.where(medium, blended, out)
+
+
+class Rope(nn.Module):
+    """Angles for each row, computed once a forward pass and shared by all layers."""
+
+    inverse: torch.Tensor
+
+    def __init__(self, spec: RopeSpec) -> None:
+        super().__init__()
+        inverse, self.factor = spec.frequencies()
+        self.register_buffer("inverse", inverse, persistent=False)
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N] positions -> cos and signed sin, each [N, 1, D]: the sin of the lower half is negated, so that
+        `rotate` needs no negation of its own."""
+        angles = positions[:, None].float() * self.inverse.float()
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+
+
+def rotate(x_NHD: torch.Tensor, cos_N1D: torch.Tensor, sin_N1D: torch.Tensor) -> torch.Tensor:
+    """Turn each head of each row by its position's angles."""
+    half = x_NHD.shape[-1] // 2
+    swapped = torch.cat((x_NHD[..., half:], x_NHD[..., :half]), -1)
+    return torch.addcmul(x_NHD * cos_N1D, swapped, sin_N1D)

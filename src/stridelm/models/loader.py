@@ -1,0 +1,148 @@
+"""From a Hugging Face directory to a loaded model. Whatever is wrong with a checkpoint is said here, by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from stridelm.models import MODELS
+from stridelm.models.layers.decoder import Decoder, WeightSlot
+from stridelm.models.layers.linear import bfloat16_is_native, set_products
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+def load_config(path: str | Path) -> Any:
+    """The transformers config of a checkpoint directory. Raises ValueError if there is none that can be read."""
+    from transformers import AutoConfig
+
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"no model at {path}: give a directory with config.json and *.safetensors")
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}/config.json cannot be read: {error}") from error
+
+
+def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    """The serving dtype. "auto" is bfloat16 where the device multiplies it natively, else the checkpoint's own on a
+    GPU and float32 on a CPU. Raises ValueError for an unknown name."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"unknown dtype {name!r}; choose one of: auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.bfloat16 if bfloat16_is_native() else torch.float32
+    stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    serving: bool = True,
+    deterministic: bool = True,
+) -> Decoder:
+    """Build the model that config.json names and fill it from the directory's safetensors.
+
+    serving: freeze it and choose row products (layers.linear.set_products); otherwise leave it trainable.
+    Raises ValueError for an unsupported architecture, an unreadable file, or missing, unexpected or misshapen tensors.
+    """
+    config = load_config(path)
+    with torch.device("meta"):
+        model = MODELS.get(config.model_type)(config)
+    model = materialise(model, dtype, torch.device(device))
+    fill(model, read_tensors(Path(path)), Path(path))
+    if serving:
+        model.requires_grad_(False).eval()
+        set_products(model, deterministic=deterministic)
+    return model
+
+
+def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Give a model built on the meta device real memory. Weights start as NaN, so one that is never loaded screams."""
+    model = model.to(dtype).to_empty(device=device)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, float("nan"))
+    if model.spec.tied:
+        model.head.weight = model.embed.weight
+    # Frequencies are computed, not stored, and always in float32.
+    model.rope.inverse = model.spec.rope.frequencies()[0].to(device)
+    return model
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the directory's safetensors files, one at a time.
+
+    Raises ValueError for no files, a shard that the index names but is absent, or a corrupt file.
+    """
+    for file in _weight_files(path):
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 (not a dict)
+                    yield name, handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
+        absent = [name for name in names if not (path / name).is_file()]
+        if absent:
+            raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
+        return [path / name for name in names]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
+    return files
+
+
+@torch.no_grad()
+def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> None:
+    """Copy tensors into the model. Raises ValueError listing all that are missing, unexpected or misshapen."""
+    slots: dict[str, WeightSlot] = dict(model.checkpoint_slots())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    waiting, unexpected, misshapen = set(slots), [], []
+    for name, tensor in tensors:
+        if name not in slots:
+            if not _ignorable(name, model):
+                unexpected.append(name)
+            continue
+        slot = slots[name]
+        target = parameters[slot.name][slot.start : slot.stop]
+        waiting.discard(name)
+        if target.shape != tensor.shape:
+            misshapen.append(f"{name} is {list(tensor.shape)}, config.json says {list(target.shape)}")
+            continue
+        target.copy_(tensor)
+    problems = [
+        f"{kind}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
+        for kind, names in (("missing", sorted(waiting)), ("unexpected", unexpected), ("misshapen", misshapen))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}")
+
+
+def _ignorable(name: str, model: Decoder) -> bool:
+    """Tensors that older files carry and that hold nothing of their own."""
+    return name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight")

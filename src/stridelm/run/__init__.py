@@ -1,0 +1,1 @@
+"""The forward pass: device state, batch building, and the runner."""

@@ -1,0 +1,85 @@
+"""The eager runner: one forward pass over whatever rows the batch holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stridelm.attention.base import AttentionBackend, PreparedAttention
+from stridelm.cache.pool import PagePool
+from stridelm.models.layers.decoder import Decoder
+from stridelm.types import Draft, ForwardBatch, Verdict
+
+
+@dataclass(slots=True)
+class Logits:
+    """What a forward pass gives the door: raw logits, in the model's dtype."""
+
+    decisions: torch.Tensor
+    """[M, V] for the batch's decision rows."""
+    prompt: torch.Tensor | None
+    """[P, V] for its prompt rows."""
+
+
+class EagerRunner:
+    def __init__(self, model: Decoder, pool: PagePool, attention: AttentionBackend) -> None:
+        self.model = model
+        self.pool = pool
+        self.attention = attention
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Logits:
+        """Run all rows; writes their KV at the batch's slots."""
+        prepared = self.attention.prepare(batch.geometry, self.pool.layout, self.model.spec.num_heads)
+        hidden_NH = self.model(batch.ids, batch.positions, _PagedAttend(self.pool, prepared, batch.slots))
+        prompt = None if batch.prompt_rows is None else self._logits(hidden_NH, batch.prompt_rows)
+        return Logits(self._logits(hidden_NH, batch.decisions), prompt)
+
+    def compact(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
+        """Move the KV of accepted paths to where a chain's would be. Nothing to do where all drafts are straight.
+
+        Rows of the path at or beyond `kept` copy the null slot onto itself.
+        """
+        if draft.straight:
+            return
+        geometry = batch.geometry
+        depth = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+        keep = depth < verdict.kept[:, None]
+        for group, tables in geometry.page_tables.items():
+            pages = _padded(tables, verdict.path.device)
+            base = torch.tensor(geometry.starts, device=pages.device) + torch.tensor(geometry.reals, device=pages.device)
+            source = _slots(pages, base[:, None] + verdict.path, geometry.page_size)
+            target = _slots(pages, base[:, None] + depth, geometry.page_size)
+            self.pool.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
+
+    def _logits(self, hidden_NH: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if not rows.shape[0]:
+            return hidden_NH.new_empty(0, self.model.spec.vocab_size)
+        return self.model.logits(hidden_NH.index_select(0, rows))
+
+
+def _padded(tables: list[list[int]], device: torch.device) -> torch.Tensor:
+    """[R, P] page tables, padded with the null page."""
+    width = max(len(table) for table in tables)
+    return torch.tensor([table + [0] * (width - len(table)) for table in tables], device=device)
+
+
+def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> torch.Tensor:
+    """[R, D] pool slots of storage indices; indices beyond the table are clamped, for the caller to mask."""
+    page = (storage_RD // page_size).clamp(max=pages_RP.shape[1] - 1)
+    return pages_RP.gather(1, page) * page_size + storage_RD % page_size
+
+
+class _PagedAttend:
+    """What the model calls to attend: write this layer's rows, then look."""
+
+    def __init__(self, pool: PagePool, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:
+        self.pool, self.prepared, self.slots = pool, prepared, slots
+
+    def __call__(
+        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
+    ) -> torch.Tensor:
+        kv = self.pool.layout[layer]
+        self.pool.write(layer, self.slots[kv.group], k_NGD, v_NGD)
+        return self.prepared.attend(kv, q_NHD, self.pool.keys[layer], self.pool.values[layer])

@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters as tensors, exact processors, position-keyed noise."""

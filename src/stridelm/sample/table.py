@@ -1,0 +1,204 @@
+"""The sampling parameters of the running requests as device tensors, a row a slot.
+
+A row is written once, when its request is admitted. The host keeps which features each slot needs, so that a
+step does only the work that some request in it asked for, and never reads the device to find out.
+
+Legend: S slots, P stop ids, C logit biases, B bad words, T tokens of the longest bad word but its last.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from stridelm.params import SamplingParams
+    from stridelm.types import Request
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are 0: the most likely token, without noise."""
+ANY = -2
+"""Pads the start of a bad word's prefix: matches whatever stands there, even nothing."""
+
+
+class Feature(enum.IntFlag):
+    """What a row needs beyond an argmax of its raw logits, in the order in which it is applied."""
+
+    BAD_WORDS = 1
+    BIAS = 2
+    MIN_TOKENS = 4
+    PENALTIES = 8
+    SAMPLED = 16
+    MIN_P = 32
+    TOP_K = 64
+    TOP_P = 128
+    TRUNCATED = MIN_P | TOP_K | TOP_P
+
+
+class SamplingTable:
+    """One row of parameters a slot. Every id is in [0, vocab_size): `check_token_ids` guards the border."""
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._floats = torch.ones(slots, 6, dtype=torch.float32, device=self.device)
+        self._ints = torch.zeros(slots, 5, dtype=torch.int64, device=self.device)
+        self.temperature, self.top_p, self.log_min_p, self.repetition, self.presence, self.frequency = (
+            self._floats.unbind(1)
+        )
+        self.seed, self.sample_index, self.top_k, self.prompt_len, self.min_tokens = self._ints.unbind(1)
+        self.stop_ids = self._list(slots, 0, fill=-1)
+        """[S, P] int64, padded with -1."""
+        self.bias_ids = self._list(slots, 0)
+        self.bias = self._list(slots, 0, dtype=torch.float32)
+        """[S, C] float32 to be added at bias_ids [S, C] int64; padding adds 0 to token 0."""
+        self.bad_last = self._list(slots, 0, fill=-1)
+        """[S, B] int64 last token of each bad word, padded with -1."""
+        self.bad_prefix = self._list(slots, 0, 0, fill=ANY)
+        """[S, B, T] int64 the tokens before it, the nearest first, padded with ANY."""
+        self.version = 0
+        """Counts the writes, for those who remember what they derived from the features."""
+        self._features = [Feature(0)] * slots
+        self._top_ks = [0] * slots
+
+    def set(
+        self,
+        slot: int,
+        request: Request,
+        stop_ids: Sequence[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Write a request's parameters.
+
+        stop_ids: every token that ends it, eos and its own. bad_words: each one's token ids.
+        """
+        params = request.params
+        features = _features(params, bool(bad_words), bool(stop_ids), self.vocab_size)
+        self._features[slot] = features
+        self._top_ks[slot] = params.top_k
+        self.version += 1
+        _copy(self._floats[slot], _float_row(params))
+        _copy(self._ints[slot], _int_row(request))
+        if features & Feature.MIN_TOKENS:
+            self._set_stop_ids(slot, stop_ids)
+        if features & Feature.BIAS:
+            self._set_bias(slot, params.logit_bias or {})
+        if features & Feature.BAD_WORDS:
+            self._set_bad_words(slot, bad_words)
+
+    def features(self, slot: int) -> Feature:
+        """What the slot's request needs. Never reads the device."""
+        return self._features[slot]
+
+    def top_k_of(self, slot: int) -> int:
+        """The slot's top_k as the host knows it."""
+        return self._top_ks[slot]
+
+    def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
+        # A tokenizer may know an eos that the model has no logit for: never drawn, it needs no mask.
+        kept = [i for i in stop_ids if 0 <= i < self.vocab_size]
+        self.stop_ids = _widened(self.stop_ids, len(kept), fill=-1)
+        _copy(self.stop_ids[slot], _padded(kept, self.stop_ids.shape[1], -1))
+
+    def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
+        assert all(0 <= i < self.vocab_size for i in bias), "logit_bias outside the vocabulary"
+        self.bias_ids = _widened(self.bias_ids, len(bias), fill=0)
+        self.bias = _widened(self.bias, len(bias), fill=0)
+        _copy(self.bias_ids[slot], _padded(list(bias.keys()), self.bias_ids.shape[1], 0))
+        _copy(self.bias[slot], _padded(list(bias.values()), self.bias.shape[1], 0))
+
+    def _set_bad_words(self, slot: int, bad_words: Sequence[Sequence[int]]) -> None:
+        assert all(0 <= word[-1] < self.vocab_size for word in bad_words), "bad word outside the vocabulary"
+        longest = max(len(word) for word in bad_words) - 1
+        self.bad_last = _widened(self.bad_last, len(bad_words), fill=-1)
+        self.bad_prefix = _widened(self.bad_prefix, longest, fill=ANY)
+        self.bad_prefix = _widened(self.bad_prefix, self.bad_last.shape[1], fill=ANY, dim=1)
+        _copy(self.bad_last[slot], _padded([word[-1] for word in bad_words], self.bad_last.shape[1], -1))
+        words, width = self.bad_prefix.shape[1:]
+        prefixes = [_padded(list(word[:-1])[::-1], width, ANY) for word in bad_words]
+        _copy(self.bad_prefix[slot], _padded(prefixes, words, [ANY] * width))
+
+    def _list(self, *shape: int, fill: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.full(shape, fill, dtype=dtype, device=self.device)
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()) -> None:
+    """Raise ValueError if logit_bias or a bad word names a token that the model has no logit for."""
+    named = {
+        "logit_bias": params.logit_bias or (),
+        "bad_words": [token for word in bad_words for token in word],
+    }
+    for name, ids in named.items():
+        outside = sorted({i for i in ids if not 0 <= i < vocab_size})
+        if outside:
+            raise ValueError(
+                f"{name} names ids {outside} outside the vocabulary of {vocab_size}; remove them"
+            )
+
+
+def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, vocab_size: int) -> Feature:
+    """Truncation never changes which token is the most likely, so a greedy request is spared it."""
+    sampled = params.temperature >= GREEDY_BELOW
+    needs = {
+        Feature.BAD_WORDS: has_bad_words,
+        Feature.BIAS: bool(params.logit_bias),
+        Feature.MIN_TOKENS: params.min_tokens > 0 and has_stop_ids,
+        Feature.PENALTIES: params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0,
+        Feature.SAMPLED: sampled,
+        Feature.MIN_P: sampled and params.min_p > 0.0,
+        Feature.TOP_K: sampled and 0 < params.top_k < vocab_size,
+        Feature.TOP_P: sampled and params.top_p < 1.0,
+    }
+    features = Feature(0)
+    for feature, needed in needs.items():
+        features |= feature if needed else Feature(0)
+    return features
+
+
+def _float_row(params: SamplingParams) -> list[float]:
+    """In the order of the columns. A greedy row's temperature is never used; 1 keeps it finite."""
+    return [
+        params.temperature if params.temperature >= GREEDY_BELOW else 1.0,
+        params.top_p,
+        math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    ]
+
+
+def _int_row(request: Request) -> list[int]:
+    """In the order of the columns."""
+    params = request.params
+    seed = _signed64(request.seed)
+    return [seed, request.sample_index, params.top_k, len(request.prompt_ids), params.min_tokens]
+
+
+def _signed64(seed: int) -> int:
+    """The int64 with the seed's low 64 bits."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _widened(table: torch.Tensor, width: int, fill: int, dim: int = -1) -> torch.Tensor:
+    """The table with room for `width` along a dimension; it doubles, so that growing stays rare."""
+    have = table.shape[dim]
+    if width <= have:
+        return table
+    more = list(table.shape)
+    more[dim] = max(width, 2 * have) - have
+    return torch.cat((table, table.new_full(more, fill)), dim)
+
+
+def _copy(row: torch.Tensor, values: list[Any]) -> None:
+    """Write host values into a row of a table, without waiting for the device."""
+    row.copy_(torch.tensor(values, dtype=row.dtype).view(row.shape), non_blocking=True)
+
+
+def _padded(values: list[Any], width: int, fill: Any) -> list[Any]:
+    return values + [fill] * (width - len(values))

@@ -1,0 +1,111 @@
+"""Who waits, who runs, and in which slot. The only place that moves a request between the two.
+
+    add --> waiting --apply(admitted)--> running --finish--> out
+               ^                            |
+               +-----apply(preempted)-------+           remove: out, from either
+
+A slot is the request's row in the device's request table: held from admission until it leaves the running
+set.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from stridelm.types import Request, Status, StepPlan
+
+
+class Queue:
+    """Waiting and running requests, both in order of rank; at most `slots` of them run."""
+
+    def __init__(self, slots: int) -> None:
+        assert slots > 0
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._by_id: dict[str, Request] = {}
+        self._free_slots = list(range(slots))  # ascending, so already a heap
+
+    @property
+    def running(self) -> list[Request]:
+        """Running requests in order of rank; a copy, so that the queue may change while it is walked."""
+        return list(self._running)
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Waiting requests in order of rank; a live view, since there may be many."""
+        return self._waiting
+
+    @property
+    def empty(self) -> bool:
+        return not self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def get(self, request_id: str) -> Request | None:
+        return self._by_id.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait. Raises ValueError if its id is in use."""
+        if request.id in self._by_id:
+            raise ValueError(f"request id {request.id!r} is in use; choose another or wait until it finishes")
+        assert request.status is Status.WAITING and request.slot == -1 and request.computed == 0
+        self._by_id[request.id] = request
+        insort(self._waiting, request, key=_rank)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Move the plan's requests. The cache has released the preempted and not yet admitted the others."""
+        for request in plan.preempted:
+            assert request.status is Status.RUNNING and request.computed == 0
+            _take(self._running, request)
+            self._free(request)
+            request.status = Status.WAITING
+            request.stats.preemptions += 1
+            insort(self._waiting, request, key=_rank)
+        for request in plan.admitted:
+            assert request.status is Status.WAITING and request.computed == 0
+            _take(self._waiting, request)
+            request.slot = heapq.heappop(self._free_slots)
+            request.status = Status.RUNNING
+            insort(self._running, request, key=_rank)
+
+    def finish(self, request: Request) -> None:
+        """Let a running request go. Its slot is free for the next admission, and reads -1 from here on."""
+        assert request.status is Status.RUNNING
+        self._drop(request)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Take a request out, waiting or running; None if there is none of that id (it may just have
+        finished)."""
+        request = self._by_id.get(request_id)
+        if request is not None:
+            self._drop(request)
+        return request
+
+    def _drop(self, request: Request) -> None:
+        _take(self._running if request.status is Status.RUNNING else self._waiting, request)
+        if request.status is Status.RUNNING:
+            self._free(request)
+        del self._by_id[request.id]
+        request.status = Status.FINISHED
+
+    def _free(self, request: Request) -> None:
+        heapq.heappush(self._free_slots, request.slot)
+        request.slot = -1
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
+
+
+def _take(requests: list[Request], request: Request) -> None:
+    """Remove this very request; several may share a rank."""
+    index = bisect_left(requests, request.rank, key=_rank)
+    while requests[index] is not request:
+        index += 1
+    del requests[index]

@@ -1,0 +1,105 @@
+"""Finds stop strings in text that arrives in pieces, and never lets go of a character that may belong to one.
+
+Which stop string ends a request must not depend on how its text was cut into pieces: a step may bring one
+token or eight. So the match is the one that is complete first, reading character by character, and of those
+complete at the same character the longest. Nothing that comes later can change it, and generation ends as soon
+as it can.
+
+The search is an Aho-Corasick automaton: each character costs the same whether there is one stop string or ten
+thousand, and the depth of its state is exactly how much text must be held back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The search for one request. `stops` are non-empty strings; `include` keeps the match in the text."""
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self.include = include
+        self.matched: str | None = None
+        self.end: int | None = None
+        """Characters of the whole text up to the end of the match, the match included."""
+        self._next: list[dict[str, int]] = [{}]
+        """State -> character -> state. State 0 is the empty text, the others are prefixes of stop strings."""
+        self._depth = [0]
+        """State -> length of its prefix."""
+        self._fail = [0]
+        """State -> the state of the longest proper suffix of its prefix."""
+        self._match: list[str | None] = [None]
+        """State -> the longest stop string that ends here."""
+        self._state = 0
+        self._held = ""
+        """The text not yet let go: always the prefix that the state stands for."""
+        self._read = 0
+        """Characters read so far."""
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def push(self, new_text: str, armed: bool = True) -> tuple[str, str | None]:
+        """Read `new_text`. Returns the text that is safe to emit now and the stop string met, if any.
+
+        After a match the rest of `new_text` is dropped and nothing more may be pushed. With `armed=False` a
+        stop string that ends in `new_text` is overlooked: `min_tokens` are not yet there.
+        """
+        assert self.matched is None, "text was pushed after a stop string"
+        if not self._depth[-1]:
+            self._read += len(new_text)
+            return new_text, None
+        for index, character in enumerate(new_text):
+            self._step(character)
+            match = self._match[self._state]
+            if armed and match is not None:
+                return self._finish(self._held + new_text[: index + 1], self._read + index + 1, match)
+        self._read += len(new_text)
+        text = self._held + new_text
+        safe = len(text) - self._depth[self._state]
+        self._held = text[safe:]
+        return text[:safe], None
+
+    def flush(self) -> str:
+        """The text held back, when no more will come. Empty after a match."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _finish(self, text: str, end: int, match: str) -> tuple[str, str]:
+        self.matched, self.end, self._read, self._held = match, end, end, ""
+        return text if self.include else text[: len(text) - len(match)], match
+
+    def _step(self, character: str) -> None:
+        state = self._state
+        while state and character not in self._next[state]:
+            state = self._fail[state]
+        self._state = self._next[state].get(character, 0)
+
+    def _insert(self, stop: str) -> None:
+        """Add the states of `stop`'s prefixes."""
+        state = 0
+        for depth, character in enumerate(stop, 1):
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._depth.append(depth)
+                self._fail.append(0)
+                self._match.append(None)
+            state = self._next[state][character]
+        self._match[state] = stop
+
+    def _link(self) -> None:
+        """Fill `_fail` and `_match`, shorter prefixes first, because a suffix is a shorter prefix."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, child in self._next[state].items():
+                suffix = self._fail[state]
+                while suffix and character not in self._next[suffix]:
+                    suffix = self._fail[suffix]
+                self._fail[child] = self._next[suffix].get(character, 0)
+                queue.append(child)
+            if self._match[state] is None:
+                self._match[state] = self._match[self._fail[state]]

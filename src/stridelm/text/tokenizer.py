@@ -1,0 +1,186 @@
+"""The tokenizer of a checkpoint, with the few questions that the engine and its faces ask of it.
+
+Loading and encoding are transformers', so that prompts become the ids that the model was trained on. Decoding
+keeps every space as it came (no clean-up): a stream could not take one back, and code would be changed by it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+)
+"""A directory without any of these holds no tokenizer."""
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A transformers tokenizer. `extra_eos` are further ids that end a text, beside the tokenizer's own."""
+
+    def __init__(self, hf: Any, extra_eos: Sequence[int] = ()) -> None:
+        self.hf = hf
+        own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *extra_eos)))
+        """Ids that end a text; the tokenizer's own comes first."""
+        self.special_ids: frozenset[int] = frozenset(hf.all_special_ids) | _added_special_ids(hf)
+        """Ids that `decode` leaves out when asked to skip special tokens."""
+        # The Rust decoder called directly: the same text, without the dispatch around it on every token.
+        self._rust = hf.backend_tokenizer if getattr(hf, "is_fast", False) else None
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a checkpoint directory. Nothing is downloaded, no code of the checkpoint is run.
+
+        Raises ValueError if the directory holds none, or one that cannot be read.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise ValueError(f"no model at {path}: give a directory with a checkpoint and its tokenizer")
+        if not any((path / name).is_file() for name in VOCABULARY_FILES):
+            raise ValueError(
+                f"no tokenizer in {path}: copy tokenizer.json and tokenizer_config.json of the model there, "
+                "or pass skip_tokenizer_init=True and give prompts as token ids"
+            )
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        # Whatever kind of error a broken file makes transformers raise, the user needs the file's name.
+        except Exception as error:
+            raise ValueError(
+                f"the tokenizer in {path} cannot be read ({error}): copy the model's tokenizer files again"
+            ) from error
+        return cls(hf, checkpoint_eos_ids(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the tokenizer knows, added tokens included. A model may have more rows."""
+        return len(self.hf)
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id that opens a text, if the tokenizer has one."""
+        return None if self.hf.bos_token_id is None else int(self.hf.bos_token_id)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the special tokens that this tokenizer puts around a text by default.
+
+        A chat prompt has its special tokens already: encode it with `add_special_tokens=False`.
+        """
+        ids = self.hf.encode(text, add_special_tokens=add_special_tokens)
+        return [int(token) for token in ids]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, with U+FFFD for bytes that are no character. Unknown ids give no text."""
+        if self._rust is not None:
+            return str(self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
+        text = self.hf.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def token_text(self, token: int) -> str:
+        """What one token adds to a text, special tokens shown. Part of a character is U+FFFD."""
+        if token not in self._texts:
+            # Alone, a token may lose the space that a decoder strips from the start of a text; the second of
+            # two stands inside one.
+            alone, twice = self.decode([token], False), self.decode([token, token], False)
+            self._texts[token] = twice[len(alone) :]
+        return self._texts[token]
+
+    @cached_property
+    def byte_values(self) -> Mapping[int, int]:
+        """Id -> byte for the tokens `<0x00>` to `<0xFF>`, if the decoder takes them for bytes; else empty."""
+        vocabulary: Mapping[str, int] = self.hf.get_vocab()
+        matches = ((BYTE_TOKEN.fullmatch(text), token) for text, token in vocabulary.items())
+        values = {token: int(match.group(1), 16) for match, token in matches if match}
+        if any(self.token_text(token) != chr(byte) for token, byte in values.items() if 0x20 < byte < 0x7F):
+            return {}
+        return values
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The chat as one text, special tokens included. `variables` go to the template.
+
+        Raises ValueError if the tokenizer has no chat template, or the template refuses the messages.
+        """
+        if not self.hf.chat_template:
+            raise ValueError(
+                "this model has no chat template: put a chat_template.jinja beside its tokenizer, or send a "
+                "plain prompt instead of messages"
+            )
+        from jinja2 import TemplateError
+
+        try:
+            text = self.hf.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **variables,
+            )
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"the model's chat template refuses these messages ({error}): give each a role and a content "
+                "that the template knows"
+            ) from error
+        return str(text)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a chat: `render_chat`, encoded without adding special tokens a second time."""
+        text = self.render_chat(messages, tools, add_generation_prompt, **variables)
+        return self.encode(text, add_special_tokens=False)
+
+
+def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
+    """The ids that end a text according to generation_config.json and config.json, without a tokenizer."""
+    found: dict[int, None] = {}
+    for name in ("generation_config.json", "config.json"):
+        config = _read_json(Path(path) / name)
+        for holder in (config, config.get("text_config") or {}):
+            value = holder.get("eos_token_id")
+            tokens = value if isinstance(value, list) else [value]
+            found.update(dict.fromkeys(int(token) for token in tokens if token is not None))
+    return tuple(found)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): copy it from the model again") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _added_special_ids(hf: Any) -> frozenset[int]:
+    """Special tokens that the vocabulary marks as such without a role (`<|im_start|>`)."""
+    added: Mapping[int, Any] = getattr(hf, "added_tokens_decoder", {})
+    return frozenset(int(token) for token, content in added.items() if getattr(content, "special", False))

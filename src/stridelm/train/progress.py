@@ -1,0 +1,51 @@
+"""Showing how a run goes: a bar on a terminal, short lines in a log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from stridelm.train.schedule import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """A context manager; `update` is called at every log record."""
+
+    def __init__(self, stage: str, line_seconds: float) -> None:
+        self.stage, self.line_seconds = stage, line_seconds
+        self._last_line = -float("inf")
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
+            console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(stage, total=1.0, text="compiling or warming up")
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, clock: Clock, losses: dict[str, float], tokens_per_second: float) -> None:
+        """Show the state after `clock.step` steps."""
+        shown = " ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        text = f"step {clock.step} {shown} {_count(tokens_per_second)} tokens/s ETA {clock.remaining_seconds():.0f} s"
+        self._bar.update(self._task, completed=clock.progress, text=text)
+        now = time.monotonic()
+        if self._bar.disable and now - self._last_line >= self.line_seconds:
+            self._last_line = now
+            logger.info("%s %3.0f%% %s", self.stage, 100 * clock.progress, text)
+
+
+def _count(value: float) -> str:
+    return f"{value / 1e6:.2f}M" if value >= 1e5 else f"{value:.0f}"

@@ -1,0 +1,117 @@
+"""Every knob of the training room, as frozen dataclasses. The command line is made from these fields, so each one
+carries its own help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with a default and the text that the command line shows for it."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of a new Qwen3-style model. The defaults make 13.6M parameters with a vocabulary of 4,096."""
+
+    hidden: int = option(384, "width of the residual stream")
+    layers: int = option(8, "number of blocks")
+    heads: int = option(6, "query heads")
+    kv_heads: int = option(2, "key/value heads")
+    head_dim: int = option(64, "width of a head")
+    mlp: int = option(960, "width of the gated MLP")
+    context: int = option(2048, "longest context in tokens")
+    rope_theta: float = option(10_000.0, "base of the rotary embedding")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """From text to tokens."""
+
+    vocab_size: int = option(4096, "vocabulary of a new tokenizer, special tokens included")
+    held_out: str = option("0.02", "validation packages (comma-separated), or the fraction of bytes to hold out")
+    suffixes: str = option(".py", "suffixes of the files to read, comma-separated")
+    near_duplicates: bool = option(True, "drop near-duplicate files (unused when data/ is already split)")
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """Muon for matrices, AdamW for embeddings and norms, one warm-up-stable-decay schedule for both."""
+
+    muon_lr: float = option(0.02, "peak learning rate of matrices (Keller Jordan's scale)")
+    adam_lr: float = option(3e-3, "peak learning rate of embeddings and norms")
+    momentum: float = option(0.95, "Muon's momentum")
+    muon_decay: float = option(0.1, "decoupled weight decay of matrices, times the learning rate")
+    adam_decay: float = option(0.1, "decoupled weight decay of embeddings, times the learning rate")
+    clip: float = option(1.0, "gradient norm above which gradients are scaled down (0: never)")
+    warmup: float = option(0.02, "share of the run that warms up")
+    decay: float = option(0.35, "share of the run, at its end, in which the rate falls to zero")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How long, on what, and how the run is watched and kept."""
+
+    steps: int | None = option(None, "optimiser steps (give this or --minutes)")
+    minutes: float | None = option(None, "wall time of training in minutes, compilation excluded")
+    seed: int = option(0, "seed of weights, batch order and anchors")
+    batch_tokens: int = option(131_072, "tokens a step")
+    length: int = option(2048, "tokens a sequence")
+    short_length: int = option(0, "sequence length at first (0: always --length)")
+    short_share: float = option(0.7, "share of the run with --short-length, where that is given")
+    eval_steps: int = option(250, "steps between validations")
+    eval_tokens: int = option(1_000_000, "validation tokens used, the same ones every time")
+    patience: int = option(8, "validations without improvement before decay begins early, and then before stopping")
+    save_minutes: float = option(2.0, "minutes between checkpoints for --resume")
+    log_steps: int = option(20, "steps between log records")
+    log_seconds: float = option(10.0, "seconds between progress lines when the output is no terminal")
+    device: str = option("auto", "torch device; auto takes CUDA where it exists")
+    compile: bool | None = option(None, "torch.compile the loss (default: on CUDA)")
+    resume: bool = option(False, "go on from the checkpoint in --out")
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise ValueError("say how long to train: give either --steps or --minutes")
+        if self.length < 1 or self.batch_tokens < max(self.length, self.short_length):
+            raise ValueError(f"--batch-tokens {self.batch_tokens} must hold at least one sequence of --length")
+        if self.eval_steps < 1 or self.log_steps < 1:
+            raise ValueError("--eval-steps and --log-steps must be at least 1")
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """Next-token training."""
+
+    input_noise: float = option(0.0, "share of input tokens replaced by the mask token: regularisation for many epochs")
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """Online self-distillation of mask-token prediction."""
+
+    k_max: int = option(8, "most tokens a window: the real row's and k_max - 1 masks'")
+    anchors: int = option(256, "mask blocks a sequence")
+    mask_weight: float = option(1.0, "weight of the mask rows' cross-entropy against the teacher")
+    protect_weight: float = option(2.0, "weight of KL(base || student) on real rows, which keeps plain decoding")
+    text_weight: float = option(0.0, "weight of next-token cross-entropy on real rows")
+    plain_limit: float = option(0.03, "a checkpoint whose plain loss exceeds the base's by more than this share is refused")
+
+    def __post_init__(self) -> None:
+        if self.k_max < 2:
+            raise ValueError("--k-max must be at least 2: one real row and one mask")
+        if self.anchors < 1:
+            raise ValueError("--anchors must be at least 1")
+
+
+@dataclass(frozen=True)
+class MaskOptimSettings(OptimSettings):
+    """As for a base model, but from finished weights: smaller steps, and a rate that falls from the warm-up on."""
+
+    muon_lr: float = option(0.01, "peak learning rate of matrices (Keller Jordan's scale)")
+    adam_lr: float = option(1.5e-3, "peak learning rate of embeddings and norms")
+    muon_decay: float = option(0.05, "decoupled weight decay of matrices, times the learning rate")
+    adam_decay: float = option(0.05, "decoupled weight decay of embeddings, times the learning rate")
+    warmup: float = option(0.05, "share of the run that warms up")
+    decay: float = option(0.95, "share of the run, at its end, in which the rate falls to zero")

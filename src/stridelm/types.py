@@ -1,0 +1,265 @@
+"""The nouns. Every room of the engine converses in these; none of them knows how it is made.
+
+Nothing here imports torch at run time: the planner, which must stay pure, uses the first half of this file, and the
+tensors of the second half are only named.
+
+Legend for tensor shapes: S slots of the request table, R spans of a step, W widest draft of a step, N rows of a step,
+M decision rows of a step (rows from whose logits a token may be drawn), K = W + 1 most tokens that a span can emit.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from stridelm.params import SamplingParams, Speculation
+
+CANDIDATE = 0
+"""Role of a draft row that holds a guessed token, to be checked against its parent's verdict."""
+PROBE = 1
+"""Role of a draft row that holds a mask token: its logits propose tokens, it is never committed."""
+MAX_DRAFT_ROWS = 64
+"""Most draft rows behind one span: their ancestry is one 64-bit mask a row."""
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being completed.
+
+    `computed` counts the leading tokens whose KV is committed. Only the ledger moves it (admit, commit, release).
+    `ahead` bounds the rows launched for this request whose verdict the CPU has not read; it is 0 whenever the
+    engine's lag is 0, and the planner adds it wherever a length would otherwise be taken for exact.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    speculation: Speculation
+    ladder: tuple[int, ...] = (0,)
+    """Draft rows needed at depth 0, 1, ... up to the request's depth; depth 0 needs none."""
+    whole: bool = False
+    """The draft is semantics, not a hint: the span is scheduled at full depth or deferred."""
+    sample_index: int = 0
+    priority: int = 0
+    arrival: int = 0
+    seed: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    slot: int = -1
+    computed: int = 0
+    ahead: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    stats: RequestStats = field(default_factory=lambda: RequestStats())
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist: prompt and output."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of service: lower priority value first, then first come, first served."""
+        return (self.priority, self.arrival)
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What a request has cost and gained so far. Times are seconds on `time.perf_counter`'s clock."""
+
+    arrived_s: float = 0.0
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    cached_tokens: int = 0
+    steps: int = 0
+    """Steps that emitted at least one token for this request."""
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """accepted_at[d]: steps in which the draft's position d was accepted."""
+    reached_at: list[int] = field(default_factory=list)
+    """reached_at[d]: steps in which position d was drafted and all positions before it were accepted."""
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows behind them.
+
+    `decides` says that the real rows reach the last known token, so that the span emits at least one token.
+    """
+
+    request: Request
+    real: int
+    depth: int = 0
+    draft: int = 0
+    decides: bool = True
+
+    @property
+    def rows(self) -> int:
+        return self.real + self.draft
+
+    @property
+    def end(self) -> int:
+        """One past the highest storage index that the span may write."""
+        return self.request.computed + self.request.ahead + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The spans of one step, in order of service, and which requests enter or leave the running set for it."""
+
+    spans: tuple[Span, ...] = ()
+    admitted: tuple[Request, ...] = ()
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(span.rows for span in self.spans)
+
+
+@dataclass(slots=True)
+class Draft:
+    """Rows that fill the spans' bounds: one tree a span, children after their parents.
+
+    Siblings hold different tokens. A row whose parent is not live is not live.
+    """
+
+    tokens: torch.Tensor
+    """[R, W] int64 token ids."""
+    parents: torch.Tensor
+    """[R, W] int64 row of the parent in this tree; -1 is the span's last real row."""
+    roles: torch.Tensor
+    """[R, W] int64, CANDIDATE or PROBE."""
+    depths: torch.Tensor
+    """[R, W] int64: distance from the last real row; a child of it has depth 1."""
+    ancestors: torch.Tensor
+    """[R, W] int64 bitmask: bit j says that row j is the row itself or one of its ancestors."""
+    live: torch.Tensor
+    """[R, W] bool."""
+    candidates: np.ndarray
+    """[R, W] bool, on the host: which rows are candidates if they live. Skeletons are known without asking the device."""
+    straight: bool = True
+    """Every candidate j has depth j + 1 and exactly the ancestors 0..j, so an accepted path is already in place."""
+    max_depth: int = 0
+    """Host-side bound on the depth of a live candidate."""
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """Plan and draft as tensors: the geometry that the model and the attention see.
+
+    Rows lie span after span, a span's real rows before its draft rows.
+    """
+
+    ids: torch.Tensor
+    """[N] int64."""
+    positions: torch.Tensor
+    """[N] int64: a draft row's position is its parent's plus one."""
+    slots: dict[str, torch.Tensor]
+    """Page group -> [N] int64 index into the pool where the row's KV is written (0, the null slot, for padding)."""
+    geometry: Geometry
+    spans: tuple[Span, ...]
+    request_slots: torch.Tensor
+    """[R] int64 row of each span's request in the request table."""
+    decisions: torch.Tensor
+    """[M] int64: rows of the batch from which a token may be drawn."""
+    decision_span: torch.Tensor
+    """[M] int64 span of each decision row."""
+    decision_draft: torch.Tensor
+    """[M] int64 draft row of each decision row, -1 for the last real row."""
+    decision_index: torch.Tensor
+    """[R, K] int64: decision row of the last real row (column 0) and of draft row j (column j + 1); -1 where none."""
+    decision_host: np.ndarray
+    """[M, 2] host copy of `decision_span` and `decision_draft`."""
+    prompt_rows: torch.Tensor | None = None
+    """[P] int64 rows whose logits score the next prompt token, for requests that want prompt log-probabilities."""
+
+
+@dataclass(slots=True)
+class Geometry:
+    """All that attention may know. Row i of a span sees storage [0, start + i] if real; a draft row sees the
+    `base = start + real` real entries and the draft rows of its own span named in its bitmask."""
+
+    counts: list[int]
+    """Rows of each span in this batch."""
+    starts: list[int]
+    """KV entries committed before the span."""
+    reals: list[int]
+    """Real rows of each span."""
+    draft_rows: torch.Tensor
+    """[N] int64 draft row of each row, -1 for real rows."""
+    ancestors: torch.Tensor
+    """[N] int64 bitmask over the span's draft rows; 0 for real rows."""
+    positions: torch.Tensor
+    """[N] int64."""
+    ordered: torch.Tensor
+    """[N] bool: rows whose bits matter and whose ancestors do not lie in storage in order of position."""
+    page_tables: dict[str, list[list[int]]]
+    """Page group -> page ids of each span's request, enough for `base` plus its draft bound."""
+    page_size: int
+    has_ordered: bool = False
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What verification decided, on the device. `path[r, :kept[r]]` are the draft rows to commit, in order."""
+
+    tokens: torch.Tensor
+    """[R, K] int64 emitted tokens."""
+    counts: torch.Tensor
+    """[R] int64 how many of them; 0 for spans that do not decide."""
+    rows: torch.Tensor
+    """[R, K] int64 decision row that each emitted token was drawn from."""
+    path: torch.Tensor
+    """[R, W] int64 accepted draft rows."""
+    kept: torch.Tensor
+    """[R] int64 draft rows whose KV is kept."""
+    leaf: torch.Tensor
+    """[R] int64 draft row that the next step grows from, -1 for the last real row."""
+    drafted: torch.Tensor
+    """[R] int64 tokens that were guessed."""
+    accepted: torch.Tensor
+    """[R] int64 guessed tokens that were emitted."""
+    reached: torch.Tensor
+    """[R] int64 draft positions that were put to the test: the accepted ones, and the one that failed if any did."""
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One entry of a position's log-probabilities, in vLLM's shape. `rank` counts from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step gave one request."""
+
+    request: Request
+    new_token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    text: str = ""
+    finished: bool = False

@@ -1,0 +1,10 @@
+"""Accepting: the one door through which tokens become output, and the rules beside it."""
+
+from __future__ import annotations
+
+from stridelm.registry import Registry
+from stridelm.verify.rule import Rule
+
+RULES: Registry[type[Rule]] = Registry("acceptance rule")
+RULES.add("exact", "stridelm.verify.exact:Exact")
+RULES.add("trust", "stridelm.verify.trust:Trust")

@@ -1,0 +1,75 @@
+"""The door. Every token of every output comes through `Door.verify`, whatever proposed it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import torch
+
+from stridelm.run.state import TokenTable
+from stridelm.sample.sampler import Sampler
+from stridelm.types import Draft, ForwardBatch, Verdict
+from stridelm.verify import RULES
+from stridelm.verify.rule import Hearing, Rule
+
+
+class Door:
+    def __init__(self, sampler: Sampler, table: TokenTable) -> None:
+        self._sampler = sampler
+        self._table = table
+        self._rules: dict[str, Rule] = {}
+
+    @torch.inference_mode()
+    def verify(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
+        """Decide every span of the step by its own request's rule, and append what was emitted to the token table."""
+        by_rule: dict[str, list[int]] = {}
+        for i, span in enumerate(batch.spans):
+            by_rule.setdefault(span.request.speculation.acceptance or "exact", []).append(i)
+        parts = [
+            (indices, self._rule(name).decide(self._hearing(batch, draft, logits_MV, indices)))
+            for name, indices in by_rule.items()
+        ]
+        verdict = parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
+        self._table.append(batch.request_slots, verdict.tokens, verdict.counts)
+        return verdict
+
+    def _rule(self, name: str) -> Rule:
+        if name not in self._rules:
+            self._rules[name] = RULES.get(name)()
+        return self._rules[name]
+
+    def _hearing(
+        self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]
+    ) -> Hearing:
+        spans, nodes, slots = batch.spans, batch.decision_index, batch.request_slots
+        if len(indices) < len(spans):
+            where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
+            spans = tuple(spans[i] for i in indices)
+            nodes, slots, draft = nodes[where], slots[where], _select(draft, where, indices)
+        decides = torch.tensor([span.decides for span in spans], device=slots.device)
+        return Hearing(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler)
+
+
+def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:
+    """The draft of some of the step's spans."""
+    values = {f.name: getattr(draft, f.name) for f in fields(draft)}
+    cut = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return replace(draft, **cut, candidates=draft.candidates[indices])
+
+
+def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
+    """One Verdict of several rules' parts, padded to the widest."""
+    device = parts[0][1].counts.device
+    merged: dict[str, torch.Tensor] = {}
+    for name in (f.name for f in fields(Verdict)):
+        values = [getattr(verdict, name) for _, verdict in parts]
+        shape = (spans,) if values[0].dim() == 1 else (spans, max(v.shape[1] for v in values))
+        target = torch.zeros(shape, dtype=torch.int64, device=device)
+        for (indices, _), value in zip(parts, values, strict=True):
+            where = torch.tensor(indices, dtype=torch.int64, device=device)
+            if value.dim() == 1:
+                target[where] = value
+            else:
+                target[where, : value.shape[1]] = value
+        merged[name] = target
+    return Verdict(**merged)

@@ -1,0 +1,55 @@
+"""What an acceptance rule is: from the logits of a span's decision rows to its part of the Verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from stridelm.sample.sampler import Sampler
+from stridelm.types import Draft, ForwardBatch, Span, Verdict
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """The spans of one step that one rule decides: R of them, every tensor already cut down to them."""
+
+    spans: tuple[Span, ...]
+    places: list[int]
+    """Place of each span in the whole step."""
+    slots: torch.Tensor
+    """[R] int64 rows of the request table."""
+    draft: Draft
+    nodes: torch.Tensor
+    """[R, K] int64 decision row of the last real row and of each draft row; -1 where none."""
+    decides: torch.Tensor
+    """[R] bool."""
+    batch: ForwardBatch
+    logits_MV: torch.Tensor
+    """Raw logits of all decision rows of the step."""
+    sampler: Sampler
+
+    @property
+    def longest(self) -> int:
+        """What the host knows no request's length to exceed."""
+        return max(span.request.known + span.request.ahead for span in self.spans)
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether any request's distribution depends on its earlier tokens beyond the model (known on the host)."""
+        return any(span.request.params.uses_history for span in self.spans)
+
+
+class Rule:
+    """Base of all rules."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of Speculation that this rule reads."""
+    whole: ClassVar[bool] = False
+    """The depth is semantics: spans are scheduled at full depth or deferred."""
+
+    def decide(self, hearing: Hearing) -> Verdict:
+        raise NotImplementedError

@@ -1,0 +1,78 @@
+"""Trusted mask-token decoding (arXiv 2602.06019): what the probes say is emitted, unchecked. Lossy.
+
+The window of a span is its last real row and its probes. It is drawn left to right, each row's processors seeing the
+tokens just drawn. Static k emits the whole window; with `confidence` tau, its longest prefix in which every row's
+largest raw softmax is at least tau, and always one token. Probes are never committed: the emitted tokens are run
+again as real rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import raw_confidence
+from stridelm.types import Verdict
+from stridelm.verify.rule import Hearing, Rule
+
+
+class Trust(Rule):
+    name = "trust"
+    lossless = False
+    options = frozenset({"confidence"})
+    whole = True
+
+    def decide(self, hearing: Hearing) -> Verdict:
+        tokens_RK = _draw_window(hearing)
+        live = hearing.nodes >= 0
+        sure = live & _confident(hearing)
+        sure[:, 0] = True
+        counts = sure.to(torch.int64).cumprod(1).sum(1)
+        counts = torch.where(hearing.decides, counts, 0)
+        drafted = live[:, 1:].sum(1)
+        zero = torch.zeros_like(counts)
+        accepted = (counts - 1).clamp(min=0)
+        return Verdict(
+            tokens=tokens_RK,
+            counts=counts,
+            rows=hearing.nodes,
+            path=zero[:, None].expand(-1, hearing.draft.width),
+            kept=zero,
+            leaf=zero - 1,
+            drafted=drafted,
+            accepted=accepted,
+            reached=torch.minimum(accepted + 1, drafted),
+        )
+
+
+def _draw_window(hearing: Hearing) -> torch.Tensor:
+    """[R, K] tokens drawn at each row of the window; padding draws whatever row 0 of the step says."""
+    spans, columns = hearing.nodes.shape
+    rows = hearing.nodes.clamp(min=0)
+    if not hearing.uses_history:
+        return _draw(hearing, rows.flatten(), columns, None).view(spans, columns)
+    drawn = torch.full((spans, columns), -1, dtype=torch.int64, device=rows.device)
+    for column in range(columns):
+        extra = drawn[:, :column] if column else None
+        drawn[:, column] = _draw(hearing, rows[:, column], 1, extra)
+    return drawn
+
+
+def _draw(hearing: Hearing, rows: torch.Tensor, columns: int, extra: torch.Tensor | None) -> torch.Tensor:
+    """Draw at decision rows, `columns` of them for each span."""
+    batch = hearing.batch
+    slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
+    positions = batch.positions[batch.decisions[rows]] + 1
+    picked = Rows(hearing.slots.repeat_interleave(columns), positions, extra, hearing.longest)
+    return hearing.sampler.draw(hearing.logits_MV.index_select(0, rows), picked, slots)
+
+
+def _confident(hearing: Hearing) -> torch.Tensor:
+    """[R, K] bool: whether each row of the window is sure enough to be emitted."""
+    levels = [span.request.speculation.confidence for span in hearing.spans]
+    if all(level is None for level in levels):
+        return torch.ones_like(hearing.nodes, dtype=torch.bool)
+    rows = hearing.nodes.clamp(min=0)
+    peak = raw_confidence(hearing.logits_MV.index_select(0, rows.flatten())).view(rows.shape)
+    needed = torch.tensor([level or 0.0 for level in levels], dtype=peak.dtype, device=peak.device)
+    return peak >= needed[:, None]

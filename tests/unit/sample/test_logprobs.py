@@ -1,0 +1,61 @@
+"""Raw log-probabilities: the numbers, the ranks, the order of equals, and vLLM's shape."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stridelm.sample.logprobs import as_dicts, raw_logprobs, top_tokens
+from stridelm.types import Logprob
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_and_ranks_agree_with_the_slow_way(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(20, 1001, generator=generator) * 4).to(dtype)
+    tokens = torch.randint(1001, (20,), generator=generator)
+    raw = raw_logprobs(logits, tokens, top=5)
+    expected = logits.double().log_softmax(-1)
+    order = logits.float().sort(dim=-1, descending=True, stable=True).indices
+    for m, token in enumerate(tokens.tolist()):
+        assert float(raw.logprobs[m]) == pytest.approx(float(expected[m, token]), abs=3e-6)
+        assert int(raw.ranks[m]) == 1 + sum(x > logits[m, token] for x in logits[m])
+        assert raw.top_ids[m].tolist() == order[m, :5].tolist()
+        torch.testing.assert_close(
+            raw.top_logprobs[m].double(), expected[m, order[m, :5]], rtol=1e-5, atol=3e-6
+        )
+
+
+def test_equals_come_lowest_id_first() -> None:
+    row = torch.full((50_000,), -1.0)
+    row[[49_999, 31, 7_000]] = 2.0
+    row[[40, 30_000]] = 0.0
+    row[12] = -0.0
+    row[13] = -math.inf
+    assert top_tokens(row[None], 7).tolist() == [[31, 7_000, 49_999, 12, 40, 30_000, 0]]
+    assert top_tokens(torch.full((1, 5), -math.inf), 5).tolist() == [[0, 1, 2, 3, 4]]
+    assert top_tokens(row[None], 0).shape == (1, 0)
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    logits = torch.randn(17, 4099, generator=torch.Generator().manual_seed(2))
+    tokens = torch.arange(17) * 200
+    whole = raw_logprobs(logits, tokens, top=3)
+    for m in (0, 5, 16):
+        one = raw_logprobs(logits[m : m + 1], tokens[m : m + 1], top=3)
+        assert torch.equal(one.logprobs, whole.logprobs[m : m + 1])
+        assert torch.equal(one.top_logprobs, whole.top_logprobs[m : m + 1])
+
+
+def test_dictionaries_have_the_token_first_and_each_row_its_own_count() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 3)
+    rows = as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1]), top=2), counts=[2, 1, 0])
+    assert [list(row) for row in rows] == [[0, 1, 2], [2, 1], [1]]
+    assert [entry.rank for entry in rows[0].values()] == [4, 1, 2]
+    assert [entry.rank for entry in rows[1].values()] == [2, 1]
+    lse = math.log(sum(math.exp(x) for x in range(4)))
+    assert rows[2] == {1: Logprob(pytest.approx(3 - lse, abs=1e-6), 1)}
+    assert [list(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1])))] == [[0], [2], [1]]
+    assert [len(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1]), top=9))] == [4, 4, 4]

@@ -1,0 +1,114 @@
+"""A row's token depends on that row alone, and sampled tokens have the distribution that was asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from sampling_oracle import History, make_case, naive_token
+
+from stridelm.params import SamplingParams, Speculation
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import Sampler, raw_confidence
+from stridelm.sample.table import SamplingTable
+from stridelm.types import Request
+
+
+@pytest.mark.parametrize("step", [None, 0.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_agree_with_the_slow_way(seed: int, step: float | None) -> None:
+    case = make_case(100 + seed, step=step)
+    tokens = Sampler(case.table, case.history).draw(case.logits, case.rows, case.row_slots)
+    assert tokens.dtype == torch.int64
+    assert tokens.tolist() == [naive_token(case, row) for row in range(len(case.row_slots))]
+
+
+@pytest.mark.parametrize("vocab", [61, 257, 4099])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_do_not_depend_on_neighbours(vocab: int, dtype: torch.dtype) -> None:
+    case = make_case(7, vocab=vocab)
+    logits = case.logits.to(dtype)
+    sampler = Sampler(case.table, case.history)
+    whole = sampler.draw(logits, case.rows, case.row_slots)
+    for row in range(len(case.row_slots)):
+        one = case.part([row])
+        assert torch.equal(sampler.draw(logits[row : row + 1], one.rows, one.row_slots), whole[row : row + 1])
+    index = list(range(1, len(case.row_slots), 2))
+    some = case.part(index)
+    assert torch.equal(sampler.draw(logits[index], some.rows, some.row_slots), whole[index])
+
+
+def _sampler(count: int, vocab: int, **params: Any) -> Sampler:
+    table = SamplingTable(1, vocab)
+    table.set(0, Request("r", [0], SamplingParams(**params), Speculation(), seed=-77))
+    return Sampler(table, History(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([1])))
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0}, {"temperature": 0.6}, {"temperature": 1.4, "top_k": 7, "top_p": 0.9}]
+)
+def test_gumbel_max_draws_from_the_softmax(params: dict[str, Any]) -> None:
+    """Chi-square over 200,000 positions of one request."""
+    count, vocab = 200_000, 13
+    sampler = _sampler(count, vocab, **params)
+    logits_V = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 1.5
+    rows = Rows(torch.zeros(count, dtype=torch.int64), torch.arange(count))
+    logits = logits_V.expand(count, vocab)
+    tokens = sampler.draw(logits, rows, [0] * count)
+    one = Rows(rows.slots[:1], rows.positions[:1])
+    p = sampler.processed(logits[:1], one, [0])[0].double().softmax(-1)
+    counts = torch.bincount(tokens, minlength=vocab).double()
+    assert bool((counts[p == 0] == 0).all())
+    alive = p > 0
+    chi2 = float(((counts - count * p) ** 2 / (count * p))[alive].sum())
+    freedom = int(alive.sum()) - 1
+    assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_plain_greedy_is_one_argmax_with_ties_to_the_lowest_id() -> None:
+    sampler = _sampler(1, 5000, temperature=0.0)
+    logits = torch.zeros(3, 5000, dtype=torch.bfloat16)
+    logits[0, [4999, 17, 3000]] = 1.0
+    logits[1, [4998, 4999]] = 0.5
+    rows = Rows(torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+    assert sampler.draw(logits, rows, [0, 0, 0]).tolist() == [17, 4998, 0]
+
+
+def test_seed_sample_index_position_and_stream_each_change_the_draw() -> None:
+    vocab, count = 50, 64
+    logits = torch.zeros(count, vocab)
+    rows = Rows(torch.zeros(count, dtype=torch.int64), torch.arange(count))
+
+    def drawn(seed: int = 1, sample: int = 0, shift: int = 0, stream: int = 0) -> torch.Tensor:
+        table = SamplingTable(1, vocab)
+        table.set(0, Request("r", [0], SamplingParams(), Speculation(), seed=seed, sample_index=sample))
+        sampler = Sampler(table, History(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([1])))
+        at = Rows(rows.slots, rows.positions + shift)
+        return sampler.draw(logits, at, [0] * count, stream=stream)
+
+    base = drawn()
+    assert torch.equal(base, drawn())
+    assert torch.equal(base[5:], drawn(shift=5)[:-5])
+    others = [drawn(seed=2), drawn(seed=1 + 2**40), drawn(sample=1), drawn(shift=1), drawn(stream=1)]
+    assert all(int((base == other).sum()) < 10 for other in others)
+
+
+def test_a_rewritten_slot_is_noticed() -> None:
+    """Which rows need what is remembered between calls, but not past a change of the table."""
+    sampler = _sampler(1, 50, temperature=0.0)
+    rows, logits = Rows(torch.tensor([0]), torch.tensor([1])), torch.zeros(1, 50)
+    assert sampler.draw(logits, rows, [0]).tolist() == [0]
+    request = Request("r", [0], SamplingParams(temperature=0.0, logit_bias={9: 1.0}), Speculation())
+    sampler.table.set(0, request)
+    assert sampler.draw(logits, rows, [0]).tolist() == [9]
+
+
+def test_confidence_is_the_largest_probability_whatever_the_batch() -> None:
+    logits = torch.randn(33, 4099, generator=torch.Generator().manual_seed(1)) * 4
+    confidence = raw_confidence(logits)
+    torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1), rtol=1e-5, atol=0)
+    for m in (0, 7, 32):
+        assert torch.equal(raw_confidence(logits[m : m + 1]), confidence[m : m + 1])
+    assert raw_confidence(torch.tensor([[5.0]])).tolist() == [1.0]

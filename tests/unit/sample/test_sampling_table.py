@@ -1,0 +1,113 @@
+"""The table holds each request's parameters, and the host knows which work they ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stridelm.params import SamplingParams, Speculation
+from stridelm.sample.groups import group
+from stridelm.sample.table import ANY, Feature, SamplingTable, check_token_ids
+from stridelm.types import Request
+
+
+def _request(prompt: int = 3, seed: int = 0, **params: Any) -> Request:
+    return Request("r", list(range(prompt)), SamplingParams(**params), Speculation(), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"temperature": 0.0}, Feature(0)),
+        ({"temperature": 9e-6, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, Feature(0)),
+        ({"temperature": 1e-5}, Feature.SAMPLED),
+        ({"top_k": -1}, Feature.SAMPLED),
+        ({"top_k": 100}, Feature.SAMPLED),
+        ({"top_k": 99}, Feature.SAMPLED | Feature.TOP_K),
+        ({"top_k": 5, "top_p": 0.5, "min_p": 0.1}, Feature.SAMPLED | Feature.TRUNCATED),
+        ({"temperature": 0.0, "frequency_penalty": -0.1}, Feature.PENALTIES),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, Feature.BIAS),
+        ({"temperature": 0.0, "min_tokens": 2}, Feature.MIN_TOKENS),
+    ],
+)
+def test_features_name_the_work_and_nothing_else(params: dict[str, Any], expected: Feature) -> None:
+    table = SamplingTable(2, 100)
+    table.set(1, _request(**params), stop_ids=[7])
+    assert table.features(1) == expected
+    assert table.features(0) == Feature(0)
+
+
+def test_minimum_tokens_without_a_stop_id_is_no_work() -> None:
+    table = SamplingTable(1, 100)
+    table.set(0, _request(temperature=0.0, min_tokens=2))
+    assert table.features(0) == Feature(0)
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    table = SamplingTable(1, 100)
+    table.set(0, _request(top_k=3, min_tokens=2, logit_bias={1: 1.0}), [7], [[1, 2]])
+    table.set(0, _request(temperature=0.0))
+    assert table.features(0) == Feature(0)
+    assert table.version == 2
+
+
+def test_lists_grow_and_keep_what_they_hold() -> None:
+    table = SamplingTable(3, 100)
+    table.set(0, _request(min_tokens=1, logit_bias={4: -1.0}), [9], [[5]])
+    table.set(
+        2,
+        _request(min_tokens=1, logit_bias={i: float(i) for i in range(5)}),
+        [1, 2, 3, 400],
+        [[6], [1, 2, 3, 4], [8, 9]],
+    )
+    assert [i for i in table.stop_ids[0].tolist() if i >= 0] == [9]
+    assert [i for i in table.stop_ids[2].tolist() if i >= 0] == [1, 2, 3]  # 400 can never be drawn
+    assert float(table.bias[0][table.bias_ids[0] == 4].sum()) == -1.0
+    assert float(table.bias[0].sum()) == -1.0
+    assert table.bias[2].sum() == 10.0
+    assert table.bad_last[0].tolist()[:2] == [5, -1]
+    assert bool((table.bad_prefix[0] == ANY).all())
+    assert table.bad_last[2].tolist()[:3] == [6, 4, 9]
+    assert table.bad_prefix[2, :3, :3].tolist() == [[ANY] * 3, [3, 2, 1], [8, ANY, ANY]]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**64 - 1])
+def test_a_seed_keeps_its_64_bits(seed: int) -> None:
+    table = SamplingTable(1, 10)
+    table.set(0, _request(seed=seed))
+    assert int(table.seed[0]) % 2**64 == seed % 2**64
+
+
+def test_ids_outside_the_vocabulary_are_refused_with_a_remedy() -> None:
+    check_token_ids(SamplingParams(logit_bias={9: 1.0}), 10, [[9]])
+    with pytest.raises(ValueError, match=r"logit_bias names ids \[10\].*remove"):
+        check_token_ids(SamplingParams(logit_bias={10: 1.0}), 10)
+    with pytest.raises(ValueError, match="bad_words"):
+        check_token_ids(SamplingParams(), 10, [[3, -1]])
+
+
+def test_groups_are_the_rows_that_asked() -> None:
+    table = SamplingTable(4, 100)
+    table.set(0, _request(temperature=0.0))
+    table.set(1, _request(top_k=5))
+    table.set(2, _request(temperature=0.0, presence_penalty=1.0))
+    table.set(3, _request(top_k=9, presence_penalty=1.0))
+    assert group([0, 0], table).count == 0
+    groups = group([3, 0, 2, 1, 3], table)
+    assert groups.special_X is not None
+    assert groups.special_X.tolist() == [0, 2, 3, 4]
+    assert list(groups.parts) == [Feature.PENALTIES, Feature.SAMPLED, Feature.TOP_K]
+    penalties, top_k = groups.parts[Feature.PENALTIES], groups.parts[Feature.TOP_K]
+    assert penalties.rows_G is not None
+    assert penalties.rows_G.tolist() == [0, 1, 3]
+    assert penalties.slots_U is not None
+    assert penalties.slots_U.tolist() == [3, 2]
+    assert penalties.slot_of_G is not None
+    assert penalties.slot_of_G.tolist() == [0, 1, 0]
+    assert top_k.max_top_k == 9
+    everyone = group([1, 1], table)
+    assert everyone.special_X is None
+    assert torch.equal(torch.tensor(everyone.count), torch.tensor(2))
+    assert all(part.rows_G is None for part in everyone.parts.values())

@@ -1,0 +1,329 @@
+"""The planner's tricky cases, one at a time: what is cut, what is left out, who makes way and who must
+wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import stridelm.schedule
+from stridelm.params import SamplingParams, Speculation
+from stridelm.schedule import Budget, Planner, Queue, smallest_budget
+from stridelm.types import Request, StepPlan
+
+
+@dataclass
+class Pages:
+    """A page view by fiat: table sizes, hits and what preemption would give back are simply set."""
+
+    free: int = 1000
+    page_size: int = 4
+    tables: dict[str, int] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def available(self) -> int:
+        return self.free
+
+    def missing(self, request: Request, end: int) -> int:
+        return max(0, -(-end // self.page_size) - self.tables.get(request.id, 0))
+
+    def reclaimable(self, request: Request) -> int:
+        return self.tables.get(request.id, 0) - self.shared.get(request.id, 0)
+
+    def match(self, request: Request) -> tuple[int, int]:
+        return self.hits.get(request.id, (0, 0))
+
+
+def request(
+    name: str,
+    prompt: int,
+    arrival: int = 0,
+    *,
+    draft: int = 0,
+    ladder: tuple[int, ...] | None = None,
+    whole: bool = False,
+    emitted: int = 0,
+    max_tokens: int | None = 100,
+    priority: int = 0,
+) -> Request:
+    return Request(
+        id=name,
+        prompt_ids=[1] * prompt,
+        params=SamplingParams(max_tokens=max_tokens),
+        speculation=Speculation(),
+        ladder=tuple(range(draft + 1)) if ladder is None else ladder,
+        whole=whole,
+        priority=priority,
+        arrival=arrival,
+        output_ids=[2] * emitted,
+    )
+
+
+def start(queue: Queue, pages: Pages, item: Request, computed: int | None = None) -> Request:
+    """Make a request run with `computed` tokens committed (all but the last one known, unless given)."""
+    queue.add(item)
+    queue.apply(StepPlan(admitted=(item,)))
+    item.computed = item.known - 1 if computed is None else computed
+    pages.tables.setdefault(item.id, -(-item.computed // pages.page_size))
+    return item
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, int, bool]]:
+    return [(span.request.id, span.real, span.draft, span.decides) for span in plan.spans]
+
+
+def setup(tokens: int, requests: int = 8, **pages: object) -> tuple[Planner, Queue, Pages]:
+    return Planner(Budget(tokens, requests)), Queue(requests), Pages(**pages)  # type: ignore[arg-type]
+
+
+def test_an_empty_queue_gives_an_empty_plan() -> None:
+    planner, queue, pages = setup(8)
+    assert planner.plan(queue, pages) == StepPlan()
+
+
+def test_a_prompt_is_cut_into_chunks_and_only_the_last_decides() -> None:
+    planner, queue, pages = setup(10)
+    item = request("a", 25, draft=3)
+    queue.add(item)
+    assert shape(planner.plan(queue, pages)) == [("a", 10, 0, False)]
+    queue.remove("a")
+    item = start(queue, pages, request("a", 25, draft=3), computed=20)
+    assert shape(planner.plan(queue, pages)) == [("a", 5, 3, True)]
+
+
+def test_a_long_prompt_does_not_stop_the_decodes_behind_it() -> None:
+    """The older prompt gets what the decodes leave; they get a row each before it, their drafts after it."""
+    planner, queue, pages = setup(16)
+    start(queue, pages, request("long", 500, 0), computed=0)
+    start(queue, pages, request("b", 8, 1, draft=4, emitted=1))
+    start(queue, pages, request("c", 8, 2, draft=4, emitted=1))
+    assert shape(planner.plan(queue, pages)) == [("long", 14, 0, False), ("b", 1, 0, True), ("c", 1, 0, True)]
+
+
+def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
+    """A ladder's depths are taken or left as they are: with 5 rows left, a depth of 6 rows falls back to one
+    of 2."""
+    planner, queue, pages = setup(6)
+    start(queue, pages, request("a", 8, ladder=(0, 2, 6), emitted=1))
+    (span,) = planner.plan(queue, pages).spans
+    assert (span.real, span.depth, span.draft) == (1, 1, 2)
+
+
+def test_the_draft_shrinks_to_the_pages_before_anyone_is_preempted() -> None:
+    planner, queue, pages = setup(64, free=0)
+    start(queue, pages, request("a", 14, 0, draft=6))  # 13 computed, 4 pages: rows up to 16 fit
+    start(queue, pages, request("b", 14, 1, draft=6))
+    plan = planner.plan(queue, pages)
+    assert shape(plan) == [("a", 1, 2, True), ("b", 1, 2, True)] and not plan.preempted
+
+
+def test_a_chunk_is_cut_to_the_pages() -> None:
+    planner, queue, pages = setup(64, free=3)
+    start(queue, pages, request("a", 60), computed=0)
+    assert shape(planner.plan(queue, pages)) == [("a", 12, 0, False)]
+
+
+@pytest.mark.parametrize("left, depth", [(1, 0), (2, 1), (3, 2), (50, 4)])
+def test_no_draft_row_beyond_max_tokens(left: int, depth: int) -> None:
+    planner, queue, pages = setup(64)
+    start(queue, pages, request("a", 8, draft=4, emitted=5, max_tokens=5 + left))
+    assert planner.plan(queue, pages).spans[0].depth == depth
+
+
+def test_without_max_tokens_the_ladder_is_the_limit() -> None:
+    planner, queue, pages = setup(64)
+    start(queue, pages, request("a", 8, draft=4, emitted=500, max_tokens=None))
+    assert planner.plan(queue, pages).spans[0].depth == 4
+
+
+def test_a_window_is_not_shrunk_for_max_tokens() -> None:
+    planner, queue, pages = setup(64)
+    start(queue, pages, request("a", 8, draft=4, whole=True, emitted=5, max_tokens=6))
+    assert shape(planner.plan(queue, pages)) == [("a", 1, 4, True)]
+
+
+def test_a_whole_prompt_in_a_small_budget_ends_with_its_window() -> None:
+    """100 tokens, 10 rows, 3 probes: chunks of 10, then one that leaves a row, then that row and the
+    window."""
+    planner, queue, pages = setup(10)
+    item = start(queue, pages, request("a", 100, draft=3, whole=True), computed=0)
+    seen = []
+    while item.computed < item.known:
+        (span,) = planner.plan(queue, pages).spans
+        seen.append((span.real, span.draft))
+        item.computed += span.real
+    assert seen == [(10, 0)] * 9 + [(9, 0), (1, 3)]
+
+
+def test_a_window_waits_when_it_does_not_fit_and_others_use_the_rows() -> None:
+    """Two windows of 3 + 3 rows in a budget of 9: the younger is deferred, not cut, and a decode runs
+    meanwhile."""
+    planner, queue, pages = setup(9)
+    for arrival, name in enumerate("ab"):
+        start(queue, pages, request(name, 8, arrival, draft=3, whole=True, emitted=3), computed=8)
+    start(queue, pages, request("c", 8, 2, draft=5))
+    assert shape(planner.plan(queue, pages)) == [("a", 3, 3, True), ("c", 1, 2, True)]
+
+
+def test_windows_come_before_the_drafts_of_better_ranked_requests() -> None:
+    """b owes the 4 tokens of a full window: with 3 probes, 7 rows that a's draft may not eat into."""
+    planner, queue, pages = setup(10)
+    start(queue, pages, request("a", 8, 0, draft=7))
+    start(queue, pages, request("b", 8, 1, draft=3, whole=True, emitted=4), computed=8)
+    assert shape(planner.plan(queue, pages)) == [("a", 1, 2, True), ("b", 4, 3, True)]
+
+
+def test_smallest_budget_holds_a_window_and_what_it_leaves() -> None:
+    assert smallest_budget(request("a", 8, draft=4)) == 1
+    assert smallest_budget(request("a", 8, draft=4, whole=True)) == 9
+    assert smallest_budget(request("a", 8, draft=0, whole=True)) == 1
+
+
+def test_the_last_in_rank_is_preempted_and_nobody_admitted() -> None:
+    planner, queue, pages = setup(64, free=0)
+    start(queue, pages, request("a", 13, 0))  # 12 computed in 3 full pages: needs a page
+    start(queue, pages, request("b", 14, 1))
+    start(queue, pages, request("c", 14, 2))
+    queue.add(request("d", 2, 3))
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.preempted] == ["c"] and plan.admitted == ()
+    assert shape(plan) == [("a", 1, 0, True), ("b", 1, 0, True)]
+
+
+def test_priority_decides_who_is_preempted() -> None:
+    planner, queue, pages = setup(64, free=0)
+    start(queue, pages, request("old", 13, 0, priority=1))
+    start(queue, pages, request("urgent", 13, 9, priority=0))
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.preempted] == ["old"] and shape(plan) == [("urgent", 1, 0, True)]
+
+
+def test_preempting_whom_nothing_can_be_taken_from_is_pointless() -> None:
+    """c shares all its pages, so b makes way although it ranks better."""
+    planner, queue, pages = setup(64, free=0)
+    start(queue, pages, request("a", 13, 0))
+    start(queue, pages, request("b", 14, 1))
+    start(queue, pages, request("c", 14, 2))
+    pages.shared["c"] = 4
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.preempted] == ["b"]
+    assert shape(plan) == [("a", 1, 0, True), ("c", 1, 0, True)]
+
+
+def test_the_last_one_waits_for_pages_and_keeps_its_own() -> None:
+    planner, queue, pages = setup(64, free=0)
+    start(queue, pages, request("a", 14, 0))
+    start(queue, pages, request("b", 13, 1))
+    plan = planner.plan(queue, pages)
+    assert shape(plan) == [("a", 1, 0, True)] and not plan.preempted
+
+
+def test_the_first_one_clears_the_house_when_only_shared_pages_are_left() -> None:
+    """b and c share every page, so neither alone gives any back. Both go; the next plan sees the pages."""
+    planner, queue, pages = setup(64, free=0)
+    a = start(queue, pages, request("a", 13, 0))
+    for arrival, name in enumerate("bc", start=1):
+        start(queue, pages, request(name, 13, arrival))
+        pages.shared[name] = 3
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.preempted] == ["c", "b"] and plan.spans == ()
+    for victim in plan.preempted:
+        victim.computed = pages.tables[victim.id] = 0
+    queue.apply(plan)
+    pages.free = 3
+    assert planner.plan(queue, pages).spans[0].request is a
+
+
+def test_admission_starts_behind_the_prefix_hit_and_pays_for_idle_pages() -> None:
+    """Known 10, hit 8 on two pages, one of them idle: 2 real rows, and the idle page plus a new one are
+    spent."""
+    planner, queue, pages = setup(64, free=2)
+    pages.hits["a"] = (8, 1)
+    item = request("a", 10, draft=8)
+    queue.add(item)
+    plan = planner.plan(queue, pages)
+    assert shape(plan) == [("a", 2, 2, True)] and plan.admitted == (item,)
+    item.computed = 8
+    assert plan.spans[0].end == 12
+
+
+def test_a_newcomer_must_fit_whole_beside_the_running() -> None:
+    """Its first chunk would fit; its prompt would not, and admitting it would only have it preempted."""
+    planner, queue, pages = setup(8, free=6)
+    start(queue, pages, request("a", 14))
+    queue.add(request("b", 24, 1))
+    assert planner.plan(queue, pages).admitted == ()
+    pages.free = 8  # 6 for its tokens, one for it to grow into, one for a to grow into
+    assert [r.id for r in planner.plan(queue, pages).admitted] == ["b"]
+
+
+def test_a_newcomer_need_not_leave_room_for_one_about_to_end() -> None:
+    planner, queue, pages = setup(8, free=7)
+    start(queue, pages, request("a", 14, max_tokens=3))  # ends within its 4 pages
+    queue.add(request("b", 24, 1))
+    assert [r.id for r in planner.plan(queue, pages).admitted] == ["b"]
+
+
+def test_the_first_that_does_not_fit_stops_admission() -> None:
+    planner, queue, pages = setup(64, free=3)
+    start(queue, pages, request("a", 14))
+    queue.add(request("big", 40, 1))
+    queue.add(request("small", 1, 2, max_tokens=1))
+    assert planner.plan(queue, pages).admitted == ()
+
+
+def test_slots_and_rows_limit_admission() -> None:
+    planner, queue, pages = setup(5, requests=2)
+    for arrival, name in enumerate("abc"):
+        queue.add(request(name, 2, arrival, draft=1))
+    assert shape(planner.plan(queue, pages)) == [("a", 2, 1, True), ("b", 2, 0, True)]
+
+
+def test_the_better_ranked_waits_in_front() -> None:
+    planner, queue, pages = setup(64, requests=1)
+    queue.add(request("old", 2, 0, priority=1))
+    queue.add(request("urgent", 2, 5, priority=0))
+    assert [r.id for r in planner.plan(queue, pages).admitted] == ["urgent"]
+
+
+def test_rows_in_flight_count_as_pages_but_not_as_tokens() -> None:
+    """A verify step of 4 rows is in flight: the next span has one real row and may lie up to 4 rows further
+    on."""
+    planner, queue, pages = setup(64)
+    item = start(queue, pages, request("a", 9, draft=3))
+    item.ahead = 4
+    (span,) = planner.plan(queue, pages).spans
+    assert (span.real, span.draft, span.decides, span.end) == (1, 3, True, 16)
+    pages.free = 0  # 2 pages: storage [0, 8); the span would begin at 12 in the worst case
+    assert planner.plan(queue, pages).spans == ()
+
+
+def test_the_chunk_behind_one_in_flight_is_exact() -> None:
+    planner, queue, pages = setup(10)
+    item = start(queue, pages, request("a", 25, draft=3), computed=0)
+    item.ahead = 10
+    assert shape(planner.plan(queue, pages)) == [("a", 10, 0, False)]
+    item.ahead = 20
+    assert shape(planner.plan(queue, pages)) == [("a", 5, 3, True)]
+
+
+def test_a_window_in_flight_leaves_at_most_what_it_can_emit() -> None:
+    planner, queue, pages = setup(64)
+    item = start(queue, pages, request("a", 9, draft=3, whole=True))
+    item.ahead = 4
+    assert shape(planner.plan(queue, pages)) == [("a", 4, 3, True)]
+
+
+def test_budgets_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens must be at least 1"):
+        Budget(0, 1)
+    with pytest.raises(ValueError, match="max_num_seqs must be at least 1"):
+        Budget(1, 0)
+
+
+def test_the_planner_needs_no_torch() -> None:
+    for source in Path(stridelm.schedule.__file__).parent.glob("*.py"):
+        assert "torch" not in source.read_text(), source.name

@@ -1,0 +1,115 @@
+"""What the tokenizer files say is what the engine does; what is wrong with them is said by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools {% endif %}"
+    "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+    "<|im_start|>{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, byte_level: Tokenizer) -> Path:
+    byte_level.hf.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": 9}))
+    return tmp_path
+
+
+def test_round_trip(checkpoint: Path, byte_level: Tokenizer) -> None:
+    """A saved tokenizer loads and gives the same ids and text."""
+    loaded = Tokenizer.load(checkpoint)
+    text = "naïve café 😀\n\tdef f():  pass ."
+    assert loaded.encode(text) == byte_level.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.vocab_size == len(byte_level.hf)
+    assert loaded.bos_id is None
+
+
+def test_eos_ids_come_from_all_three_places(checkpoint: Path) -> None:
+    """The tokenizer's first, then generation_config's list, then config's; each once."""
+    assert Tokenizer.load(checkpoint).eos_ids == (0, 7, 9)
+    assert checkpoint_eos_ids(checkpoint) == (7, 0, 9)
+
+
+def test_eos_ids_of_a_nested_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [3, 4]}}))
+    assert checkpoint_eos_ids(tmp_path) == (3, 4)
+    assert checkpoint_eos_ids(tmp_path / "nowhere") == ()
+
+
+def test_special_tokens_are_added_by_the_tokenizers_own_default(fallback: Tokenizer) -> None:
+    assert fallback.encode("hello")[0] == fallback.bos_id == 1
+    assert fallback.encode("hello", add_special_tokens=False)[0] != 1
+    assert fallback.special_ids == {0, 1, 2}
+
+
+def test_token_text(byte_level: Tokenizer, fallback: Tokenizer, wordpiece: Tokenizer) -> None:
+    """What a token adds inside a text: its space is kept, specials are shown, half a character is U+FFFD."""
+    token = fallback.hf.convert_tokens_to_ids
+    assert fallback.token_text(token("▁hello")) == " hello"
+    assert fallback.token_text(token("hello")) == "hello"
+    assert fallback.token_text(token("</s>")) == "</s>"
+    assert fallback.token_text(token("<0xE2>")) == "\ufffd"
+    assert byte_level.token_text(byte_level.hf.convert_tokens_to_ids("Ġ")) == " "
+    assert byte_level.token_text(byte_level.hf.convert_tokens_to_ids("Ł")) == "\ufffd"
+    assert byte_level.token_text(99999) == ""
+    assert wordpiece.token_text(3) == " hello"
+
+
+def test_byte_values(byte_level: Tokenizer, fallback: Tokenizer) -> None:
+    assert fallback.byte_values[fallback.hf.convert_tokens_to_ids("<0xE2>")] == 0xE2
+    assert sorted(fallback.byte_values.values()) == list(range(256))
+    assert not byte_level.byte_values
+
+
+def test_chat_template(checkpoint: Path) -> None:
+    tokenizer = Tokenizer.load(checkpoint)
+    tokenizer.hf.chat_template = TEMPLATE
+    messages = [{"role": "user", "content": "hi"}]
+    text = "<|im_start|>user:hi\n<|im_start|>assistant:"
+    assert tokenizer.render_chat(messages) == text
+    ids = tokenizer.apply_chat_template(messages)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.render_chat(messages, add_generation_prompt=False) == "<|im_start|>user:hi\n"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert tokenizer.render_chat(messages, tools=[tool]).startswith("1 tools ")
+    with pytest.raises(ValueError, match=r"refuses these messages .*no robots"):
+        tokenizer.render_chat([{"role": "robot", "content": ""}])
+
+
+def test_no_chat_template(byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"no chat template: put a chat_template\.jinja"):
+        byte_level.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_missing_and_broken_files(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="no model at"):
+        Tokenizer.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no tokenizer in .*tokenizer\.json.*skip_tokenizer_init"):
+        Tokenizer.load(tmp_path / "empty")
+    (checkpoint / "tokenizer.json").write_text("{ not json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Tokenizer.load(checkpoint)
+
+
+def test_broken_generation_config(checkpoint: Path) -> None:
+    (checkpoint / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json cannot be read"):
+        Tokenizer.load(checkpoint)
+
+
+def test_tokenizer_json_alone_is_enough(tmp_path: Path, byte_level: Tokenizer) -> None:
+    byte_level.hf.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.load(tmp_path).encode("hello") == byte_level.encode("hello")
