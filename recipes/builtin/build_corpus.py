@@ -246,7 +246,8 @@ def clean(corpus: Path, held_out: list[str], cap: float, seed: int) -> list[Docu
     documents = read_documents(corpus, SUFFIXES, report=report)
     logger.info("read: %s", report.summary())
     allowed = [document for document in documents if not FILE_COPYLEFT.search(document.text, 0, 4000)]
-    allowed = [replace(document, text=strip_header(document.text)) for document in allowed]
+    stripped = [replace(document, text=strip_header(document.text)) for document in allowed]
+    allowed = [document for document in stripped if document.text.strip()]
     describe("after licence headers", allowed)
     room = {package: int(size) for package, size in ROOM.items()}
     room |= dict.fromkeys(held_out, int(HELD_OUT_CAP))

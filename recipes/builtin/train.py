@@ -1,12 +1,12 @@
 """Train Stride's built-in model from its corpus archive, in one go, on one GPU.
 
-    PYTHONPATH=src python recipes/builtin/train.py --corpus .corpus/corpus.tar.xz --tokenizer .corpus/tokenizer \
-        --work /tmp/builtin --parts /tmp/parts --base-minutes 7 --mask-minutes 5
+    PYTHONPATH=src python recipes/builtin/train.py --corpus .corpus/corpus.tar.xz \
+        --tokenizer .corpus/tokenizer --work /tmp/builtin --parts /tmp/parts --base-minutes 7 --mask-minutes 5
 
-Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work. --parts gets
-them cut into pieces small enough to carry (`cat model.safetensors.part-* > model.safetensors` joins them), each as
-soon as its stage is over, so that nothing that happens later can lose it. Options given after `base:` or `mask:` go to
-that stage, as in `--set base:muon_lr=0.03`.
+Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work. --parts
+gets them cut into pieces small enough to carry (`cat base.safetensors.part-* > model.safetensors` joins them), each
+as soon as its stage is over, so that nothing that happens later can lose it. `--set base:muon_lr=0.03` changes a
+setting of one stage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import tarfile
 import time
 import traceback
@@ -35,6 +34,7 @@ from stridelm.train.settings import (
     RunSettings,
 )
 from stridelm.train.stages import WORK, pick_device, train_base, train_mask
+from stridelm.train.trainer import Result
 from stridelm.train.windows import fixed_windows
 
 logger = logging.getLogger("builtin")
@@ -44,22 +44,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "base": {"eval_steps": 300, "log_steps": 50},
     "mask": {"batch_tokens": 65_536, "eval_steps": 400, "eval_tokens": 500_000},
 }
+STAGES: dict[str, tuple[type, ...]] = {
+    "base": (ModelShape, BaseSettings, RunSettings, OptimSettings),
+    "mask": (MaskSettings, RunSettings, MaskOptimSettings),
+}
 
 
 def main() -> None:
     """Parse the arguments and run every stage."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True, help="corpus.tar.xz, or a folder with train/ and valid/")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--corpus", type=Path, required=True, help="tar.xz or folder of train/ and valid/")
     parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="scratch folder; holds both checkpoints at the end")
+    parser.add_argument("--work", type=Path, required=True, help="scratch; holds both checkpoints at the end")
     parser.add_argument("--parts", type=Path, required=True, help="folder for what is carried away")
     parser.add_argument("--base-minutes", type=float, default=7.0)
     parser.add_argument("--mask-minutes", type=float, default=5.0)
     parser.add_argument("--base-steps", type=int, help="instead of minutes")
     parser.add_argument("--mask-steps", type=int, help="instead of minutes")
-    parser.add_argument("--base", type=Path, help="skip base training: start the mask stage from this checkpoint")
+    parser.add_argument("--base", type=Path, help="no base training: start from this")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
     args.parts.mkdir(parents=True, exist_ok=True)
@@ -73,25 +80,22 @@ def main() -> None:
 def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:
     """The recipe, stage by stage; ends with one JSON line of results."""
     began = time.monotonic()
-    data = prepare(unpack(args.corpus, args.work), args.work / "tokens", args.tokenizer, DataSettings(), 2048, args.seed)
+    corpus = unpack(args.corpus, args.work)
+    data = prepare(corpus, args.work / "tokens", args.tokenizer, DataSettings(), 2048, args.seed)
     logger.info("data ready after %.0f s: %d training tokens", time.monotonic() - began, len(data.train))
     summary: dict[str, Any] = {"data_seconds": round(time.monotonic() - began)}
     base = args.base or args.work / "base"
     if not args.base:
         limit = {"steps": args.base_steps} if args.base_steps else {"minutes": args.base_minutes}
         stage = {**DEFAULTS["base"], **limit, "seed": args.seed}
-        result = train_base(
-            base, data, *(made(cls, stage, chosen["base"]) for cls in (ModelShape, BaseSettings, RunSettings, OptimSettings))
-        )  # fmt: skip
-        summary["base"] = {"best": result.best, "best_step": result.best_step, "seconds": round(result.seconds)}
+        result = train_base(base, data, *(made(cls, stage, chosen["base"]) for cls in STAGES["base"]))
+        summary["base"] = described(result)
         carry(base, args.parts, "base")
     limit = {"steps": args.mask_steps} if args.mask_steps else {"minutes": args.mask_minutes}
     stage = {**DEFAULTS["mask"], **limit, "seed": args.seed}
     out = args.work / "mask"
-    result = train_mask(
-        out, base, data, *(made(cls, stage, chosen["mask"]) for cls in (MaskSettings, RunSettings, MaskOptimSettings))
-    )
-    summary["mask"] = {"best": result.best, "best_step": result.best_step, "seconds": round(result.seconds)}
+    result = train_mask(out, base, data, *(made(cls, stage, chosen["mask"]) for cls in STAGES["mask"]))
+    summary["mask"] = described(result)
     carry(out, args.parts, "mask")
     summary["exported_loss"] = {path.name: exported_losses(path, data) for path in (base, out)}
     summary["wall_seconds"] = round(time.monotonic() - began)
@@ -99,25 +103,29 @@ def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:
     print(json.dumps(summary), flush=True)
 
 
+def described(result: Result) -> dict[str, Any]:
+    """A run in a few numbers."""
+    return {
+        "best": result.best, "best_step": result.best_step, "steps": result.step, "tokens": result.tokens,
+        "seconds": round(result.seconds), "stopped": result.stopped,
+    }  # fmt: skip
+
+
 def overrides(pairs: list[str]) -> dict[str, dict[str, str]]:
     """`stage:name=value` settings by stage. Raises ValueError for an unknown stage, name or form."""
-    stages = {
-        "base": (ModelShape, BaseSettings, RunSettings, OptimSettings),
-        "mask": (MaskSettings, RunSettings, MaskOptimSettings),
-    }
-    chosen: dict[str, dict[str, str]] = {stage: {} for stage in stages}
+    chosen: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
     for pair in pairs:
         stage, colon, rest = pair.partition(":")
         name, equals, value = rest.partition("=")
-        known = {field.name for cls in stages.get(stage, ()) for field in fields(cls)}
+        known = {field.name for cls in STAGES.get(stage, ()) for field in fields(cls)}
         if not colon or not equals or name not in known:
-            raise ValueError(f"--set {pair}: give STAGE:NAME=VALUE with a stage of base, mask and a setting of it")
+            raise ValueError(f"--set {pair}: give STAGE:NAME=VALUE with a stage (base, mask) and its setting")
         chosen[stage][name] = value
     return chosen
 
 
 def made(cls: type, values: dict[str, Any], texts: dict[str, str]) -> Any:
-    """A settings dataclass from the recipe's values and the command line's texts, where it has such fields."""
+    """A settings dataclass from those of the recipe's values and the command line's texts that it knows."""
     hints, names = get_type_hints(cls), {field.name for field in fields(cls)}
     values = {name: value for name, value in values.items() if name in names}
     for name in names & set(texts):
@@ -146,7 +154,7 @@ def unpack(corpus: Path, work: Path) -> Path:
 
 
 def exported_losses(path: Path, data: Prepared) -> dict[str, float]:
-    """Plain validation loss (nats a token) of the weights as exported, at the full context and at half of it."""
+    """Plain validation loss (nats a token) of the weights as exported, at half the context and all of it."""
     device = pick_device("auto")
     model, config = load_for_training(path, device)
     tokens = on_device(data.valid, device)
@@ -168,7 +176,6 @@ def carry(checkpoint: Path, parts: Path, name: str) -> None:
             if file.is_file() and file.name != "model.safetensors":
                 archive.add(file, f"{name}/{file.name}")
         archive.add(checkpoint / WORK / "log.jsonl", f"{name}/log.jsonl")
-    shutil.copyfile(checkpoint / "provenance.json", parts / f"{name}.provenance.json")
     logger.info("%s carried to %s: %.1f MB of weights", name, parts, len(weights) / 1e6)
 
 

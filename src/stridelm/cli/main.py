@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
+
+from stridelm import __version__
 
 COMMANDS = {
     "generate": "complete a prompt, streaming the text as it comes",
@@ -42,7 +43,7 @@ def build_parser(chosen: str | None = None) -> Parser:
     parser = Parser(
         prog="stride", description="Serve language models, with multi-token prediction as the normal case."
     )
-    parser.add_argument("--version", action="version", version=f"stride {_version()}")
+    parser.add_argument("--version", action="version", version=f"stride {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if name == chosen:
@@ -73,13 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _one_line(error: ValueError) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("stridelm")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
-    """A `cls` made from the command line. `extra` fills fields without an option, and wins over those with."""
+    """A `cls` made from the command line. `extra` fills fields without an option, and wins over the rest."""
     return cls(**{**given_options(args, cls), **extra})
 
 

@@ -42,23 +42,30 @@ def nucleus(depths_MV: torch.Tensor, top_p_M1: torch.Tensor) -> torch.Tensor:
     limit_M1 = (mass_MV.sum(-1, keepdim=True) * top_p_M1.double()).ceil_().long()
     key_MV = depths_MV.view(torch.int32).long()  # the bits of non-negative floats are ordered as they are
     edge_M1, spent_M1 = _edge(key_MV, mass_MV, limit_M1)
+    edge_mass_M1 = masses(edge_M1.int().view(torch.float32)).clamp_(min=1)
     tied_MV = key_MV == edge_M1
-    before_MV = (mass_MV * tied_MV).cumsum(-1).sub_(mass_MV)
-    return (key_MV < edge_M1) | (tied_MV & (before_MV < limit_M1 - spent_M1))
+    # Of the tied, as many as it takes: the last of them starts under the limit.
+    taken_M1 = (limit_M1 - spent_M1 + edge_mass_M1 - 1) // edge_mass_M1
+    return (key_MV < edge_M1) | (tied_MV & (tied_MV.cumsum(-1) <= taken_M1))
 
 
 def _edge(
     key_MV: torch.Tensor, mass_MV: torch.Tensor, limit_M1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least key up to which the mass reaches the limit, and the mass under it: int64 [M, 1] each."""
-    rows = key_MV.shape[0]
-    edge_M1, spent_M1 = torch.zeros_like(limit_M1), torch.zeros_like(limit_M1)
+    """The least key up to which the mass reaches the limit, and the mass under it: int64 [M, 1] each.
+
+    One digit of the edge at a time, from the highest. A digit's buckets lie between one for all that is under the
+    digits found so far and one for all that is over them.
+    """
+    edge_M1, spent_M1 = torch.zeros_like(limit_M1), limit_M1
+    bucket_MV = torch.empty_like(key_MV)
     for shift, width in _DIGITS:
-        prefix_MV = key_MV >> shift
-        inside_MV = mass_MV if shift == _DIGITS[0][0] else mass_MV * (prefix_MV >> width == edge_M1)
-        digit_MV = prefix_MV & ((1 << width) - 1)
-        histogram = mass_MV.new_zeros(rows, 1 << width).scatter_add_(1, digit_MV, inside_MV)
-        under = histogram.cumsum(-1) < limit_M1 - spent_M1
-        edge_M1 = (edge_M1 << width) | under.sum(-1, keepdim=True)
-        spent_M1 = spent_M1 + (histogram * under).sum(-1, keepdim=True)
+        last = 1 << width
+        torch.bitwise_right_shift(key_MV, shift, out=bucket_MV)
+        bucket_MV.sub_((edge_M1 << width) - 1).clamp_(0, last + 1)
+        buckets = mass_MV.new_zeros(mass_MV.shape[0], last + 2).scatter_add_(1, bucket_MV, mass_MV)
+        upto = buckets.cumsum(-1)
+        under = upto < limit_M1
+        edge_M1 = (edge_M1 << width) + under.sum(-1, keepdim=True) - 1
+        spent_M1 = (upto * under).amax(-1, keepdim=True)
     return edge_M1, spent_M1

@@ -78,8 +78,8 @@ def _serve(running: list[Request], purse: Purse) -> tuple[list[Grant], list[Requ
         if not purse.take(grant, real, depth):
             victims = _victims(behind, purse.lacking(grant, rows), purse.view)
             if not victims and not grants:
-                # The best-ranked must go on. Pages that only those behind it share are nobody's alone, so they
-                # were not counted; with all of them gone, the next plan sees every page.
+                # The best-ranked must go on. Pages that only those behind it share are nobody's alone, so
+                # they were not counted; with all of them gone, the next plan sees every page.
                 victims = list(reversed(behind))
             for victim in victims:
                 behind.remove(victim)

@@ -10,8 +10,8 @@ token is decoded behind a short window of its predecessors, and what the window 
 The window is cut back when it grows long, so a token costs the same wherever it stands.
 
 Vocabularies with byte fallback need more. Their decoder reads a whole run of byte tokens at once and, if any
-of it is invalid, replaces all of it, characters long since shown included. Here such bytes are gathered apart,
-and each character is final when it is complete.
+of it is invalid, replaces all of it, characters long since shown included. Here such bytes are gathered
+apart, and each character is final when it is complete.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Which stop string ends a request must not depend on how its text was cut into pieces: a step may bring one
 token or eight. So the match is the one that is complete first, reading character by character, and of those
-complete at the same character the longest. Nothing that comes later can change it, and generation ends as soon
-as it can.
+complete at the same character the longest. Nothing that comes later can change it, and generation ends as
+soon as it can.
 
 The search is an Aho-Corasick automaton: each character costs the same whether there is one stop string or ten
 thousand, and the depth of its state is exactly how much text must be held back.

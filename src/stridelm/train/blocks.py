@@ -44,7 +44,9 @@ class BlockAttend:
     length: int
     chunks: tuple[Chunk, ...]
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
+    ) -> torch.Tensor:
         q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
         t = self.length
         real = F.scaled_dot_product_attention(
@@ -65,14 +67,14 @@ def _attend_chunk(
     return out.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
-def strata(length: int, anchors: int, slots: int) -> torch.Tensor:
-    """Edges of `anchors` equal parts of the places where an anchor may stand: [A + 1] int64.
+def strata(length: int, anchors: int, slots: int) -> list[int]:
+    """The A + 1 edges of `anchors` equal parts of the places where an anchor may stand.
 
     Raises ValueError if there are more anchors than places.
     """
     if length - slots < anchors:
         raise ValueError(f"{anchors} anchors with {slots} masks do not fit {length} tokens; lower --anchors")
-    return torch.arange(anchors + 1) * (length - slots) // anchors
+    return [number * (length - slots) // anchors for number in range(anchors + 1)]
 
 
 def sample_anchors(length: int, anchors: int, slots: int, generator: torch.Generator) -> torch.Tensor:
@@ -80,7 +82,7 @@ def sample_anchors(length: int, anchors: int, slots: int, generator: torch.Gener
 
     Returns [A] int64, ascending, on the CPU.
     """
-    edges = strata(length, anchors, slots)
+    edges = torch.tensor(strata(length, anchors, slots))
     return edges[:-1] + (torch.rand(anchors, generator=generator) * edges.diff()).long()
 
 
@@ -91,7 +93,7 @@ def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -
     without reading the anchors, and rounded up to the 8 columns that masked attention kernels want.
     """
     total = len(anchors_A)
-    edges, chunks = strata(length, total, slots).tolist(), []
+    edges, chunks = strata(length, total, slots), []
     for number in range(count):
         first, last = number * total // count, (number + 1) * total // count
         limit = min(length, -(-edges[last] // 8) * 8) if count > 1 else length
@@ -103,7 +105,9 @@ def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -
 def block_positions(anchors_A: torch.Tensor, length: int, slots: int) -> torch.Tensor:
     """Positions of the rows of one sequence: [R] int64."""
     offsets = torch.arange(1, slots + 1, device=anchors_A.device)
-    return torch.cat((torch.arange(length, device=anchors_A.device), (anchors_A[:, None] + offsets).flatten()))
+    return torch.cat(
+        (torch.arange(length, device=anchors_A.device), (anchors_A[:, None] + offsets).flatten())
+    )
 
 
 def block_mask(anchors_A: torch.Tensor, length: int, slots: int) -> torch.Tensor:

@@ -27,7 +27,9 @@ class DenseAttend:
 
     batch: int
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
+    ) -> torch.Tensor:
         # Under autocast the normalised queries and keys may be wider than the values; the kernels want one dtype.
         q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])

@@ -9,7 +9,7 @@ through the iteration as one batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,11 @@ class Muon(torch.optim.Optimizer):
         self.batches = _batches(matrices)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
         params: list[torch.Tensor] = group["params"]
-        grads = [p.grad for p in params]
-        assert all(g is not None for g in grads), "a matrix got no gradient"
+        grads = [p.grad for p in params if p.grad is not None]
+        assert len(grads) == len(params), "a matrix got no gradient"
         velocities = [self._velocity(p) for p in params]
         torch._foreach_lerp_(velocities, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, velocities, group["momentum"])  # Nesterov: look one step ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,10 +13,12 @@ import torch.nn.functional as F
 from stridelm.models.layers.decoder import Decoder
 from stridelm.train.dense import DenseAttend, flat_positions
 
+logger = logging.getLogger(__name__)
+
 EVAL_TOKENS = 32_768
 """Tokens of a validation batch."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,26 @@ def precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 
-def compiled(function: Function, wanted: bool) -> Function:
-    """`torch.compile` for fixed shapes, where wanted."""
-    return torch.compile(function, dynamic=False) if wanted else function  # type: ignore[return-value]
+def compiled(function: Callable[..., T], wanted: bool) -> Callable[..., T]:
+    """`torch.compile` for fixed shapes, where wanted. Should compilation fail, the run goes on uncompiled."""
+    if not wanted:
+        return function
+    fast: Callable[..., T] | None = torch.compile(function, dynamic=False)
+
+    def call(*args: Any) -> T:
+        nonlocal fast
+        if fast is None:
+            return function(*args)
+        try:
+            return fast(*args)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:  # what compilers raise differs between versions
+            logger.exception("torch.compile failed; training goes on uncompiled, several times slower")
+            fast = None
+            return function(*args)
+
+    return call
 
 
 def plain_hidden(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,10 @@ class Optimiser:
             weight_decay=settings.muon_decay,
         )
         self.adam = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.adam_decay}, {"params": plain, "weight_decay": 0.0}],
+            [
+                {"params": decayed, "weight_decay": settings.adam_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
             lr=settings.adam_lr,
             betas=(0.9, 0.95),
             eps=1e-10,

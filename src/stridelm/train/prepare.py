@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from stridelm.train.corpus import Document, read_documents, split
+from stridelm.train.corpus import DUPLICATE_CONTAINMENT, Document, read_documents, split
 from stridelm.train.settings import DataSettings
 from stridelm.train.tokens import (
     MASK,
@@ -48,7 +48,9 @@ class Prepared:
         """Raises ValueError if the tokenizer has no mask token."""
         mask = self.tokenizer.token_to_id(MASK)
         if mask is None:
-            raise ValueError(f"the tokenizer in {self.tokenizer_dir} has no {MASK} token; train one with this command")
+            raise ValueError(
+                f"the tokenizer in {self.tokenizer_dir} has no {MASK} token; train one with this command"
+            )
         return int(mask)
 
 
@@ -62,7 +64,9 @@ def prepare(
     Raises ValueError for data that is none of these, and for a tokenizer that does not fit.
     """
     if not data.is_dir():
-        raise ValueError(f"no such directory: {data}; give a folder of text, or one with train.bin and valid.bin")
+        raise ValueError(
+            f"no such directory: {data}; give a folder of text, or one with train.bin and valid.bin"
+        )
     encoded = (data / "train.bin").is_file()
     if encoded:
         tokenizer_dir = tokenizer_dir or data / "tokenizer"
@@ -71,7 +75,10 @@ def prepare(
     tokenizer_dir = tokenizer_dir or work / "tokenizer"
     tokenizer, folder = load_tokenizer(tokenizer_dir), data if encoded else work
     return Prepared(
-        TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "valid.bin", tokenizer), tokenizer_dir, tokenizer
+        TokenFile(folder / "train.bin", tokenizer),
+        TokenFile(folder / "valid.bin", tokenizer),
+        tokenizer_dir,
+        tokenizer,
     )
 
 
@@ -102,8 +109,8 @@ def _documents(data: Path, settings: DataSettings, seed: int) -> tuple[list[Docu
     suffixes = [suffix.strip() for suffix in settings.suffixes.split(",") if suffix.strip()]
     if (data / "train").is_dir() and (data / "valid").is_dir():
         return read_as_is(data / "train", suffixes), read_as_is(data / "valid", suffixes)
-    options = {} if settings.near_duplicates else {"near_duplicates": None}
-    documents = read_documents(data, suffixes, **options)
+    containment = DUPLICATE_CONTAINMENT if settings.near_duplicates else None
+    documents = read_documents(data, suffixes, near_duplicates=containment)
     try:
         held_out: float | list[str] = float(settings.held_out)
     except ValueError:
@@ -141,4 +148,7 @@ def data_facts(prepared: Prepared) -> dict[str, object]:
             "sha256": hashlib.sha256(np.asarray(file.tokens).tobytes()).hexdigest(),
         }
         for side, file in (("train", prepared.train), ("valid", prepared.valid))
-    } | {"tokenizer": tokenizer_hash(prepared.tokenizer), "bytes_per_token": round(prepared.train.bytes_per_token, 4)}
+    } | {
+        "tokenizer": tokenizer_hash(prepared.tokenizer),
+        "bytes_per_token": round(prepared.train.bytes_per_token, 4),
+    }

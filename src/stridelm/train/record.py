@@ -32,7 +32,11 @@ class JsonLines:
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """The machine in a few words."""
-    facts: dict[str, Any] = {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": device.type}
+    facts: dict[str, Any] = {
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+    }
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
     return facts
@@ -54,8 +58,11 @@ def provenance(stage: str, device: torch.device, *settings: Any, **facts: Any) -
     return {
         "stage": stage,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "settings": {type(s).__name__: asdict(s) for s in settings if is_dataclass(s) and not isinstance(s, type)},
+        # Absolute paths say where something lay on one machine, which is nobody's business.
+        "command": [Path(word).name if word.startswith("/") else word for word in sys.argv],
+        "settings": {
+            type(s).__name__: asdict(s) for s in settings if is_dataclass(s) and not isinstance(s, type)
+        },
         **facts,
         "hardware": hardware(device),
         "versions": versions(),

@@ -47,7 +47,12 @@ def train_base(
     _check_context(run, shape.context)
     config = qwen3_config(shape, data.train.info.vocab_size, data.eos_id)
     model = new_model(config, run.seed).to(device)
-    logger.info("base: %.2fM parameters, %d training tokens, %s", parameter_count(model) / 1e6, len(data.train), device)
+    logger.info(
+        "base: %.2fM parameters, %d training tokens, %s",
+        parameter_count(model) / 1e6,
+        len(data.train),
+        device,
+    )
     valid = fixed_windows(on_device(data.valid, device), run.length, run.eval_tokens)
     objective = BaseObjective(model, valid, data.mask_id, base, seed=run.seed, compile=compile)
     trainer = Trainer("base", objective, on_device(data.train, device), run, optim, out / WORK)
@@ -78,7 +83,13 @@ def train_mask(
     config.mask_token_id, config.mask_k_max = data.mask_id, mask.k_max
     facts: dict[str, Any] = {"parameters": parameter_count(student), "base": _base_record(checkpoint)}
     facts |= {"data": data_facts(data), "result": asdict(result)}
-    export(student, config, out, data.tokenizer_dir, provenance("mask", device, mask, run, optim, seed=run.seed, **facts))
+    export(
+        student,
+        config,
+        out,
+        data.tokenizer_dir,
+        provenance("mask", device, mask, run, optim, seed=run.seed, **facts),
+    )
     return result
 
 

@@ -85,7 +85,13 @@ class Trainer:
                 log.close()
         self._load_best()
         return Result(
-            self.clock.step, self.tokens, self.clock.elapsed, self.best_step, self.best_metrics, self.curve, stopped
+            self.clock.step,
+            self.tokens,
+            self.clock.elapsed,
+            self.best_step,
+            self.best_metrics,
+            self.curve,
+            stopped,
         )
 
     def _loop(self, log: JsonLines, reporter: Reporter) -> str:
@@ -192,7 +198,9 @@ class Trainer:
         for name in ("stage", "seed"):
             mine = self.stage if name == "stage" else self.run.seed
             if state[name] != mine:
-                raise ValueError(f"{path} was written with {name} {state[name]}, not {mine}; use the same one")
+                raise ValueError(
+                    f"{path} was written with {name} {state[name]}, not {mine}; use the same one"
+                )
         self.objective.model.load_state_dict(state["model"])
         self.optimiser.restore(state["optimiser"])
         self.objective.restore(state["objective"])

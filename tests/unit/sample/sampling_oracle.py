@@ -1,4 +1,4 @@
-"""Sampling done the slow way, a row at a time, in plain Python and numpy: what the tensor code must agree with."""
+"""Sampling the slow way, a row at a time, in Python and numpy: what the tensor code must agree with."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _request(rng: random.Random, vocab: int, slot: int) -> Request:
 
 
 def _bad_words(rng: random.Random, vocab: int, request: Request) -> list[list[int]]:
-    """Some that match where the known tokens end, in the output or only across the prompt's edge, some that do not."""
+    """Some match where the known tokens end (a few of them only across the prompt's edge), some do not."""
     words = [[rng.randrange(vocab) for _ in range(rng.randrange(1, 5))] for _ in range(rng.randrange(3))]
     if request.known > 3 and rng.random() < 0.6:
         words += [request.token_ids[-n:] + [rng.randrange(vocab)] for n in (1, 2, 3)]
@@ -170,7 +170,7 @@ def _truncated(x: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def naive_token(case: Case, row: int) -> int:
-    """The row's token: the argmax of its processed logits, with noise made of Python integers if it is sampled."""
+    """The argmax of the row's processed logits, with noise made of Python integers if it is sampled."""
     x = naive_row(case, row).astype(np.float64)
     request = case.requests[case.row_slots[row]]
     if request.params.temperature >= 1e-5:

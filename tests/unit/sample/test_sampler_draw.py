@@ -40,7 +40,7 @@ def test_tokens_do_not_depend_on_neighbours(vocab: int, dtype: torch.dtype) -> N
     assert torch.equal(sampler.draw(logits[index], some.rows, some.row_slots), whole[index])
 
 
-def _sampler(count: int, vocab: int, **params: Any) -> Sampler:
+def _sampler(vocab: int, **params: Any) -> Sampler:
     table = SamplingTable(1, vocab)
     table.set(0, Request("r", [0], SamplingParams(**params), Speculation(), seed=-77))
     return Sampler(table, History(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([1])))
@@ -52,12 +52,13 @@ def _sampler(count: int, vocab: int, **params: Any) -> Sampler:
 def test_gumbel_max_draws_from_the_softmax(params: dict[str, Any]) -> None:
     """Chi-square over 200,000 positions of one request."""
     count, vocab = 200_000, 13
-    sampler = _sampler(count, vocab, **params)
+    sampler = _sampler(vocab, **params)
     logits_V = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 1.5
-    rows = Rows(torch.zeros(count, dtype=torch.int64), torch.arange(count))
-    logits = logits_V.expand(count, vocab)
-    tokens = sampler.draw(logits, rows, [0] * count)
-    one = Rows(rows.slots[:1], rows.positions[:1])
+    call = 2_000
+    logits, slots = logits_V.expand(call, vocab), torch.zeros(call, dtype=torch.int64)
+    calls = [Rows(slots, first + torch.arange(call)) for first in range(0, count, call)]
+    tokens = torch.cat([sampler.draw(logits, rows, [0] * call) for rows in calls])
+    one = Rows(slots[:1], slots[:1])
     p = sampler.processed(logits[:1], one, [0])[0].double().softmax(-1)
     counts = torch.bincount(tokens, minlength=vocab).double()
     assert bool((counts[p == 0] == 0).all())
@@ -68,7 +69,7 @@ def test_gumbel_max_draws_from_the_softmax(params: dict[str, Any]) -> None:
 
 
 def test_plain_greedy_is_one_argmax_with_ties_to_the_lowest_id() -> None:
-    sampler = _sampler(1, 5000, temperature=0.0)
+    sampler = _sampler(5000, temperature=0.0)
     logits = torch.zeros(3, 5000, dtype=torch.bfloat16)
     logits[0, [4999, 17, 3000]] = 1.0
     logits[1, [4998, 4999]] = 0.5
@@ -97,7 +98,7 @@ def test_seed_sample_index_position_and_stream_each_change_the_draw() -> None:
 
 def test_a_rewritten_slot_is_noticed() -> None:
     """Which rows need what is remembered between calls, but not past a change of the table."""
-    sampler = _sampler(1, 50, temperature=0.0)
+    sampler = _sampler(50, temperature=0.0)
     rows, logits = Rows(torch.tensor([0]), torch.tensor([1])), torch.zeros(1, 50)
     assert sampler.draw(logits, rows, [0]).tolist() == [0]
     request = Request("r", [0], SamplingParams(temperature=0.0, logit_bias={9: 1.0}), Speculation())

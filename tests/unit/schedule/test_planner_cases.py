@@ -126,7 +126,7 @@ def test_a_chunk_is_cut_to_the_pages() -> None:
     assert shape(planner.plan(queue, pages)) == [("a", 12, 0, False)]
 
 
-@pytest.mark.parametrize("left, depth", [(1, 0), (2, 1), (3, 2), (50, 4)])
+@pytest.mark.parametrize(("left", "depth"), [(1, 0), (2, 1), (3, 2), (50, 4)])
 def test_no_draft_row_beyond_max_tokens(left: int, depth: int) -> None:
     planner, queue, pages = setup(64)
     start(queue, pages, request("a", 8, draft=4, emitted=5, max_tokens=5 + left))

@@ -1,4 +1,4 @@
-"""Small tokenizers, as awkward as real ones: byte-level BPE, byte fallback, a decoder that makes the spaces."""
+"""Small tokenizers, as awkward as real ones: byte-level BPE, byte fallback, a decoder that makes spaces."""
 
 from __future__ import annotations
 

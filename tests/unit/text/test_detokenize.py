@@ -36,7 +36,7 @@ def stream(tokenizer: Tokenizer, prompt: list[int], parts: list[list[int]], skip
 @example(text="€" * 40, at=0.5, sizes=[])
 @example(text="  hello  hello", at=0.0, sizes=[2])
 def test_stream_is_decode_of_the_whole(tokenizer: Tokenizer, text: str, at: float, sizes: list[int]) -> None:
-    """pushes + flush == decode(prompt + output) - decode(prompt), wherever a text is cut between characters."""
+    """pushes + flush == decode(prompt + output) - decode(prompt), wherever a text is cut in two."""
     ids = tokenizer.encode(text)
     cut = int(at * len(ids))
     while cut and tokenizer.decode(ids[:cut]).endswith(REPLACEMENT):

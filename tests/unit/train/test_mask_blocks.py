@@ -75,7 +75,9 @@ def test_a_row_sees_what_comes_before_it_in_its_block_and_nothing_after(model, r
 def test_chunks_change_nothing(model, rows):
     real, block, anchors = rows
     for one, many in zip(
-        block_logits(model, real, block, anchors), block_logits(model, real, block, anchors, CHUNKS), strict=True
+        block_logits(model, real, block, anchors),
+        block_logits(model, real, block, anchors, CHUNKS),
+        strict=True,
     ):
         torch.testing.assert_close(one, many)
 

@@ -96,11 +96,16 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
         heads, kv_heads = self.heads, self.kv_heads
         rows_NHD = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
-        q, k, v = rows_NHD.split((heads, kv_heads, kv_heads), dim=1)
+        qk, v = rows_NHD.split((heads + kv_heads, kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(self.layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
-        return self.o(out.flatten(1))
+            qk = self._normalise(qk, self.q_norm, self.k_norm)
+        q, k = rotate(qk, cos, sin).split((heads, kv_heads), dim=1)
+        return self.o(attend(self.layer, q, k, v).flatten(1))
+
+    def _normalise(self, qk_NHD: torch.Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> torch.Tensor:
+        """Both norms in one pass: each head by its own length, queries and keys by their own weight."""
+        weight = torch.cat((q_norm.weight.expand(self.heads, -1), k_norm.weight.expand(self.kv_heads, -1)))
+        return F.rms_norm(qk_NHD, (self.head_dim,), None, q_norm.eps) * weight
 
 
 class GatedMLP(nn.Module):

@@ -1,0 +1,316 @@
+"""The laws of the house: imports run downwards, a drafter is a folder, only the cache moves `computed`.
+
+They are read from the source, so that a file breaks them the day it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import stridelm
+
+PACKAGE = Path(stridelm.__path__[0])
+LEAVES = ("types", "config", "registry", "params")
+STOREYS = (
+    {*LEAVES, "builtin"},
+    {"kernels", "text", "parallel"},
+    {"cache", "attention", "sample", "models"},
+    {"schedule", "draft", "run", "verify"},
+    {"engine", "llm"},
+    {"bench", "train"},
+    {"cli", "server"},
+)
+"""Rooms from the ground up. A room may import its own storey and those below."""
+FLOOR = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
+DRAFTER_BLIND = ("engine", "schedule", "cache", "attention", "run", "verify")
+"""Rooms that know no drafter by name."""
+EVERYDAY = {"none", "mask", "model"}
+"""Drafters' names that are also words: `attention_mask` is nobody's, `mask_drafter` is."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def room_of(path: Path) -> str:
+    """`engine` for engine/step.py, `types` for types.py, "" for the package's own __init__.py."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_name(path: Path) -> str:
+    parts = ("stridelm", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, node: ast.AST | None = None) -> Iterator[str]:
+    """Dotted names of all that a file imports, wherever in it and for whatever reason."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    for child in ast.walk(node or tree_of(path)):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            if child.level:
+                above = package.split(".")[: len(package.split(".")) - child.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield from (f"{base}.{alias.name}" for alias in child.names)
+
+
+def imports_when_run(path: Path) -> set[str]:
+    """Packages that importing the file imports: not those under TYPE_CHECKING, nor inside functions."""
+    found: set[str] = set()
+    pending: list[ast.stmt] = list(tree_of(path).body)
+    while pending:
+        statement = pending.pop()
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+            pending += statement.orelse
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            found.update(name.split(".")[0] for name in imports(path, statement))
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+    return found
+
+
+def rooms_imported(path: Path) -> set[str]:
+    names = [name.split(".") for name in imports(path)]
+    return {name[1] for name in names if name[0] == "stridelm" and len(name) > 1 and name[1] in FLOOR}
+
+
+def folders() -> list[str]:
+    """Drafters that live in a folder of their own. `none` stays: plain decoding is its verification."""
+    inside = (PACKAGE / "draft").iterdir()
+    return sorted(path.name for path in inside if (path / "__init__.py").is_file() and path.name != "none")
+
+
+# Storeys
+
+
+def test_every_room_is_on_the_plan() -> None:
+    """A new room is given its storey before anyone imports it."""
+    assert {room_of(path) for path in FILES} <= {"", *FLOOR}
+
+
+def test_imports_run_downwards() -> None:
+    faults = [
+        f"{shown(path)} imports {other}"
+        for path in FILES
+        for other in rooms_imported(path)
+        if room_of(path) and FLOOR[other] > FLOOR[room_of(path)]
+    ]
+    assert not faults, faults
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_leaves_import_leaves_alone(leaf: str) -> None:
+    path = PACKAGE / f"{leaf}.py"
+    assert rooms_imported(path) <= set(LEAVES)
+    assert "torch" not in imports_when_run(path)
+
+
+def test_serving_never_imports_training() -> None:
+    """Only `stride train` does."""
+    serving = [path for path in FILES if room_of(path) != "train" and path != PACKAGE / "cli" / "train.py"]
+    faults = [shown(path) for path in serving if "train" in rooms_imported(path)]
+    assert not faults, faults
+
+
+def test_the_planner_is_pure() -> None:
+    """No tensor and no device, not even for a type: a plan is made from queue state alone."""
+    impure = {"torch", "numpy", "triton"}
+    planner = [path for path in FILES if room_of(path) == "schedule"]
+    faults = [shown(path) for path in planner if impure & {name.split(".")[0] for name in imports(path)}]
+    assert planner
+    assert not faults, faults
+
+
+# Drafters
+
+
+def words(identifier: str) -> list[str]:
+    """`MaskDrafter` and `mask_drafter` as [mask, drafter]."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().split("_")
+
+
+def speaks_of(identifier: str, name: str) -> bool:
+    """Whether an identifier holds a drafter's name; of an everyday word, only beside `draft` or `drafter`."""
+    spoken, sought = words(identifier), words(name)
+    at = [i for i in range(len(spoken)) if spoken[i : i + len(sought)] == sought]
+    return bool(at) and (name not in EVERYDAY or any(word.startswith("draft") for word in spoken))
+
+
+@cache
+def identifiers(path: Path) -> frozenset[str]:
+    fields = ("id", "attr", "arg", "name", "asname")
+    values = (getattr(node, field, None) for node in ast.walk(tree_of(path)) for field in fields)
+    return frozenset(part for value in values if isinstance(value, str) for part in value.split("."))
+
+
+@cache
+def strings(path: Path) -> frozenset[str]:
+    """String literals, but for docstrings and other bare strings, which are prose."""
+    nodes = list(ast.walk(tree_of(path)))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    literals = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in prose)
+    return frozenset(node.value for node in literals if isinstance(node.value, str))
+
+
+def namings(path: Path, name: str) -> list[str]:
+    """How a file names a drafter: as an identifier, as a string, or by importing its folder."""
+    home = f"stridelm.draft.{name}"
+    found = [word for word in identifiers(path) if speaks_of(word, name)]
+    found += [repr(text) for text in strings(path) if text == name]
+    found += [module for module in imports(path) if f"{module}.".startswith(f"{home}.")]
+    return [f"{shown(path)} names {name}: {word}" for word in found]
+
+
+def test_no_drafter_is_named() -> None:
+    """Those rooms serve all drafters alike."""
+    from stridelm.draft import DRAFTERS
+
+    blind = [path for path in FILES if room_of(path) in DRAFTER_BLIND]
+    faults = [fault for path in blind for name in {*DRAFTERS, *folders()} for fault in namings(path, name)]
+    assert not faults, faults
+
+
+@pytest.mark.parametrize(
+    ("identifier", "name", "speaks"),
+    [
+        ("NgramDrafter", "ngram", True),
+        ("max_ngram", "ngram", True),
+        ("ngrams_seen", "ngram", False),
+        ("frozen_kv_rows", "frozen_kv", True),
+        ("attention_mask", "mask", False),
+        ("MaskDrafter", "mask", True),
+        ("mask_draft_rows", "mask", True),
+        ("model", "model", False),
+    ],
+)
+def test_what_counts_as_naming(identifier: str, name: str, speaks: bool) -> None:
+    assert speaks_of(identifier, name) == speaks
+
+
+SURVIVORS = """
+import importlib, json, pathlib, pkgutil, sys
+import stridelm
+assert pathlib.Path(stridelm.__path__[0]) == pathlib.Path(sys.argv[1]), stridelm.__path__
+for module in pkgutil.walk_packages(stridelm.__path__, "stridelm."):
+    importlib.import_module(module.name)
+from stridelm import LLM, SamplingParams
+from stridelm.draft import DRAFTERS
+assert sys.argv[3] not in DRAFTERS, list(DRAFTERS)
+for name in DRAFTERS:
+    DRAFTERS.get(name)
+prompt = [5, 6, 7, 5, 6, 7, 5, 6]
+params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+out = []
+for drafter in ("none", "auto"):
+    options = dict(dtype="float32", skip_tokenizer_init=True, num_pages=64, strict=True)
+    llm = LLM(model=sys.argv[2], drafter=drafter, **options)
+    out.append(list(llm.generate([prompt], params)[0].outputs[0].token_ids))
+    llm.check()
+print(json.dumps(out))
+"""
+"""Imports all that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter."""
+
+
+@pytest.fixture(scope="module")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    path = tmp_path_factory.mktemp("tiny")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("name", folders())
+def test_deleting_a_drafter_breaks_nothing_else(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Without its folder everything still imports, the registry does not list it, and prompts are completed."""
+    copy = tmp_path / "stridelm"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    shutil.rmtree(copy / "draft" / name)
+    run = subprocess.run(
+        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    plain, automatic = json.loads(run.stdout.splitlines()[-1])
+    assert len(plain) == 6
+    assert automatic == plain
+
+
+# The ledger
+
+
+def moves_computed(tree: ast.AST) -> Iterator[int]:
+    """Lines that assign an attribute called `computed`, by a statement or by `setattr`."""
+    for node in ast.walk(tree):
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+        if stored and node.attr == "computed":
+            yield node.lineno
+        called = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr")
+        if called and any(isinstance(arg, ast.Constant) and arg.value == "computed" for arg in node.args):
+            yield node.lineno
+
+
+def test_only_the_cache_moves_computed() -> None:
+    others = [path for path in FILES if room_of(path) != "cache"]
+    faults = [f"{shown(path)}:{line}" for path in others for line in moves_computed(tree_of(path))]
+    assert not faults, faults
+
+
+def test_moves_computed_sees_every_way() -> None:
+    ways = (
+        "r.computed = 1\nr.computed += 1\na, r.computed = 1, 2\nsetattr(r, 'computed', 3)\nprint(r.computed)"
+    )
+    assert sorted(moves_computed(ast.parse(ways))) == [1, 2, 3, 4]
+
+
+# Every file
+
+
+def test_every_file_says_why_it_exists() -> None:
+    """A docstring opens it; only an empty file goes without."""
+    faults = [shown(path) for path in FILES if tree_of(path).body and not ast.get_docstring(tree_of(path))]
+    assert not faults, faults
+
+
+def test_annotations_are_not_evaluated() -> None:
+    """`from __future__ import annotations` stands in every file that defines something."""
+    defining = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.AnnAssign
+    files = [path for path in FILES if any(isinstance(node, defining) for node in tree_of(path).body)]
+    faults = [shown(path) for path in files if "__future__.annotations" not in set(imports(path))]
+    assert not faults, faults

@@ -1,0 +1,41 @@
+"""A tiny model, a tiny text and the settings of a run that takes a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from stridelm.train.recipe import new_model, qwen3_config
+from stridelm.train.settings import ModelShape, RunSettings
+
+VOCAB, MASK_ID = 64, 63
+
+
+@pytest.fixture
+def shape() -> ModelShape:
+    return ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=32, context=64)
+
+
+@pytest.fixture
+def config(shape):
+    return qwen3_config(shape, VOCAB, 0)
+
+
+@pytest.fixture
+def tiny_model(config):
+    return new_model(config, seed=0)
+
+
+@pytest.fixture
+def stream() -> torch.Tensor:
+    """A text with something to learn: runs of counting from random starts."""
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(0, 60, (200, 1), generator=generator)
+    return ((starts + torch.arange(16)) % 60).flatten().int()
+
+
+@pytest.fixture
+def run_settings() -> RunSettings:
+    run = RunSettings(steps=12, batch_tokens=128, length=16, eval_steps=4, eval_tokens=256, log_steps=2)
+    return replace(run, device="cpu", compile=False)
