@@ -1,11 +1,12 @@
 """Pick the benchmark's default prompts from the held-out packages of the built-in model's corpus.
 
-    python recipes/builtin/make_prompts.py --corpus /root/data/corpus --out src/stridelm/bench/prompts.json
+    python recipes/builtin/make_prompts.py --corpus data/corpus --out src/stridelm/bench/prompts.json
 
-Whole packages were held out, so no prompt was trained on. A prompt starts at the beginning of a function and is cut
-either behind a signature (and its docstring), or between two statements of the body; the model is to go on. The
-choice is by hash: the same corpus gives the same file, and no taste of ours goes into it. Packages take turns in the
-file's order, so that its first N prompts are as mixed as all of them. Package, version and licence stand beside each.
+Whole packages were held out, so no prompt was trained on. A prompt starts at the beginning of a function and
+is cut either behind a signature (and its docstring), or between two statements of the body; the model is to
+go on. The choice is by hash: the same corpus gives the same file, and no taste of ours goes into it. Packages
+take turns in the file's order, so that its first N prompts are as mixed as all of them. Package, version and
+licence stand beside each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ SHORTEST, LONGEST = 200, 800
 KINDS = ("signature", "body")
 TEST_SHARE = 4
 """At most one prompt in this many comes from a package's tests, which read alike."""
+
+VENDORED = {"blib2to3", "_vendor", "vendor"}
+"""Folders under another licence than their package's."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -47,8 +51,12 @@ class Candidate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True, help="directory with valid/<package>/ from build_corpus.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="directory with valid/<package>/ from build_corpus.py"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--each", type=int, default=4, help="prompts of each package (default: 4)")
     args = parser.parse_args()
@@ -72,8 +80,11 @@ def described(package: str, licence: dict[str, str], candidate: Candidate) -> di
 
 
 def choose(root: Path, count: int) -> list[Candidate]:
-    """`count` candidates of a package, kinds in turn, no file twice. Raises ValueError if it has not as many."""
-    found = sorted((c for path in sorted(root.rglob("*.py")) for c in candidates(root, path)), key=lambda c: c.rank)
+    """`count` candidates of a package, kinds in turn, no file twice. Raises ValueError if there are fewer."""
+    files_here = [
+        path for path in sorted(root.rglob("*.py")) if not VENDORED & set(path.relative_to(root).parts)
+    ]
+    found = sorted((c for path in files_here for c in candidates(root, path)), key=lambda c: c.rank)
     tests_left = count // TEST_SHARE
     picked: list[Candidate] = []
     while len(picked) < count:
@@ -101,14 +112,15 @@ def candidates(root: Path, path: Path) -> Iterator[Candidate]:
     name = str(path.relative_to(root))
     for start, function in functions(module):
         for kind, last in cuts(function):
-            text = "".join(lines[start - 1 : last])
+            # Without the last line break: tokenizers join it with the indentation that the model is to write.
+            text = "".join(lines[start - 1 : last]).rstrip()
             if SHORTEST <= len(text) <= LONGEST:
                 yield Candidate(name, kind, start, last, text)
 
 
 def functions(module: ast.Module) -> Iterator[tuple[int, Function]]:
-    """(line that a prompt starts at, the function it is cut in). The start is the function's own first line, or that
-    of the function or class before it, so that some prompts have seen how this file is written."""
+    """(line that a prompt starts at, the function it is cut in). The start is the function's own first line,
+    or that of the function or class before it, so that some prompts have seen how this file is written."""
     for block in ast.walk(module):
         body = getattr(block, "body", None)
         if not isinstance(body, list) or not isinstance(block, ast.Module | ast.ClassDef):

@@ -3,10 +3,10 @@
     PYTHONPATH=src python recipes/builtin/train.py --corpus .corpus/corpus.tar.xz \
         --tokenizer .corpus/tokenizer --work /tmp/builtin --parts /tmp/parts --base-minutes 7 --mask-minutes 5
 
-Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work. --parts
-gets them cut into pieces small enough to carry (`cat base.safetensors.part-* > model.safetensors` joins them), each
-as soon as its stage is over, so that nothing that happens later can lose it. `--set base:muon_lr=0.03` changes a
-setting of one stage.
+Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work.
+--parts gets them cut into pieces small enough to carry (`cat base.safetensors.part-* > model.safetensors`
+joins them), each as soon as its stage is over, so that nothing that happens later can lose it. `--set
+base:muon_lr=0.03` changes a setting of one stage.
 """
 
 from __future__ import annotations

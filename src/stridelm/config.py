@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from numbers import Integral
 
-from stridelm.params import Speculation
-
-
-def option(default: Any, text: str) -> Any:
-    """A field with its help text."""
-    return field(default=default, metadata={"help": text})
+from stridelm.params import Speculation, check_flag, number, token_ids
+from stridelm.params import option as option
 
 
 @dataclass(frozen=True)
@@ -20,13 +16,23 @@ class EngineConfig:
     """Raises ValueError, on construction, for a value that could never work."""
 
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
-    drafter: str = option("auto", "who drafts: none, ngram, mask, or auto for the best that the model can run")
-    depth: int | None = option(None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default")
+    drafter: str = option(
+        "auto", "who drafts: none, ngram, mask, or auto for the best that the model can run"
+    )
+    depth: int | None = option(
+        None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
+    )
     acceptance: str = option("exact", "acceptance rule: exact (lossless) or trust (lossy)")
-    confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
-    prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
+    confidence: float | None = option(
+        None, "with trust: emit only leading tokens whose max softmax is at least this"
+    )
+    prompt_lookup_min: int | None = option(
+        None, "with ngram: shortest suffix that counts as a match, in tokens"
+    )
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
-    mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
+    mask_token_id: int | Sequence[int] | None = option(
+        None, "mask token of the checkpoint, or one for each offset"
+    )
     drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -40,22 +46,39 @@ class EngineConfig:
         None, "share of free memory that KV may take; by default 0.9 on a GPU and 0.25 on a CPU"
     )
     max_num_seqs: int = option(32, "most requests running at once")
-    max_num_batched_tokens: int = option(1024, "most rows of one step: prompt, decode and draft rows together")
+    max_num_batched_tokens: int = option(
+        1024, "most rows of one step: prompt, decode and draft rows together"
+    )
     max_model_len: int | None = option(None, "longest context, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
     strict: bool = option(False, "check that the ledger balances at every step")
     skip_tokenizer_init: bool = option(False, "run on token ids alone; text and stop strings are refused")
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_num_seqs", "max_num_batched_tokens", "num_pages", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
+        for name in ("page_size", "max_num_seqs", "max_num_batched_tokens"):
+            self._settle(name, number(name, getattr(self, name), 1, 2**31 - 1, whole=True))
+        # A context holds at least a token of prompt and one of output.
+        for name, least in (("num_pages", 1), ("max_model_len", 2)):
+            if getattr(self, name) is not None:
+                self._settle(name, number(name, getattr(self, name), least, 2**31 - 1, whole=True))
+        for name in ("enable_prefix_caching", "strict", "skip_tokenizer_init"):
+            check_flag(name, getattr(self, name))
+        if self.deterministic is not None:
+            check_flag("deterministic", self.deterministic)
         if self.kv_memory_fraction is not None:
             if self.num_pages is not None:
-                raise ValueError("num_pages fixes the pool, so kv_memory_fraction would have no effect; give one of them")
-            if not 0 < self.kv_memory_fraction <= 1:
-                raise ValueError(f"kv_memory_fraction must be above 0 and at most 1; got {self.kv_memory_fraction!r}")
+                raise ValueError(
+                    "num_pages fixes the pool, so kv_memory_fraction would have no effect; give one of them"
+                )
+            fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, open_low=True)
+            self._settle("kv_memory_fraction", fraction)
+        if self.mask_token_id is not None:
+            self._settle("mask_token_id", _masks(self.mask_token_id))
+        _ = self.speculation  # refuses what it cannot be made of
+
+    def _settle(self, name: str, value: object) -> None:
+        """Set a field of this frozen class, from its own construction."""
+        object.__setattr__(self, name, value)
 
     @property
     def speculation(self) -> Speculation:
@@ -68,3 +91,8 @@ class EngineConfig:
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
         )
+
+
+def _masks(value: int | Sequence[int]) -> tuple[int, ...]:
+    """A single mask token is a list of one."""
+    return tuple(token_ids("mask_token_id", [value] if isinstance(value, Integral) else value))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from numbers import Number
 from types import TracebackType
 from typing import Any
 
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
-from stridelm.params import SamplingParams
+from stridelm.params import SamplingParams, shortened, token_ids
 from stridelm.types import Logprob, Request, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class RequestMetrics:
     seed: int
     drafter: str
     acceptance: str
+    depth: int
 
     @classmethod
     def of(cls, request: Request) -> RequestMetrics:
@@ -67,6 +69,7 @@ class RequestMetrics:
             seed=request.seed,
             drafter=spec.drafter or "none",
             acceptance=spec.acceptance or "exact",
+            depth=spec.depth or 0,
         )
 
 
@@ -96,6 +99,8 @@ class LLM:
             raise ValueError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         self.engine = Engine(EngineConfig(model=None if model is None else str(model), **options))
         self._ids = itertools.count()
+        self._open: dict[str, tuple[RequestOutput, int]] = {}
+        """Samples under way by request id: whoever steps the engine, every output reaches its own sample."""
 
     def generate(
         self,
@@ -115,20 +120,25 @@ class LLM:
         try:
             for prompt, sampling in zip(batch, each, strict=True):
                 jobs.append(self._add(prompt, sampling))
-        except ValueError:
+        except BaseException:
             self._abort(jobs)
             raise
         return self._run(jobs, on_output)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt; yields its output, grown, after every step that added to it.
 
         Leaving the iterator early aborts the request.
         """
-        if params is not None and params.n != 1:
-            raise ValueError(f"stream gives one sample; n is {params.n}; use generate")
-        job = self._add(prompt, params or SamplingParams())
-        return self._stream(job)
+        (sampling,) = _one_each(params, 1)
+        if sampling.n != 1:
+            raise ValueError(f"stream gives one sample; n is {sampling.n}; use generate")
+        job = self._add(prompt, sampling)
+        outputs = self._stream(job)
+        next(outputs)  # started, so that dropping it unread aborts the request too
+        return outputs
 
     def check(self) -> None:
         """Raise RuntimeError naming the leak if the ledger does not balance."""
@@ -153,11 +163,12 @@ class LLM:
             request = self.engine.add(f"{name}.{index}", ids, params, sample_index=index)
             request.seed = seed = request.seed if seed is None else seed
             job.outputs[index].logprobs = None if params.logprobs is None else []
+            self._open[request.id] = (job, index)
         return job
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if not isinstance(prompt, str):
-            return None, list(prompt)
+            return None, token_ids("the prompt", prompt)
         if self.engine.tokenizer is None:
             raise ValueError("the engine was started with skip_tokenizer_init; give prompts as token ids")
         return prompt, self.engine.tokenizer.encode(prompt)
@@ -165,36 +176,49 @@ class LLM:
     def _run(
         self, jobs: list[RequestOutput], on_output: Callable[[StepOutput], None] | None
     ) -> list[RequestOutput]:
-        by_id = {f"{job.request_id}.{i}": (job, i) for job in jobs for i in range(len(job.outputs))}
-        left = set(by_id)
+        ids = {f"{job.request_id}.{i}" for job in jobs for i in range(len(job.outputs))}
         try:
-            while left:
-                for output in self.engine.step():
-                    if output.request.id not in by_id:
-                        continue
-                    _take(*by_id[output.request.id], output)
-                    if on_output is not None:
+            while not ids.isdisjoint(self._open):
+                for output in self._step():
+                    if on_output is not None and output.request.id in ids:
                         on_output(output)
-                    if output.finished:
-                        left.discard(output.request.id)
         except BaseException:
             self._abort(jobs)
             raise
         return jobs
 
-    def _stream(self, job: RequestOutput) -> Iterator[RequestOutput]:
+    def _stream(self, job: RequestOutput) -> Generator[RequestOutput, None, None]:
+        request = self.engine.queue.get(f"{job.request_id}.0")
+        assert request is not None
+        sample, shown = job.outputs[0], 0
         try:
-            while not job.finished:
-                for output in self.engine.step():
-                    if output.request.id == f"{job.request_id}.0":
-                        _take(job, 0, output)
-                        yield job
+            yield job
+            while True:
+                # While the caller held the iterator, someone else may have stepped for this request too.
+                while len(sample.token_ids) == shown and not job.finished:
+                    self._step()
+                if len(sample.token_ids) == shown:
+                    return
+                shown = len(sample.token_ids)
+                sample.metrics = RequestMetrics.of(request)
+                yield job
         finally:
             self._abort([job])
+
+    def _step(self) -> list[StepOutput]:
+        """One step of the engine, its outputs added to their samples."""
+        outputs = self.engine.step()
+        for output in outputs:
+            if output.request.id in self._open:
+                _take(*self._open[output.request.id], output)
+                if output.finished:
+                    del self._open[output.request.id]
+        return outputs
 
     def _abort(self, jobs: list[RequestOutput]) -> None:
         for job in jobs:
             for i in range(len(job.outputs)):
+                self._open.pop(f"{job.request_id}.{i}", None)
                 self.engine.abort(f"{job.request_id}.{i}")
 
 
@@ -219,14 +243,17 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt, text or ids, is a batch of one."""
+    """A single prompt, text or ids, is a batch of one. Arrays and tensors are lists of ids."""
     if isinstance(prompts, str):
         return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]
+    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(given, bytes | bytearray | Mapping | Set) or not isinstance(given, Iterable):
+        raise ValueError(f"prompts are text or lists of token ids; got {shortened(given)}")
+    items = list(given)
     if not items:
         raise ValueError("no prompts were given; give at least one")
+    if isinstance(items[0], Number) and all(isinstance(item, Number) for item in items):
+        return [items]
     return items
 
 
@@ -235,6 +262,10 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
-    if len(params) != count:
-        raise ValueError(f"{len(params)} parameter sets for {count} prompts; give one for all or one each")
-    return list(params)
+    sets = list(params) if isinstance(params, Sequence) else [params]
+    wrong = [one for one in sets if not isinstance(one, SamplingParams)]
+    if wrong:
+        raise ValueError(f"params are SamplingParams, one for all or one each; got {shortened(wrong[0])}")
+    if len(sets) != count:
+        raise ValueError(f"{len(sets)} parameter sets for {count} prompts; give one for all or one each")
+    return sets

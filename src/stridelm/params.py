@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROBS = 64
 """Most alternatives reported a position."""
+_WORD = 2**31 - 1
+"""Largest count that may be asked for."""
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its help text, which the command line shows."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +34,32 @@ class Speculation:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("drafter", "acceptance"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} must be a name; got {value!r}")
+        for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
+            _settle_number(self, name, 0, _WORD, whole=True, optional=True)
+        _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
+
     @classmethod
     def of(cls, value: Speculation | Mapping[str, Any] | str | None) -> Speculation:
-        """Accept a mapping, a drafter's name, or "off". Raises ValueError on unknown keys."""
+        """Accept a mapping, a drafter's name, or "off". Raises ValueError for anything else."""
         if value is None:
             return cls()
         if isinstance(value, Speculation):
             return value
         if isinstance(value, str):
             return cls(drafter="none" if value == "off" else value)
+        if not isinstance(value, Mapping):
+            raise ValueError(f"speculation takes a mapping, a drafter's name or 'off'; got {value!r}")
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(value) - known)
+        unknown = sorted(str(key) for key in set(value) - known)
         if unknown:
-            raise ValueError(f"unknown speculation option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+            raise ValueError(
+                f"unknown speculation option {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            )
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
@@ -60,65 +80,73 @@ class SamplingParams:
     Raises ValueError, on construction, for values outside their range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Sequence[str] | None = None
-    bad_words_token_ids: Sequence[Sequence[int]] | None = None
-    min_tokens: int = 0
-    max_tokens: int | None = 16
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    priority: int = 0
+    n: int = option(1, "samples of the prompt")
+    temperature: float = option(1.0, "0 is greedy, 1 samples the model's own distribution")
+    top_k: int = option(0, "sample among so many likeliest tokens; 0 or -1 for all")
+    top_p: float = option(1.0, "sample among the likeliest tokens that hold this share of the probability")
+    min_p: float = option(0.0, "sample among tokens at least this share as likely as the likeliest")
+    repetition_penalty: float = option(1.0, "over 1 makes tokens of prompt and output less likely")
+    presence_penalty: float = option(0.0, "taken from the logit of every token that the output holds")
+    frequency_penalty: float = option(0.0, "the same, for each time that the output holds it")
+    logit_bias: Mapping[int, float] | None = option(None, "token id and what is added to its logit")
+    bad_words: Sequence[str] | None = option(None, "text that the output may not hold")
+    bad_words_token_ids: Sequence[Sequence[int]] | None = option(None, "the same as token ids")
+    min_tokens: int = option(0, "no end of text and no stop before so many tokens")
+    max_tokens: int | None = option(16, "most tokens of output; none for what the context has room for")
+    stop: str | Sequence[str] | None = option(None, "text that ends the output, itself left out")
+    stop_token_ids: Sequence[int] | None = option(
+        None, "token ids that end the output, beside the model's own"
+    )
+    include_stop_str_in_output: bool = option(False, "keep the text that ended the output")
+    ignore_eos: bool = option(False, "go on behind an end of text")
+    skip_special_tokens: bool = option(True, "leave special tokens out of the text")
+    seed: int | None = option(None, "same seed, same output; drawn anew if not given")
+    logprobs: int | None = option(
+        None, "log-probabilities of so many likeliest tokens a position of the output"
+    )
+    prompt_logprobs: int | None = option(None, "the same for the prompt")
+    priority: int = option(0, "lower is served first")
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
     def __post_init__(self) -> None:
-        _range("n", self.n, 1, 1024, whole=True)
-        _range("temperature", self.temperature, 0.0, 100.0)
-        _range("top_k", self.top_k, -1, 2**31 - 1, whole=True)
-        _range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _range("min_p", self.min_p, 0.0, 1.0)
-        _range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _range("min_tokens", self.min_tokens, 0, 2**31 - 1, whole=True)
-        if self.max_tokens is not None:
-            _range("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
-            if self.min_tokens > self.max_tokens:
-                raise ValueError(
-                    f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
-                )
-        if self.seed is not None:
-            _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _range(name, getattr(self, name), 0, MAX_LOGPROBS, whole=True)
-        for token, bias in (self.logit_bias or {}).items():
-            _range(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        for name in ("stop", "bad_words"):
-            if any(not word for word in _strings(getattr(self, name), name)):
-                raise ValueError(f"{name} holds an empty string, which would match everywhere; remove it")
-        for words in self.bad_words_token_ids or ():
-            if not words:
-                raise ValueError("bad_words_token_ids holds an empty sequence; remove it")
-        object.__setattr__(self, "speculation", Speculation.of(self.speculation))
+        _settle_number(self, "n", 1, 1024, whole=True)
+        _settle_number(self, "temperature", 0.0, 100.0)
+        _settle_number(self, "top_k", -1, _WORD, whole=True)
+        _settle_number(self, "top_p", 0.0, 1.0, open_low=True)
+        _settle_number(self, "min_p", 0.0, 1.0)
+        _settle_number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
+        _settle_number(self, "presence_penalty", -2.0, 2.0)
+        _settle_number(self, "frequency_penalty", -2.0, 2.0)
+        _settle_number(self, "min_tokens", 0, _WORD, whole=True)
+        _settle_number(self, "max_tokens", 1, _WORD, whole=True, optional=True)
+        _settle_number(self, "seed", -(2**63), 2**63 - 1, whole=True, optional=True)
+        _settle_number(self, "logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
+        _settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
+        _settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
+            )
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            check_flag(name, getattr(self, name))
+        self._settle("stop", None if self.stop is None else _strings(self.stop, "stop"))
+        self._settle("bad_words", None if self.bad_words is None else _strings(self.bad_words, "bad_words"))
+        if self.stop_token_ids is not None:
+            self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        if self.bad_words_token_ids is not None:
+            self._settle("bad_words_token_ids", _sequences("bad_words_token_ids", self.bad_words_token_ids))
+        if self.logit_bias is not None:
+            self._settle("logit_bias", _biases(self.logit_bias))
+        self._settle("speculation", Speculation.of(self.speculation))
+
+    def _settle(self, name: str, value: Any) -> None:
+        """Set a field of this frozen class, from its own construction."""
+        object.__setattr__(self, name, value)
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, as a tuple."""
-        return _strings(self.stop, "stop")
+        return tuple(self.stop or ())
 
     @property
     def uses_history(self) -> bool:
@@ -132,19 +160,83 @@ class SamplingParams:
         )
 
 
-def _strings(value: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    values = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+def number(
+    name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False
+) -> float:
+    """`value` as Python's own number, numpy's being taken too.
+
+    Raises ValueError unless it is a finite number in [low, high], or (low, high] if `open_low`.
+    """
+    bad = isinstance(value, bool) or not isinstance(value, Integral if whole else Real)
+    if bad or not low <= value <= high or (open_low and value == low):  # NaN is in no range
+        kind = "an integer" if whole else "a number"
+        raise ValueError(
+            f"{name} must be {kind} {'above' if open_low else 'from'} {low} to {high}; got {value!r}"
+        )
+    return int(value) if whole or isinstance(value, int) else float(value)
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """`value` as a list of Python's own integers: from any sequence of whole numbers, numpy array or tensor.
+
+    Raises ValueError for anything else, text and bytes included.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str | bytes | bytearray | Mapping | Set) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list of token ids; got {shortened(value)}")
+    ids = list(value)
+    wrong = [t for t in ids if type(t) is not int and (isinstance(t, bool) or not isinstance(t, Integral))]
+    if wrong:
+        raise ValueError(f"{name}: token ids must be whole numbers; got {shortened(wrong[:4])}")
+    return [int(t) for t in ids]
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ValueError unless `value` is True or False: "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False; got {value!r}")
+
+
+def shortened(value: Any) -> str:
+    """What was given, for an error message of one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _settle_number(
+    owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool
+) -> None:
+    """Check a field of a frozen dataclass, from its own construction, and make it a plain number."""
+    value = getattr(owner, name)
+    if value is not None or not optional:
+        object.__setattr__(owner, name, number(name, value, low, high, **limits))
+
+
+def _strings(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise ValueError(f"{name} takes a string or a list of strings; got {shortened(value)}")
+    values = (value,) if isinstance(value, str) else tuple(value)
     if any(not isinstance(word, str) for word in values):
-        raise ValueError(f"{name} takes a string or a list of strings; got {value!r}")
+        raise ValueError(f"{name} takes a string or a list of strings; got {shortened(value)}")
+    if not all(values):
+        raise ValueError(f"{name} holds an empty string, which would match everywhere; remove it")
     return values
 
 
-def _range(
-    name: str, value: float, low: float, high: float, *, whole: bool = False, open_low: bool = False
-) -> None:
-    """Raise ValueError unless `value` is a finite number in [low, high] (or (low, high])."""
-    kind = int if whole else (int, float)
-    bad = isinstance(value, bool) or not isinstance(value, kind) or (not whole and math.isnan(value))
-    if bad or not low <= value <= high or (open_low and value == low):
-        edge = "above" if open_low else "from"
-        raise ValueError(f"{name} must be {'an integer' if whole else 'a number'} {edge} {low} to {high}; got {value!r}")
+def _sequences(name: str, value: Any) -> list[list[int]]:
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} takes a list of lists of token ids; got {shortened(value)}")
+    sequences = [token_ids(name, ids) for ids in value]
+    if not all(sequences):
+        raise ValueError(f"{name} holds an empty sequence; remove it")
+    return sequences
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias takes a mapping from token id to bias; got {shortened(value)}")
+    ids = token_ids("logit_bias", list(value))
+    return {
+        token: number(f"logit_bias[{token}]", bias, -100.0, 100.0) for token, bias in zip(ids, value.values())
+    }

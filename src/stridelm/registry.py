@@ -26,7 +26,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The entry called `name`. Raises ValueError naming the known ones."""
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             known = ", ".join(sorted(self._entries))
             raise ValueError(f"unknown {self.kind} {name!r}; choose one of: {known}")
         entry: Any = self._entries[name]

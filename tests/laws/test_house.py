@@ -255,7 +255,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", folders())
 def test_deleting_a_drafter_breaks_nothing_else(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Without its folder everything still imports, the registry does not list it, and prompts are completed."""
+    """Without its folder all else imports, the registry does not list it, and prompts are completed."""
     copy = tmp_path / "stridelm"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     shutil.rmtree(copy / "draft" / name)

@@ -27,20 +27,30 @@ T = TypeVar("T")
 Parse = Callable[[str], Any]
 
 
-def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = ()) -> None:
-    """Give `parser` an option for each field of the dataclass `cls`, but for those named in `skip`."""
+def add_options(
+    parser: argparse._ActionsContainer,
+    cls: type,
+    *,
+    skip: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Give `parser` an option for each field of the dataclass `cls`, but for those named in `skip`.
+
+    defaults: fields for which the command has another default than the dataclass.
+    """
+    ours = defaults or {}
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
-    unknown = set(skip) - {field.name for field in fields}
-    assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))} to skip"
+    unknown = {*skip, *ours} - {field.name for field in fields}
+    assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))}"
     for field in fields:
         if field.init and field.name not in skip:
             # SUPPRESS: an option that was not given is absent, and the dataclass's own default holds.
             parser.add_argument(
                 "--" + field.name.replace("_", "-"),
                 dest=field.name,
-                default=argparse.SUPPRESS,
-                help=_help(field),
+                default=ours.get(field.name, argparse.SUPPRESS),
+                help=_help(field, ours.get(field.name, field.default)),
                 **_settings(f"{cls.__name__}.{field.name}", hints[field.name]),
             )
 
@@ -55,11 +65,11 @@ def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
     return cls(**{**given_options(args, cls), **extra})
 
 
-def _help(field: dataclasses.Field[Any]) -> str:
+def _help(field: dataclasses.Field[Any], default: Any) -> str:
     """The field's help and default, `%` escaped because argparse formats the text."""
     text = str(field.metadata.get("help", ""))
-    if field.default not in (dataclasses.MISSING, None, ()):
-        text = f"{text} (default: {field.default})"
+    if default not in (dataclasses.MISSING, None, ()):
+        text = f"{text} (default: {default})"
     return text.strip().replace("%", "%%")
 
 

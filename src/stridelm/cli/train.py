@@ -1,4 +1,5 @@
-"""`stride train base` and `stride train mask`: from a folder of text to a model that says several tokens a step."""
+"""`stride train base` and `stride train mask`: from a folder of text to a model that says several tokens a
+step."""
 
 from __future__ import annotations
 

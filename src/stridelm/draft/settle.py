@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import fields, replace
 
 from stridelm.draft import DRAFTERS
@@ -20,11 +19,11 @@ PREFERENCE = ("mask", "ngram", "none")
 def settle(speculation: Speculation, target: Target) -> Speculation:
     """Resolve the drafter, the rule and the depth. Raises ValueError naming the remedy for anything that is unknown,
     out of range, cannot run on this model, or would have no effect."""
+    rule = RULES.get(speculation.acceptance or "exact")
     name = speculation.drafter or "auto"
-    automatic = name == "auto"
-    if automatic:
+    if name == "auto":
         name = best_drafter(speculation, target)
-    drafter, rule = DRAFTERS.get(name), RULES.get(speculation.acceptance or "exact")
+    drafter = DRAFTERS.get(name)
     reason = drafter.why_not(target)
     if reason:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
@@ -33,13 +32,8 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; drafters that it works with: {able}")
     _refuse_idle_options(speculation, name, drafter.options | rule.options)
     depth = speculation.depth
-    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise ValueError(f"depth must be a whole number of at least 0; got {depth!r}")
     if depth and drafter.default_depth == 0:
         raise ValueError(f"depth {depth} would have no effect with drafter {name!r}; leave it out")
-    confidence = speculation.confidence
-    if confidence is not None and (not isinstance(confidence, (int, float)) or math.isnan(confidence) or not 0 < confidence <= 1):
-        raise ValueError(f"confidence must be above 0 and at most 1; got {confidence!r}")
     return replace(
         speculation,
         drafter=name,

@@ -20,7 +20,7 @@ from stridelm.params import SamplingParams
 from stridelm.run.eager import EagerRunner
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.sample.table import SamplingTable
+from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import Draft, ForwardBatch, Request, Status, StepOutput, StepPlan
 from stridelm.verify.door import Door
@@ -58,6 +58,7 @@ class Engine:
             config.speculation,
             parts.tokenizer is not None,
         )
+        self.intake.check_default()
         self.emitter = Emitter(self)
         self.tracer: Tracer | None = None
         self._arrivals = 0
@@ -67,6 +68,7 @@ class Engine:
     ) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
         request = self.intake.request(id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals)
+        check_token_ids(params, self.parts.target.vocab_size, self.bad_words(params))
         self.queue.add(request)
         self._arrivals += 1
         return request

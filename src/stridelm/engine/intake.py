@@ -14,7 +14,7 @@ from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import Target
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
-from stridelm.params import SamplingParams, Speculation
+from stridelm.params import SamplingParams, Speculation, token_ids
 from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
 from stridelm.verify import RULES
@@ -30,19 +30,25 @@ class Intake:
     has_tokenizer: bool
 
     def request(
-        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0, arrival: int = 0
+        self,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        sample_index: int = 0,
+        arrival: int = 0,
     ) -> Request:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
-        self._check_prompt(prompt_ids)
+        ids = self._prompt(prompt_ids)
         self._check_params(params)
-        speculation = settle(Speculation.of(params.speculation).over(self.default), self.target)
-        assert speculation.drafter is not None and speculation.acceptance is not None
+        speculation, ladder = self._speculation(params)
+        assert speculation.acceptance is not None
         request = Request(
             id=id,
-            prompt_ids=list(prompt_ids),
+            prompt_ids=ids,
             params=params,
             speculation=speculation,
-            ladder=self.drafters.get(speculation.drafter).ladder(speculation),
+            ladder=ladder,
             whole=RULES.get(speculation.acceptance).whole,
             sample_index=sample_index,
             priority=params.priority,
@@ -53,6 +59,10 @@ class Intake:
         self._check_fit(request)
         return request
 
+    def check_default(self) -> None:
+        """Raise ValueError if a request that says nothing of its own could never be drafted as configured."""
+        self._speculation(SamplingParams())
+
     def longest(self, request: Request) -> int:
         """Most tokens that the request can come to have, prompt included."""
         limit = self.target.max_length
@@ -60,15 +70,23 @@ class Intake:
             return limit
         return min(limit, len(request.prompt_ids) + request.params.max_tokens)
 
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        if not len(prompt_ids):
+    def _speculation(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
+        """How the request is to be drafted, with nothing left open, and the rows that each depth of it needs."""
+        speculation = settle(Speculation.of(params.speculation).over(self.default), self.target)
+        assert speculation.drafter is not None
+        return speculation, self.drafters.get(speculation.drafter).ladder(speculation)
+
+    def _prompt(self, prompt_ids: Sequence[int]) -> list[int]:
+        ids = token_ids("the prompt", prompt_ids)
+        if not ids:
             raise ValueError("the prompt is empty; give at least one token")
-        if len(prompt_ids) >= self.target.max_length:
+        if len(ids) >= self.target.max_length:
             raise ValueError(
-                f"the prompt has {len(prompt_ids)} tokens and the context {self.target.max_length}, prompt and output; "
+                f"the prompt has {len(ids)} tokens and the context {self.target.max_length}, prompt and output; "
                 f"shorten the prompt or raise max_model_len"
             )
-        self._check_ids("the prompt", prompt_ids)
+        self._check_ids("the prompt", ids)
+        return ids
 
     def _check_params(self, params: SamplingParams) -> None:
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
@@ -83,9 +101,11 @@ class Intake:
 
     def _check_ids(self, what: str, ids: Sequence[int]) -> None:
         size = self.target.vocab_size
-        wrong = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
+        wrong = [t for t in ids if not 0 <= t < size]
         if wrong:
-            raise ValueError(f"{what}: token ids must be whole numbers from 0 to {size - 1}; got {wrong[:4]}")
+            raise ValueError(
+                f"{what}: token ids must be from 0 to {size - 1}, the model's vocabulary; got {wrong[:4]}"
+            )
 
     def _check_fit(self, request: Request) -> None:
         window = request.ladder[-1] if request.whole else 0

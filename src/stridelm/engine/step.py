@@ -23,6 +23,7 @@ def step(engine: Engine) -> list[StepOutput]:
     plan = engine.planner.plan(engine.queue, engine.ledger)
     engine.enter(plan)
     if not plan.spans:
+        assert plan.preempted or engine.queue.empty, "requests are queued and none can run"
         return []
     slots = engine.slots(plan)
     with engine.ledger.reserve(plan.spans) as transaction:

@@ -13,12 +13,13 @@ import torch
 from stridelm.attention import BACKENDS
 from stridelm.attention.base import AttentionBackend
 from stridelm.builtin import builtin_path
-from stridelm.cache.pool import PagePool, page_count
+from stridelm.cache.pool import PagePool, bytes_per_token, free_memory, page_count
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Target
 from stridelm.draft.settle import settle
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.loader import load_config, load_model, resolve_dtype
+from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype
+from stridelm.params import token_ids
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"unknown device {name!r}; choose auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
@@ -87,10 +88,7 @@ def resolve_device(name: str) -> torch.device:
 def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: torch.device) -> Target:
     """What drafters may know of the model. Raises ValueError for a context that it does not have or mask ids outside
     its vocabulary."""
-    from stridelm.models import MODELS
-
-    with torch.device("meta"):
-        spec = MODELS.get(hf_config.model_type)(hf_config).spec
+    spec = build_empty(hf_config, path).spec
     if config.max_model_len is not None and config.max_model_len > spec.max_length:
         raise ValueError(
             f"max_model_len {config.max_model_len} is over the {spec.max_length} tokens that {path} supports; lower it"
@@ -98,15 +96,15 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
     masks = config.mask_token_id
     if masks is None:
         masks = getattr(hf_config, "mask_token_id", None)
-    mask_ids = () if masks is None else (masks,) if isinstance(masks, int) else tuple(masks)
-    wrong = [i for i in mask_ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < spec.vocab_size]
+    mask_ids = () if masks is None else token_ids("mask_token_id", [masks] if isinstance(masks, int) else masks)
+    wrong = [i for i in mask_ids if not 0 <= i < spec.vocab_size]
     if wrong:
         raise ValueError(f"mask_token_id must be from 0 to {spec.vocab_size - 1}; got {wrong}")
     return Target(
         vocab_size=spec.vocab_size,
         max_length=config.max_model_len or spec.max_length,
         max_num_seqs=config.max_num_seqs,
-        mask_token_ids=mask_ids,
+        mask_token_ids=tuple(mask_ids),
         mask_depth=getattr(hf_config, "mask_k_max", None),
         device=device,
     )
@@ -115,9 +113,19 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
 def count_pages(
     config: EngineConfig, model: Decoder, max_length: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction."""
+    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction.
+
+    Raises ValueError if memory has no room for them.
+    """
     groups = dict.fromkeys(layer.group for layer in model.kv_layout)
     if config.num_pages is not None:
+        need = config.num_pages * config.page_size * bytes_per_token(model.kv_layout, dtype)
+        free = free_memory(device)
+        if need > free:
+            raise ValueError(
+                f"num_pages {config.num_pages} of {config.page_size} tokens take {need / 2**20:.0f} MiB and "
+                f"{free / 2**20:.0f} MiB are free on {device}; lower num_pages"
+            )
         return dict.fromkeys(groups, config.num_pages)
     fraction = config.kv_memory_fraction
     if fraction is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ from stridelm.models.layers.linear import bfloat16_is_native, set_products
 logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+STORED = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""What safetensors calls dtypes. Of these only DTYPES hold weights as they are."""
 
 
 def load_config(path: str | Path) -> Any:
@@ -32,8 +48,23 @@ def load_config(path: str | Path) -> Any:
         raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
-    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}/config.json cannot be read: {error}") from error
+    # Whatever kind of error a broken file makes transformers raise, the user needs the file's name.
+    except Exception as error:
+        raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
+
+
+def build_empty(config: Any, path: str | Path) -> Decoder:
+    """The model that a config describes, on the meta device: shapes without memory.
+
+    Raises ValueError for an unsupported architecture or sizes that no model can have.
+    """
+    build = MODELS.get(config.model_type)
+    try:
+        with torch.device("meta"):
+            return build(config)
+    # Fields that a config lacks or that make no sense show themselves in whatever is computed from them first.
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"{path}/config.json does not describe a model that can be run: {error}") from error
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
@@ -46,7 +77,7 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if bfloat16_is_native() else torch.float32
     stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+    return stored if stored in DTYPES.values() else torch.bfloat16
 
 
 def load_model(
@@ -62,10 +93,7 @@ def load_model(
     serving: freeze it and choose row products (layers.linear.set_products); otherwise leave it trainable.
     Raises ValueError for an unsupported architecture, an unreadable file, or missing, unexpected or misshapen tensors.
     """
-    config = load_config(path)
-    with torch.device("meta"):
-        model = MODELS.get(config.model_type)(config)
-    model = materialise(model, dtype, torch.device(device))
+    model = materialise(build_empty(load_config(path), path), dtype, torch.device(device))
     fill(model, read_tensors(Path(path)), Path(path))
     if serving:
         model.requires_grad_(False).eval()
@@ -91,12 +119,30 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     Raises ValueError for no files, a shard that the index names but is absent, or a corrupt file.
     """
     for file in _weight_files(path):
-        try:
-            with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():  # noqa: SIM118 (not a dict)
-                    yield name, handle.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
+        with _opened(file) as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
+                yield name, handle.get_tensor(name)
+
+
+def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same, as tensors without data: shapes and dtypes from the files' headers. Raises ValueError alike."""
+    for file in _weight_files(path):
+        with _opened(file) as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
+                header = handle.get_slice(name)
+                stored = header.get_dtype()
+                if stored not in STORED:
+                    raise ValueError(f"{file} stores {name} as {stored}; supported: {', '.join(DTYPES)}")
+                yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -104,9 +150,9 @@ def _weight_files(path: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            absent = [name for name in names if not (path / name).is_file()]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
-        absent = [name for name in names if not (path / name).is_file()]
         if absent:
             raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
         return [path / name for name in names]
@@ -121,7 +167,10 @@ def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path
     """Copy tensors into the model. Raises ValueError listing all that are missing, unexpected or misshapen."""
     slots: dict[str, WeightSlot] = dict(model.checkpoint_slots())
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    waiting, unexpected, misshapen = set(slots), [], []
+    waiting = set(slots)
+    unexpected: list[str] = []
+    misshapen: list[str] = []
+    unsupported: list[str] = []
     for name, tensor in tensors:
         if name not in slots:
             if not _ignorable(name, model):
@@ -133,10 +182,19 @@ def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path
         if target.shape != tensor.shape:
             misshapen.append(f"{name} is {list(tensor.shape)}, config.json says {list(target.shape)}")
             continue
+        if tensor.dtype not in DTYPES.values():
+            unsupported.append(f"{name} ({tensor.dtype})")
+            continue
         target.copy_(tensor)
+    kinds = {
+        "missing": sorted(waiting),
+        "unexpected": unexpected,
+        "misshapen": misshapen,
+        "of a dtype that weights cannot have": unsupported,
+    }
     problems = [
         f"{kind}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
-        for kind, names in (("missing", sorted(waiting)), ("unexpected", unexpected), ("misshapen", misshapen))
+        for kind, names in kinds.items()
         if names
     ]
     if problems:

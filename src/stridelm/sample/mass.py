@@ -35,8 +35,8 @@ def nucleus(depths_MV: torch.Tensor, top_p_M1: torch.Tensor) -> torch.Tensor:
     """Which tokens make up the nucleus: bool [M, V].
 
     A token is kept while the mass before it is under top_p of the row's, in order of depth, then of id. Found
-    by radix selection (three histograms of mass) in place of a sort, whose price at large vocabularies is ten
-    times higher. Logits so close that their depths round to one float32 count as equal.
+    by radix selection (three histograms of mass), which at large vocabularies costs far less
+    than a sort. Logits so close that their depths round to one float32 count as equal.
     """
     mass_MV = masses(depths_MV)
     limit_M1 = (mass_MV.sum(-1, keepdim=True) * top_p_M1.double()).ceil_().long()
@@ -54,8 +54,8 @@ def _edge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The least key up to which the mass reaches the limit, and the mass under it: int64 [M, 1] each.
 
-    One digit of the edge at a time, from the highest. A digit's buckets lie between one for all that is under the
-    digits found so far and one for all that is over them.
+    One digit of the edge at a time, from the highest. A digit's buckets lie between one for all that is under
+    the digits found so far and one for all that is over them.
     """
     edge_M1, spent_M1 = torch.zeros_like(limit_M1), limit_M1
     bucket_MV = torch.empty_like(key_MV)

@@ -38,14 +38,14 @@ class Sampler:
         """
         groups = self._groups(row_slots)
         if not groups.count:
-            return logits_MV.argmax(-1)
+            return likeliest(logits_MV)
         rows_X = rows.select(groups.special_X)
         logits_XV = self._process(logits_MV, rows_X, groups)
         self._add_noise(logits_XV, rows_X, groups, stream)
-        tokens_X = logits_XV.argmax(-1)
+        tokens_X = likeliest(logits_XV)
         if groups.special_X is None:
             return tokens_X
-        return logits_MV.argmax(-1).index_copy_(0, groups.special_X, tokens_X)
+        return likeliest(logits_MV).index_copy_(0, groups.special_X, tokens_X)
 
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] whose softmax the sampled rows are drawn from.
@@ -93,6 +93,14 @@ class Sampler:
             logits_XV.add_(noise_GV)
         else:
             logits_XV.index_add_(0, part.rows_G, noise_GV)
+
+
+def likeliest(logits_MV: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row, the lowest id among equals: int64 [M].
+
+    `max` finds the same index as `argmax`, and on the CPU does so three times faster in bfloat16.
+    """
+    return logits_MV.max(-1).indices
 
 
 def raw_confidence(logits_MV: torch.Tensor) -> torch.Tensor:

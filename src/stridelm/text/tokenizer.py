@@ -7,7 +7,6 @@ keeps every space as it came (no clean-up): a stream could not take one back, an
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +23,6 @@ VOCABULARY_FILES = (
     "vocab.txt",
 )
 """A directory without any of these holds no tokenizer."""
-
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -81,7 +78,12 @@ class Tokenizer:
         """Token ids of `text`, with the special tokens that this tokenizer puts around a text by default.
 
         A chat prompt has its special tokens already: encode it with `add_special_tokens=False`.
+        Raises ValueError for text that holds half a surrogate pair.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is not valid Unicode ({error.reason}): decode it as UTF-8 first") from error
         ids = self.hf.encode(text, add_special_tokens=add_special_tokens)
         return [int(token) for token in ids]
 
@@ -106,9 +108,13 @@ class Tokenizer:
     @cached_property
     def byte_values(self) -> Mapping[int, int]:
         """Id -> byte for the tokens `<0x00>` to `<0xFF>`, if the decoder takes them for bytes; else empty."""
-        vocabulary: Mapping[str, int] = self.hf.get_vocab()
-        matches = ((BYTE_TOKEN.fullmatch(text), token) for text, token in vocabulary.items())
-        values = {token: int(match.group(1), 16) for match, token in matches if match}
+        values: dict[int, int] = {}
+        for byte in range(256):
+            text = f"<0x{byte:02X}>"
+            token = self.hf.convert_tokens_to_ids(text)
+            # What is not in the vocabulary comes back as None or as the unknown token.
+            if token is not None and self.hf.convert_ids_to_tokens(token) == text:
+                values[token] = byte
         if any(self.token_text(token) != chr(byte) for token, byte in values.items() if 0x20 < byte < 0x7F):
             return {}
         return values
@@ -165,8 +171,13 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
         config = _read_json(Path(path) / name)
         for holder in (config, config.get("text_config") or {}):
             value = holder.get("eos_token_id")
-            tokens = value if isinstance(value, list) else [value]
-            found.update(dict.fromkeys(int(token) for token in tokens if token is not None))
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and not isinstance(token, int):
+                    raise ValueError(
+                        f"eos_token_id in {Path(path) / name} is no token id ({token!r}): copy it from the model again"
+                    )
+                if token is not None:
+                    found[token] = None
     return tuple(found)
 
 

@@ -1,5 +1,5 @@
-"""What a mask student guesses, and how good that is: tokens a window under verified greedy decoding, and what learning
-to guess cost plain decoding."""
+"""What a mask student guesses, and how good that is: tokens a window under verified greedy decoding, and what
+learning to guess cost plain decoding."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def measure(
 ) -> dict[str, float]:
     """Judge a mask student on fixed text windows.
 
-    plain_loss: next-token cross-entropy of real rows, nats a token. mask_loss: cross-entropy of mask rows against the
-    base reading the student's guesses, slot-weighted. agreement: share of real rows where student and base have the
-    same argmax. tokens_k{k}: tokens a window of k under verified greedy: the guess at the real row, and each further
-    one that the student itself, reading the guesses before it, also puts first.
+    plain_loss: next-token cross-entropy of real rows, nats a token. mask_loss: cross-entropy of mask rows
+    against the base reading the student's guesses, slot-weighted. agreement: share of real rows where student
+    and base have the same argmax. tokens_k{k}: tokens a window of k under verified greedy: the guess at the
+    real row, and each further one that the student itself, reading the guesses before it, also puts first.
     """
     length, slots = windows_VT1.shape[1] - 1, k_max - 1
     anchors = sample_anchors(length, max(1, min(128, length // 16)), slots, step_generator(seed, 0))

@@ -1,14 +1,16 @@
 """Many mask windows in one forward pass: real rows, and behind them blocks of rows that hang off anchors.
 
-    row     0 1 2 3 4 5 | a: 1 2 3 | b: 1 2 3          T = 6, anchors a = 1 and b = 4, K = 3 slots
+    row     0 1 2 3 4 5 | a: 1 2 3 | b: 1 2 3      T = 6, anchors a = 1 and b = 4, K = 3 slots
     pos     0 1 2 3 4 5 |    2 3 4 |    5 6 7
-    a: 2    x x . . . . |    x x . |    . . .          real rows up to the anchor, then its own block, causally
+    a: 2    x x . . . . |    x x . |    . . .      real rows up to the anchor, then its own block, causally
     b: 1    x x x x x . |    . . . |    x . .
 
-A block row computes what it would in a plain causal pass over [real rows 0..anchor | its block]: nothing later in the
-text and no other block reaches it. Anchors are shared by all sequences of a batch, so there is one mask for all.
+A block row computes what it would in a plain causal pass over [real rows 0..anchor | its block]: nothing
+later in the text and no other block reaches it. Anchors are shared by all sequences of a batch, so there is
+one mask for all.
 
-Shape legend: B sequences, T real rows, A anchors, K slots a block, M = A * K block rows, R = T + M rows a sequence.
+Shape legend: B sequences, T real rows, A anchors, K slots a block, M = A * K block rows, R = T + M rows a
+sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ CHUNKS = 4
 """Chunks in training: less than half the masked attention of one chunk; more would make small kernels."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class Chunk:
     """Block rows `start` to `stop`, whose anchors all lie before real row `limit`."""
 
@@ -36,7 +38,7 @@ class Chunk:
     """[stop - start, limit + stop - start] bool: real rows, then the chunk's own block rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class BlockAttend:
     """The model's `attend` for B sequences of T real rows, and block rows in chunks behind them."""
 
@@ -61,7 +63,8 @@ def _attend_chunk(
     groups, shared = k_BGRD.shape[1], q_BHRD.shape[1] // k_BGRD.shape[1]
     rows = slice(length + chunk.start, length + chunk.stop)
     k, v = (torch.cat((x[:, :, : chunk.limit], x[:, :, rows]), dim=2) for x in (k_BGRD, v_BGRD))
-    # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end instead.
+    # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end
+    # instead.
     q = q_BHRD[:, :, rows].unflatten(1, (groups, shared)).flatten(2, 3)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask_QK.repeat(shared, 1))
     return out.unflatten(2, (shared, -1)).flatten(1, 2)
@@ -87,10 +90,11 @@ def sample_anchors(length: int, anchors: int, slots: int, generator: torch.Gener
 
 
 def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -> tuple[Chunk, ...]:
-    """Block rows in `count` chunks of neighbouring anchors, so that early ones skip the text that they cannot see.
+    """Block rows in `count` chunks of neighbouring anchors, so that early ones skip the text that they cannot
+    see.
 
-    With more than one chunk the anchors must come from `sample_anchors`: limits are those of its strata, known
-    without reading the anchors, and rounded up to the 8 columns that masked attention kernels want.
+    With more than one chunk the anchors must come from `sample_anchors`: limits are those of its strata,
+    known without reading the anchors, and rounded up to the 8 columns that masked attention kernels want.
     """
     total = len(anchors_A)
     edges, chunks = strata(length, total, slots), []
@@ -125,7 +129,8 @@ def block_logits(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the real rows [B, T, vocab] and of the block rows [B, A, K, vocab].
 
-    block_BM: ids of the block rows, anchor by anchor. chunks: see `block_chunks`; it changes cost, not results.
+    block_BM: ids of the block rows, anchor by anchor. chunks: see `block_chunks`; it changes cost, not
+    results.
     """
     (batch, length), anchors = real_BT.shape, len(anchors_A)
     slots = block_BM.shape[1] // anchors

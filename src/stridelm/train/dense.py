@@ -21,7 +21,7 @@ def by_row(x_BHTD: torch.Tensor) -> torch.Tensor:
     return x_BHTD.transpose(1, 2).flatten(0, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class DenseAttend:
     """The model's `attend` for `batch` sequences of equal length, one after another in the flat rows."""
 
@@ -30,7 +30,8 @@ class DenseAttend:
     def __call__(
         self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
     ) -> torch.Tensor:
-        # Under autocast the normalised queries and keys may be wider than the values; the kernels want one dtype.
+        # Under autocast the normalised queries and keys may be wider than the values; the kernels want one
+        # dtype.
         q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return by_row(out)

@@ -33,9 +33,11 @@ def export(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write config.json, model.safetensors, generation_config.json, the tokenizer and provenance.json into `out`.
+    """Write config.json, model.safetensors, generation_config.json, the tokenizer and provenance.json into
+    `out`.
 
-    config: the transformers config that the model was built from. Fused weights are split into the checkpoint's names.
+    config: the transformers config that the model was built from. Fused weights are split into the
+    checkpoint's names.
     """
     from safetensors.torch import save_file
     from transformers import GenerationConfig
@@ -66,7 +68,8 @@ def checkpoint_tensors(model: Decoder, dtype: torch.dtype) -> dict[str, torch.Te
 def load_for_training(path: Path, device: torch.device | str = "cpu") -> tuple[Decoder, Any]:
     """(trainable float32 decoder, its transformers config) of a Hugging Face directory.
 
-    Raises ValueError for a checkpoint that cannot be read or is no Qwen3, the only family that is written here.
+    Raises ValueError for a checkpoint that cannot be read or is no Qwen3, the only family that is written
+    here.
     """
     config = load_config(path)
     if config.model_type != "qwen3":

@@ -1,9 +1,10 @@
-"""Mask-token prediction by online self-distillation (arXiv 2602.06019; docs of the drafter `mask` say how it decodes).
+"""Mask-token prediction by online self-distillation (arXiv 2602.06019).
 
-The student guesses a window: y_0 at a real row, y_1.. at the masks behind it. The frozen teacher, a copy of the base,
-reads the same text with the student's own guesses in place of the masks and says what it would have put there; the
-student learns the teacher's choices. Since k is drawn from 2..k_max and masks are causal, one block of k_max slots
-with weights P(k > slot) trains all k at once. A second term holds the real rows to the base's distribution.
+The student guesses a window: y_0 at a real row, y_1.. at the masks behind it. The frozen teacher, a copy of
+the base, reads the same text with the student's own guesses in place of the masks and says what it would have
+put there; the student learns the teacher's choices. Since k is drawn from 2..k_max and masks are causal, one
+block of k_max slots with weights P(k > slot) trains all k at once. A second term holds the real rows to the
+base's distribution.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from stridelm.train.windows import step_generator
 logger = logging.getLogger(__name__)
 
 PRESS, PRESS_LIMIT = 1.5, 4.0
-"""The protecting term grows by this factor when a validation finds plain decoding beyond its limit, up to this many
-times its setting. High learning rates raise the loss for a while anyway, so it is not raised without end."""
+"""The protecting term grows by this factor when a validation finds plain decoding beyond its limit, up to
+this many times its setting. High learning rates raise the loss for a while anyway, so it is not raised
+without end."""
 
 
 class MaskObjective:

@@ -1,9 +1,9 @@
 """Muon: momentum whose update is orthogonalised, for the matrices inside the blocks.
 
 After Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
-https://kellerjordan.github.io/posts/muon/, whose quintic Newton-Schulz coefficients and Nesterov form are used here.
-Fused projections are several matrices in one parameter; each is orthogonalised for itself. Matrices of one shape go
-through the iteration as one batch.
+https://kellerjordan.github.io/posts/muon/, whose quintic Newton-Schulz coefficients and Nesterov form are
+used here. Fused projections are several matrices in one parameter; each is orthogonalised for itself.
+Matrices of one shape go through the iteration as one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ITERATIONS = 5
 
 
 def orthogonalise(x_PMN: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Push every singular value of P matrices (M <= N) towards 1; after five iterations they lie in about 0.7..1.2.
+    """Push every singular value of P matrices (M <= N) towards 1; after five iterations they lie in about
+    0.7..1.2.
 
     Computed and returned in `dtype`; bfloat16 is enough.
     """

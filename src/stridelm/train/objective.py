@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Validation:
-    """score: what the best checkpoint minimises (infinite: not to be kept). metrics: everything worth a log line."""
+    """score: what the best checkpoint minimises (infinite: not to be kept). metrics: everything worth a log
+    line."""
 
     score: float
     metrics: dict[str, float]

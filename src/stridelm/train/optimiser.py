@@ -43,7 +43,8 @@ class Optimiser:
         )
 
     def step(self, factor: float) -> torch.Tensor:
-        """Apply and clear the gradients. Returns their norm before clipping (a scalar tensor, not synchronised)."""
+        """Apply and clear the gradients. Returns their norm before clipping (a scalar tensor, not
+        synchronised)."""
         limit = self.settings.clip or float("inf")
         norm = nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True)
         for optimiser, peak in ((self.muon, self.settings.muon_lr), (self.adam, self.settings.adam_lr)):

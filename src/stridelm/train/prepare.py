@@ -1,4 +1,5 @@
-"""From a directory of text to token files: whatever of tokenizer, split and encoding does not exist yet is made."""
+"""From a directory of text to token files: whatever of tokenizer, split and encoding does not exist yet is
+made."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ def prepare(
 ) -> Prepared:
     """Token files for `data`, kept in `work` (and reused from there).
 
-    data: token files (train.bin, valid.bin and their .json), or text already split into train/ and valid/, or a
-    folder of text, of which whole packages (folders directly under it) are held out.
-    Raises ValueError for data that is none of these, and for a tokenizer that does not fit.
+    data: token files (train.bin, valid.bin and their .json), or text already split into train/ and valid/, or
+    a folder of text, of which whole packages (folders directly under it) are held out. Raises ValueError for
+    data that is none of these, and for a tokenizer that does not fit.
     """
     if not data.is_dir():
         raise ValueError(
@@ -119,7 +120,8 @@ def _documents(data: Path, settings: DataSettings, seed: int) -> tuple[list[Docu
 
 
 def read_as_is(root: Path, suffixes: Sequence[str]) -> list[Document]:
-    """Every file below `root` with one of the suffixes, sorted, unfiltered: someone has cleaned and split this text.
+    """Every file below `root` with one of the suffixes, sorted, unfiltered: someone has cleaned and split
+    this text.
 
     Raises ValueError if there is none.
     """

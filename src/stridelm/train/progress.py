@@ -39,7 +39,8 @@ class Reporter:
     def update(self, clock: Clock, losses: dict[str, float], tokens_per_second: float) -> None:
         """Show the state after `clock.step` steps."""
         shown = " ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        text = f"step {clock.step} {shown} {_count(tokens_per_second)} tokens/s ETA {clock.remaining_seconds():.0f} s"
+        speed, remaining = _count(tokens_per_second), clock.remaining_seconds()
+        text = f"step {clock.step} {shown} {speed} tokens/s ETA {remaining:.0f} s"
         self._bar.update(self._task, completed=clock.progress, text=text)
         now = time.monotonic()
         if self._bar.disable and now - self._last_line >= self.line_seconds:

@@ -1,4 +1,5 @@
-"""The model that this room trains: a small Qwen3, so that every engine which reads Qwen3 can run what comes out."""
+"""The model that this room trains: a small Qwen3, so that every engine which reads Qwen3 can run what comes
+out."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from stridelm.train.settings import ModelShape
 
 
 def qwen3_config(shape: ModelShape, vocab_size: int, eos_id: int, **extra: Any) -> Any:
-    """A transformers `Qwen3Config`. `extra` fields (such as mask_token_id) are written into config.json as they are."""
+    """A transformers `Qwen3Config`. `extra` fields (such as mask_token_id) are written into config.json as
+    they are."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
@@ -46,8 +48,8 @@ def new_model(config: Any, seed: int) -> Decoder:
 
 @torch.no_grad()
 def init_weights(model: Decoder, generator: torch.Generator) -> None:
-    """Embeddings at 0.02; matrices at half of 1/sqrt(fan-in), which Muon soon sets to its own scale; what writes into
-    the residual stream at zero, so that every block starts as the identity."""
+    """Embeddings at 0.02; matrices at half of 1/sqrt(fan-in), which Muon soon sets to its own scale; what
+    writes into the residual stream at zero, so that every block starts as the identity."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)

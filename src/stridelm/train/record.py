@@ -54,7 +54,8 @@ def versions() -> dict[str, str]:
 
 
 def provenance(stage: str, device: torch.device, *settings: Any, **facts: Any) -> dict[str, Any]:
-    """A JSON-ready record: the stage, its settings (dataclasses), the facts, the machine, versions and command."""
+    """A JSON-ready record: the stage, its settings (dataclasses), the facts, the machine, versions and
+    command."""
     return {
         "stage": stage,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -1,5 +1,5 @@
-"""Every knob of the training room, as frozen dataclasses. The command line is made from these fields, so each one
-carries its own help."""
+"""Every knob of the training room, as frozen dataclasses. The command line is made from these fields, so each
+one carries its own help."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ class MaskSettings:
 
 @dataclass(frozen=True)
 class MaskOptimSettings(OptimSettings):
-    """As for a base model, but from finished weights: smaller steps, and a rate that falls from the warm-up on."""
+    """As for a base model, but from finished weights: smaller steps, and a rate that falls from the warm-up
+    on."""
 
     muon_lr: float = option(0.01, "peak learning rate of matrices (Keller Jordan's scale)")
     adam_lr: float = option(1.5e-3, "peak learning rate of embeddings and norms")

@@ -1,4 +1,4 @@
-"""The two stages from text to a mask-token model: `train_base` and `train_mask`. Each writes a loadable checkpoint."""
+"""The stages from text to a mask-token model, `train_base` and `train_mask`. Each writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def train_base(
 def train_mask(
     out: Path, checkpoint: Path, data: Prepared, mask: MaskSettings, run: RunSettings, optim: OptimSettings
 ) -> Result:
-    """Teach the model in `checkpoint` to read masks, against a frozen copy of itself, and export it to `out`."""
+    """Teach the model in `checkpoint` to read masks, against a frozen copy of itself, and export it to
+    `out`."""
     device, compile = _place(run)
     student, config = load_for_training(checkpoint, device)
     _check_fit(config, data, checkpoint)
@@ -106,7 +107,8 @@ def _check_context(run: RunSettings, context: int) -> None:
 def _check_fit(config: Any, data: Prepared, checkpoint: Path) -> None:
     if config.vocab_size != data.train.info.vocab_size:
         raise ValueError(
-            f"{checkpoint} has {config.vocab_size} tokens, the data was written with {data.train.info.vocab_size}; "
+            f"{checkpoint} has {config.vocab_size} tokens, "
+            f"the data was written with {data.train.info.vocab_size}; "
             f"encode it with the checkpoint's own tokenizer (--tokenizer {checkpoint})"
         )
 

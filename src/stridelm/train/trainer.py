@@ -1,4 +1,5 @@
-"""The training loop, for any objective: steps, validation, early decay and stopping, checkpoints, resumption."""
+"""The training loop, for any objective: steps, validation, early decay and stopping, checkpoints,
+resumption."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Result:
 
 
 class Trainer:
-    """Trains `objective.model` in place. Files go into `folder`: log.jsonl, state.pt (to resume from), best.pt."""
+    """Trains `objective.model` in place. Files go into `folder`: log.jsonl, state.pt (to resume from),
+    best.pt."""
 
     def __init__(
         self,
@@ -68,10 +70,13 @@ class Trainer:
         return sum(length * count for length, count in self.consumed.items())
 
     def train(self) -> Result:
-        """Run to the end and leave the best weights in the model. Raises FloatingPointError if the loss diverges."""
+        """Run to the end and leave the best weights in the model. Raises FloatingPointError if the loss
+        diverges."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.run.resume:
             self._restore()
+        else:
+            (self.folder / "log.jsonl").unlink(missing_ok=True)
         log = JsonLines(self.folder / "log.jsonl")
         stopped = "done"
         with Reporter(self.stage, self.run.log_seconds) as reporter:
@@ -122,7 +127,8 @@ class Trainer:
         return "done"
 
     def _step(self) -> tuple[dict[str, torch.Tensor], bool]:
-        """One optimiser step. Returns losses to log, and whether this sequence length ran for the first time."""
+        """One optimiser step. Returns losses to log, and whether this sequence length ran for the first
+        time."""
         run = self.run
         short = run.short_length and self.clock.progress < run.short_share
         length = run.short_length if short else run.length

@@ -1,5 +1,5 @@
-"""Which tokens each step sees: a pure function of the seed and of how many windows came before, so that a resumed run
-goes on exactly where the interrupted one would have."""
+"""Which tokens each step sees: a pure function of the seed and of how many windows came before, so that a
+resumed run goes on exactly where the interrupted one would have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Windows:
     """
 
     def __init__(self, tokens: torch.Tensor, length: int, seed: int) -> None:
-        """tokens: [n] integers on the device that trains. Raises ValueError if they do not fill two windows."""
+        """tokens: [n] integers on the device that trains. Raises ValueError if they do not fill two
+        windows."""
         if len(tokens) < 2 * length + 1:
             raise ValueError(
                 f"the training text has {len(tokens)} tokens, too few for sequences of {length}; "
@@ -49,7 +50,8 @@ def fixed_windows(tokens: torch.Tensor, length: int, limit: int) -> torch.Tensor
     whole = (len(tokens) - 1) // length
     if whole < 1:
         raise ValueError(
-            f"the validation text has {len(tokens)} tokens, fewer than one sequence of {length}; hold out more text"
+            f"the validation text has {len(tokens)} tokens, fewer than one sequence "
+            f"of {length}; hold out more text"
         )
     count = max(1, min(whole, limit // length))
     starts = torch.arange(count, device=tokens.device) * whole // count * length

@@ -109,6 +109,17 @@ def test_skipped_fields_and_extra_values() -> None:
         parse(skip=("nome",))
 
 
+def test_a_command_may_have_defaults_of_its_own() -> None:
+    """They hold and the help says them, whatever the dataclass says."""
+    parser = argparse.ArgumentParser()
+    add_options(parser, Settings, defaults={"batch_size": 9, "name": "y"})
+    assert read_options(parser.parse_args([]), Settings) == Settings(batch_size=9, name="y")
+    assert read_options(parser.parse_args(["--batch-size", "2"]), Settings).batch_size == 2
+    assert "100% of them (default: 9)" in " ".join(parser.format_help().split())
+    with pytest.raises(AssertionError, match="no field nome"):
+        add_options(argparse.ArgumentParser(), Settings, defaults={"nome": 1})
+
+
 def test_two_dataclasses_share_a_parser() -> None:
     """The engine's configuration and the sampling parameters, as the commands use them."""
     parser = argparse.ArgumentParser()

@@ -6,9 +6,10 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from stridelm.train.export import checkpoint_tensors, export, load_for_training
 from stridelm.train.objective import plain_hidden
-from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stridelm.models.layers.decoder import Decoder
 from stridelm.train.blocks import CHUNKS, block_chunks, block_logits, block_mask, sample_anchors
 from stridelm.train.objective import plain_hidden

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from stridelm.train.base import BaseObjective
 from stridelm.train.mask import MaskObjective
 from stridelm.train.objective import Validation

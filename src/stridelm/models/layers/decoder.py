@@ -42,6 +42,19 @@ class LayerKV:
         return 2 * self.kv_heads * self.head_dim * itemsize
 
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_length",
+)
+"""Fields of DecoderSpec that no model can do without."""
+
+
 @dataclass(frozen=True)
 class DecoderSpec:
     """A dense decoder's shape, read from a Hugging Face config by the architecture's own file."""
@@ -64,6 +77,9 @@ class DecoderSpec:
     tied: bool = False
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"

@@ -10,8 +10,10 @@ from stridelm.models.layers.rope import RopeSpec
 def common_fields(config: Any) -> dict[str, Any]:
     """DecoderSpec's fields that llama, mistral, qwen2 and qwen3 spell the same way.
 
-    Raises ValueError for an activation other than SiLU.
+    Raises ValueError for an activation other than SiLU, and for quantised weights.
     """
+    if getattr(config, "quantization_config", None):
+        raise ValueError("quantised weights are not supported; give the checkpoint that they were made from")
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; supported: silu")
     heads = config.num_attention_heads

@@ -1,0 +1,118 @@
+"""Drives an engine with a fixed number of streams and writes down what comes out when.
+
+A closed loop: as one request ends the next is added, so that a run is at its stated concurrency until the
+prompts run out. Times are those at which a caller of `Engine.step` sees the tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stridelm.engine.engine import Engine
+from stridelm.engine.outcome import Outcome
+from stridelm.params import SamplingParams
+from stridelm.types import Draft, ForwardBatch, Request, StepPlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how it is to be completed."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What became of one job. `emissions` are (seconds since it was added, tokens that came) of its steps."""
+
+    request: Request
+    added_s: float
+    emissions: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.request.output_ids
+
+
+@dataclass(frozen=True)
+class Run:
+    """All jobs, completed once. Timelines are in the jobs' order."""
+
+    seconds: float
+    timelines: tuple[Timeline, ...]
+    steps: int
+    """Forward passes, those that only read prompts included."""
+    rows: int
+    peak_pages: int
+    preemptions: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(timeline.token_ids) for timeline in self.timelines)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+class PageWatch:
+    """A tracer that remembers the most pages that were held at once, a step's reservation included."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._ledger = engine.ledger
+        self.peak = 0
+
+    def __call__(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        # Called between commit and the end of the step: what the step reserved and gave back is added again.
+        ledger = self._ledger
+        held = sum(counts["held"] for counts in ledger.counts().values())
+        given_back = sum(
+            max(0, ledger.pages_for(start + span.rows) - ledger.pages_for(span.request.computed))
+            for span, start in zip(plan.spans, batch.geometry.starts, strict=True)
+        )
+        self.peak = max(self.peak, held + given_back)
+
+
+def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
+    """Complete all jobs, `streams` at a time. The engine must be idle, and is again afterwards.
+
+    Raises ValueError if a job can never be served; nothing is left running.
+    """
+    assert not engine.busy
+    watch = engine.tracer = PageWatch(engine)
+    steps, rows, preemptions = engine.stats.steps, engine.stats.rows, engine.stats.preemptions
+    pending = deque(enumerate(jobs))
+    live: dict[str, Timeline] = {}
+    timelines: dict[int, Timeline] = {}
+    start = time.perf_counter()
+    try:
+        while pending or live:
+            while pending and len(live) < streams:
+                index, job = pending.popleft()
+                request = engine.add(f"bench-{index}", job.prompt_ids, job.params)
+                live[request.id] = timelines[index] = Timeline(request, time.perf_counter())
+            outputs = engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                timeline = live[output.request.id]
+                timeline.emissions.append((now - timeline.added_s, len(output.new_token_ids)))
+                if output.finished:
+                    del live[output.request.id]
+        seconds = time.perf_counter() - start
+    finally:
+        engine.tracer = None
+        for name in live:
+            engine.abort(name)
+    engine.check()
+    return Run(
+        seconds,
+        tuple(timelines[i] for i in range(len(jobs))),
+        engine.stats.steps - steps,
+        engine.stats.rows - rows,
+        watch.peak,
+        engine.stats.preemptions - preemptions,
+    )

@@ -1,0 +1,192 @@
+"""How fast each drafter is, as a ratio to plain decoding.
+
+Plain decoding and the variants take turns on the same prompts in one process, round after round, in
+alternating order. A ratio is taken within its round, so that a machine that slows down between rounds does
+not move it; the figure is the median over the rounds. Where the rule is lossless the outputs must be plain
+decoding's, token for token, and the row says whether they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stridelm.bench.drive import Run, drive
+from stridelm.bench.environment import device_name, dtype_name
+from stridelm.bench.figures import Acceptance, Times, acceptance_of
+from stridelm.bench.prompts import PromptSet
+from stridelm.bench.settings import LatencySettings
+from stridelm.bench.stand import checkpoint_name, encode, make_jobs
+from stridelm.bench.variants import Variant, plain
+from stridelm.engine.engine import Engine
+from stridelm.params import SamplingParams
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """One variant at one concurrency: the median of its runs."""
+
+    model: str
+    device: str
+    dtype: str
+    deterministic: bool
+    label: str
+    drafter: str
+    acceptance_rule: str
+    lossless: bool
+    depth: int
+    confidence: float | None
+    concurrency: int
+    prompt_set: str
+    prompt_order: str
+    prompts: int
+    prompt_tokens: int
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    prefix_cache: str
+    completion_tokens: int
+    """Of one run."""
+    seconds: float
+    tokens_per_s: float
+    ratio: float
+    """To plain decoding: tokens a second over tokens a second, in the same round."""
+    ratios: tuple[float, ...]
+    """Of each round."""
+    times: Times
+    """Over the requests of all rounds."""
+    steps: int
+    rows: int
+    acceptance: Acceptance
+    peak_pages: int
+    page_size: int
+    preemptions: int
+    identical: bool | None
+    """Whether every output of every round was plain decoding's; None where the rule does not promise it."""
+    identical_outputs: int
+    """How many prompts' outputs were, in the first round."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, but for percentiles and positions."""
+        row = asdict(self)
+        times, acceptance = row.pop("times"), row.pop("acceptance")
+        return {**row, **times, **acceptance}
+
+
+def count_runs(variants: Sequence[Variant], settings: LatencySettings) -> int:
+    """Runs that `measure_latency` makes, warm-up included."""
+    return len(settings.batch) * (1 + len(variants)) * (1 + settings.repeats)
+
+
+def measure_latency(
+    engine: Engine,
+    variants: Sequence[Variant],
+    prompts: PromptSet,
+    settings: LatencySettings,
+    on_run: Callable[[str], None] = lambda what: None,
+) -> list[LatencyRow]:
+    """Rows for plain decoding and each variant at each concurrency. on_run is told of every run before it
+    starts.
+
+    The engine must have room for the largest concurrency, and a prefix cache if it is to be cold. Raises
+    ValueError for a prompt that cannot be served.
+    """
+    contenders = [plain(engine.parts.target), *variants]
+    rows: list[LatencyRow] = []
+    for streams in settings.batch:
+        # Prompts are used again until every stream has one.
+        count = max(len(prompts.prompts), streams)
+        ids = list(itertools.islice(itertools.cycle(encode(engine, prompts)), count))
+        rounds = _rounds(engine, contenders, ids, streams, settings, on_run)
+        rows += [
+            _row(engine, variant, [r[i] for r in rounds], [r[0] for r in rounds], prompts, streams, settings)
+            for i, variant in enumerate(contenders)
+        ]
+    return rows
+
+
+def _rounds(
+    engine: Engine,
+    contenders: Sequence[Variant],
+    ids: Sequence[list[int]],
+    streams: int,
+    settings: LatencySettings,
+    on_run: Callable[[str], None],
+) -> list[list[Run]]:
+    """One list of runs a round, in the contenders' order. The warm-up before them is thrown away."""
+    params = SamplingParams(
+        temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
+    )
+    brief = SamplingParams(
+        temperature=settings.temperature, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens)
+    )
+    for variant in contenders:
+        on_run(f"{streams} streams, warming up, {variant.label}")
+        drive(engine, make_jobs(ids[:streams], variant, brief, settings.seed), streams)
+    rounds: list[list[Run]] = []
+    for repeat in range(settings.repeats):
+        order = list(range(len(contenders)))
+        runs: dict[int, Run] = {}
+        for i in order if repeat % 2 == 0 else reversed(order):
+            on_run(f"{streams} streams, round {repeat + 1}, {contenders[i].label}")
+            engine.ledger.flush()
+            runs[i] = drive(engine, make_jobs(ids, contenders[i], params, settings.seed), streams)
+        rounds.append([runs[i] for i in order])
+    return rounds
+
+
+def _row(
+    engine: Engine,
+    variant: Variant,
+    runs: Sequence[Run],
+    plain_runs: Sequence[Run],
+    prompts: PromptSet,
+    streams: int,
+    settings: LatencySettings,
+) -> LatencyRow:
+    ratios = tuple(run.tokens_per_s / base.tokens_per_s for run, base in zip(runs, plain_runs, strict=True))
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    timelines = [timeline for run in runs for timeline in run.timelines]
+    truth = [timeline.token_ids for timeline in plain_runs[0].timelines]
+    same = [[t.token_ids == tokens for t, tokens in zip(run.timelines, truth, strict=True)] for run in runs]
+    speculation = variant.speculation
+    return LatencyRow(
+        model=checkpoint_name(engine),
+        device=device_name(engine),
+        dtype=dtype_name(engine),
+        deterministic=engine.config.deterministic is not False and engine.parts.device.type == "cpu",
+        label=variant.label,
+        drafter=variant.drafter,
+        acceptance_rule=variant.acceptance,
+        lossless=variant.lossless,
+        depth=speculation.depth or 0,
+        confidence=speculation.confidence,
+        concurrency=streams,
+        prompt_set=prompts.name,
+        prompt_order="as in the set",
+        prompts=len(truth),
+        prompt_tokens=sum(len(t.request.prompt_ids) for t in runs[0].timelines),
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        ignore_eos=settings.ignore_eos,
+        prefix_cache=settings.prefix_cache,
+        completion_tokens=middle.tokens,
+        seconds=statistics.median(run.seconds for run in runs),
+        tokens_per_s=statistics.median(run.tokens_per_s for run in runs),
+        ratio=statistics.median(ratios),
+        ratios=ratios,
+        times=Times.of(timelines),
+        steps=middle.steps,
+        rows=middle.rows,
+        acceptance=acceptance_of(timelines),
+        peak_pages=max(run.peak_pages for run in runs),
+        page_size=engine.config.page_size,
+        preemptions=max(run.preemptions for run in runs),
+        identical=all(all(run) for run in same) if variant.lossless else None,
+        identical_outputs=sum(same[0]),
+    )

@@ -1,0 +1,162 @@
+"""Charts of results. matplotlib is optional and is loaded only when a chart is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stridelm.bench.acceptance import ALL, AcceptanceReport, AcceptanceRow
+from stridelm.bench.latency import LatencyRow
+from stridelm.bench.repetition import BUCKETS
+
+FORMATS = (".png", ".svg")
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Okabe and Ito's colours, which most colour-blind readers can tell apart."""
+INK, LOSSY_HATCH = "#333333", "///"
+
+
+def check_plot(path: Path) -> None:
+    """Raise ValueError, before anything is measured, if a chart could not be drawn to `path`."""
+    if path.suffix not in FORMATS:
+        raise ValueError(f"a chart cannot be written to {path}: the name must end in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("charts need matplotlib, which is not installed: pip install 'stridelm[plot]'")
+
+
+def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
+    """Ratio to plain decoding of each variant, a bar for each concurrency; the whiskers span the rounds."""
+    drafting = [row for row in rows if row.label != "plain"]
+    labels = list(dict.fromkeys(row.label for row in drafting))
+    streams = list(dict.fromkeys(row.concurrency for row in rows))
+    figure, (axes,) = _figure(1, width=1.6 + 1.1 * len(labels))
+    width = 0.8 / len(streams)
+    for row in drafting:
+        s = streams.index(row.concurrency)
+        at = labels.index(row.label) + (s - (len(streams) - 1) / 2) * width
+        name = f"{row.concurrency} {'stream' if row.concurrency == 1 else 'streams'}"
+        colour = SERIES[s % len(SERIES)]
+        _bar(axes, at, row.ratio, width, colour, row.lossless, name if row.label == labels[0] else None)
+        axes.vlines(at, min(row.ratios), max(row.ratios), color=INK, linewidth=0.8)
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
+    axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 3 else 0)
+    axes.set_ylabel("tokens a second over plain decoding")
+    axes.set_ylim(top=1.25 * axes.get_ylim()[1])
+    axes.legend(frameon=False, fontsize=8, ncols=len(streams) + 1)
+    head = rows[0]
+    lossy = "" if all(row.lossless for row in rows) else "; hatched and *: lossy"
+    title = f"{Path(head.model).name}, {head.dtype}, {head.device}\n{head.prompt_set}{lossy}"
+    axes.set_title(title, fontsize=8, loc="left")
+    _save(figure, path)
+
+
+def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
+    """For each temperature, tokens a step in each bucket, and below it the headline bucket's acceptance by
+    position."""
+    temperatures = list(dict.fromkeys(row.temperature for row in report.rows))
+    count = len(dict.fromkeys(row.label for row in report.rows))
+    figure, panels = _figure(len(temperatures), width=2.0 + 0.7 * count, lines=2)
+    for i, temperature in enumerate(temperatures):
+        rows = [row for row in report.rows if row.temperature == temperature and row.bucket != ALL.name]
+        _bucket_bars(panels[i], rows)
+        panels[i].set_title(f"temperature {temperature:g}", fontsize=9, loc="left")
+        _position_lines(panels[len(temperatures) + i], [row for row in rows if row.headline])
+    head = report.rows[0]
+    lossy = "" if all(row.lossless for row in report.rows) else "; hatched and *: lossy"
+    title = f"{Path(head.model).name}, {head.prompt_set}, {head.max_tokens} tokens at most{lossy}"
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
+    """Tokens a step: a group of bars for each variant, a bar for each bucket that has prompts."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    buckets = [name for name in dict.fromkeys(row.bucket for row in rows) if _prompts(rows, name)]
+    width = 0.8 / max(1, len(buckets))
+    for row in rows:
+        if row.acceptance is None:
+            continue
+        b = buckets.index(row.bucket)
+        at = labels.index(row.label) + (b - (len(buckets) - 1) / 2) * width
+        colour = SERIES[[bucket.name for bucket in BUCKETS].index(row.bucket)]
+        name = f"{row.bucket} ({row.prompts} prompts)" if row.label == labels[0] else None
+        _bar(axes, at, row.acceptance.tokens_per_step, width, colour, row.lossless, name)
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
+    axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 2 else 0)
+    axes.set_ylabel("tokens a step")
+    axes.set_ylim(top=1.45 * axes.get_ylim()[1])
+    axes.legend(
+        frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2
+    )
+
+
+def _position_lines(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
+    """Conditional acceptance by position, a line for each variant that drafted."""
+    for i, row in enumerate(rows):
+        if row.acceptance is None or not row.acceptance.conditional:
+            continue
+        values = row.acceptance.conditional
+        style = "-" if row.lossless else ":"
+        axes.plot(
+            range(1, len(values) + 1),
+            values,
+            style,
+            marker="o",
+            color=SERIES[i % len(SERIES)],
+            label=row.label,
+        )
+    axes.set_ylim(-0.03, 1.03)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted, of those reached")
+    bucket = next((row.bucket for row in rows), "")
+    axes.set_title(f"bucket {bucket}", fontsize=8, loc="left")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7)
+
+
+def _prompts(rows: Sequence[AcceptanceRow], bucket: str) -> int:
+    return max((row.prompts for row in rows if row.bucket == bucket), default=0)
+
+
+def _bar(
+    axes: Any, at: float, value: float, width: float, colour: str, lossless: bool, name: str | None
+) -> Any:
+    """A bar with its value written at its foot."""
+    hatch = None if lossless else LOSSY_HATCH
+    bar = axes.bar(at, value, width * 0.92, color=colour, hatch=hatch, edgecolor="white", label=name)
+    axes.annotate(f"{value:.2f}", (at, 0), xytext=(0, 4), **_inside())
+    return bar
+
+
+def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
+    """A figure of `lines` rows of panels, and its axes, row after row."""
+    # A figure of its own, without pyplot: no window system is touched and no global state left.
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(max(4.5, width) * panels, 3.6 if lines == 1 else 2.9 * lines), layout="constrained"
+    )
+    axes = [figure.add_subplot(lines, panels, i + 1) for i in range(lines * panels)]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _inside() -> dict[str, Any]:
+    return {
+        "textcoords": "offset points",
+        "ha": "center",
+        "fontsize": 7,
+        "rotation": 90,
+        "bbox": {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+    }
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error

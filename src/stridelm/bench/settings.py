@@ -1,0 +1,67 @@
+"""What a benchmark can be told. The command line is made from these fields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from stridelm.config import option
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Who drafts, and what is completed."""
+
+    drafters: tuple[str, ...] = option(
+        (), "NAME[@DEPTH][:RULE[:CONFIDENCE]] between commas; by default every drafter that the model can run"
+    )
+    depth: tuple[int, ...] = option((), "depths for entries without @DEPTH; by default each drafter's own")
+    prompts: str | None = option(None, "file or directory of prompts; by default the shipped held-out Python")
+    num_prompts: int | None = option(None, "use only the first so many prompts")
+    max_tokens: int = option(128, "tokens to complete each prompt with")
+    seed: int = option(0, "prompt i is sampled with this seed plus i")
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "num_prompts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}")
+
+
+@dataclass(frozen=True)
+class LatencySettings(Workload):
+    """What is timed."""
+
+    batch: tuple[int, ...] = option((1,), "streams at once: as one request ends the next begins")
+    repeats: int = option(
+        3, "runs of each kind; plain decoding and the drafters take turns, and the median counts"
+    )
+    num_prompts: int | None = option(8, "use only the first so many prompts; none for all")
+    temperature: float = option(0.0, "sampling temperature")
+    ignore_eos: bool = option(
+        True, "go on to max_tokens after an end of text, so that every run does the same work"
+    )
+    prefix_cache: Literal["off", "cold"] = option("off", "off, or cold: in use, and emptied before every run")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.batch or min(self.batch) < 1:
+            raise ValueError(f"batch must name stream counts of at least 1; got {list(self.batch)}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1; got {self.repeats}")
+
+
+@dataclass(frozen=True)
+class AcceptanceSettings(Workload):
+    """What is counted. Nothing is timed, so any number of streams gives the same figures."""
+
+    temperature: tuple[float, ...] = option((0.0, 1.0), "sampling temperatures")
+    batch: int = option(8, "streams at once")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature or not all(math.isfinite(t) and t >= 0 for t in self.temperature):
+            raise ValueError(f"temperature must name numbers of at least 0; got {list(self.temperature)}")
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1; got {self.batch}")

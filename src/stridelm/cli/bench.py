@@ -1,0 +1,178 @@
+"""`stride bench latency` and `stride bench acceptance`: drafters against plain decoding, in one process on
+the same prompts. A table on the screen, JSON on disk, and a chart if asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stridelm.bench.settings import AcceptanceSettings, LatencySettings
+from stridelm.cli.options import add_options, given_options, read_options
+from stridelm.config import EngineConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+PIPED_WIDTH = 200
+"""Columns of a table that goes to a file: nothing is folded."""
+RESERVED = (
+    "model",
+    "drafter",
+    "depth",
+    "acceptance",
+    "confidence",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "drafter_model",
+    "max_num_seqs",
+    "enable_prefix_caching",
+    "strict",
+    "skip_tokenizer_init",
+)
+"""Fields of EngineConfig that a benchmark sets itself."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `bench` and its two benchmarks to the main command."""
+    parser = subparsers.add_parser(
+        "bench", help="measure drafters against plain decoding", description=__doc__
+    )
+    kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    latency = kinds.add_parser(
+        "latency",
+        help="time plain decoding and drafters, and give the ratio",
+        description="Time what drafters gain.",
+    )
+    acceptance = kinds.add_parser(
+        "acceptance",
+        help="count accepted tokens, by how much the text repeats itself",
+        description="Count what drafters get accepted, by how much the plain continuation repeats itself.",
+    )
+    for kind, settings in ((latency, LatencySettings), (acceptance, AcceptanceSettings)):
+        kind.add_argument(
+            "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
+        )
+        add_options(kind.add_argument_group("benchmark"), settings)
+        kind.add_argument(
+            "--json", type=Path, metavar="FILE", help="write all figures here, the environment last"
+        )
+        kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart here: .png or .svg")
+        kind.add_argument(
+            "--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)"
+        )
+        add_options(kind.add_argument_group("engine"), EngineConfig, skip=RESERVED)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark. Raises ValueError for anything that cannot be run, before it runs."""
+    _set_threads(args.threads)
+    if args.plot is not None:
+        from stridelm.bench.plot import check_plot
+
+        check_plot(args.plot)
+    return _latency(args) if args.benchmark == "latency" else _acceptance(args)
+
+
+def _latency(args: argparse.Namespace) -> int:
+    from stridelm.bench.latency import count_runs, measure_latency
+    from stridelm.bench.prompts import load_prompts
+    from stridelm.bench.report import latency_table, write_json
+    from stridelm.bench.stand import open_engine
+    from stridelm.bench.variants import read_variants
+
+    settings = read_options(args, LatencySettings)
+    prompts = load_prompts(settings.prompts).first(settings.num_prompts)
+    options = given_options(args, EngineConfig)
+    engine = open_engine(
+        args.model,
+        max(settings.batch),
+        prefix_caching=settings.prefix_cache == "cold",
+        **_engine_options(options),
+    )
+    variants = read_variants(settings.drafters, settings.depth, engine.parts.target)
+    with _progress(count_runs(variants, settings)) as on_run:
+        rows = measure_latency(engine, variants, prompts, settings, on_run)
+    _show(latency_table(rows))
+    if args.json is not None:
+        write_json(args.json, "latency", settings, rows=[row.to_json() for row in rows])
+    if args.plot is not None:
+        from stridelm.bench.plot import plot_latency
+
+        plot_latency(rows, args.plot)
+    return int(any(row.identical is False for row in rows))
+
+
+def _acceptance(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from stridelm.bench.acceptance import count_runs, measure_acceptance
+    from stridelm.bench.prompts import load_prompts
+    from stridelm.bench.report import acceptance_table, write_json
+    from stridelm.bench.stand import open_engine
+    from stridelm.bench.variants import read_variants
+
+    settings = read_options(args, AcceptanceSettings)
+    prompts = load_prompts(settings.prompts).first(settings.num_prompts)
+    engine = open_engine(args.model, settings.batch, **_engine_options(given_options(args, EngineConfig)))
+    variants = read_variants(settings.drafters, settings.depth, engine.parts.target)
+    with _progress(count_runs(variants, settings)) as on_run:
+        report = measure_acceptance(engine, variants, prompts, settings, on_run)
+    _show(acceptance_table(report))
+    if args.json is not None:
+        texts = [asdict(text) for text in report.plain]
+        write_json(
+            args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows]
+        )
+    if args.plot is not None and report.rows:
+        from stridelm.bench.plot import plot_acceptance
+
+        plot_acceptance(report, args.plot)
+    return int(any(row.identical is False for row in report.rows))
+
+
+def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    """What was given for the engine; names that a benchmark has too are the benchmark's."""
+    return {name: value for name, value in options.items() if name not in RESERVED}
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1; got {threads}")
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+@contextmanager
+def _progress(runs: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error that moves when a run starts; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=runs)
+        started = False
+
+        def on_run(what: str) -> None:
+            nonlocal started
+            bar.update(task, advance=int(started), description=what)
+            started = True
+
+        yield on_run
+
+
+def _show(what: RenderableType) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    console.print(what)

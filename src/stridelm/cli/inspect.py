@@ -1,0 +1,192 @@
+"""`stride inspect`: what a checkpoint is, what its KV costs, what it can draft with. No weight is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stridelm.cli.options import add_options, given_options
+from stridelm.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stridelm.draft.base import Target
+    from stridelm.models.layers.decoder import Decoder
+
+HEARD = ("mask_token_id", "max_model_len")
+"""Fields of EngineConfig that change what is said here."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `inspect` to the main command."""
+    parser = subparsers.add_parser("inspect", help="describe a checkpoint", description=__doc__)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    unheard = [name for name in EngineConfig.__dataclass_fields__ if name not in HEARD]
+    add_options(parser, EngineConfig, skip=unheard)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Describe the checkpoint. Raises ValueError if it could not be loaded."""
+    config = EngineConfig(**given_options(args, EngineConfig))
+    facts = describe(config)
+    if args.json:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    for table in (_model_table(facts), _drafter_table(facts)):
+        console.print(table)
+    return 0
+
+
+def describe(config: EngineConfig) -> dict[str, Any]:
+    """All that `stride inspect` says. Reads config.json and the headers of the weight files alone."""
+    import torch
+
+    from stridelm.builtin import builtin_path
+    from stridelm.engine.wiring import describe_target
+    from stridelm.models.loader import build_empty, fill, load_config, read_headers
+    from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
+
+    path = builtin_path() if config.model is None else Path(config.model)
+    hf_config = load_config(path)
+    target = describe_target(config, hf_config, path, torch.device("cpu"))
+    model = build_empty(hf_config, path)
+    weights = dict(read_headers(path))
+    fill(model, iter(weights.items()), path)  # on the meta device: compares names and shapes, copies nothing
+    return {
+        "model": str(path),
+        "architecture": (getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
+        "model_type": hf_config.model_type,
+        **_shape(model),
+        "context": target.max_length,
+        "stored": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
+        "weight_bytes": sum(tensor.nbytes for tensor in weights.values()),
+        "kv_bytes_per_token": _kv_bytes(model),
+        "tokenizer": any((path / name).is_file() for name in VOCABULARY_FILES),
+        "eos_token_ids": list(checkpoint_eos_ids(path)),
+        "mask_token_ids": list(target.mask_token_ids),
+        "auto": _automatic(target),
+        "drafters": _drafters(target),
+    }
+
+
+def _shape(model: Decoder) -> dict[str, Any]:
+    spec = model.spec
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "heads": spec.num_heads,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "tied_embeddings": spec.tied,
+        "rope": spec.rope.kind,
+        "windows": sorted({window for window in spec.windows if window is not None}),
+    }
+
+
+def _kv_bytes(model: Decoder) -> dict[str, int]:
+    """Dtype -> bytes that a token's KV takes over all layers."""
+    from stridelm.cache.pool import bytes_per_token
+    from stridelm.models.loader import DTYPES
+
+    return {name: bytes_per_token(model.kv_layout, dtype) for name, dtype in DTYPES.items()}
+
+
+def _automatic(target: Target) -> str:
+    """What drafter "auto" comes to."""
+    from stridelm.draft.settle import settle
+    from stridelm.params import Speculation
+
+    return settle(Speculation(), target).drafter or ""
+
+
+def _drafters(target: Target) -> list[dict[str, Any]]:
+    """Every registered drafter: whether it can serve this model and why not, and what it may be told."""
+    from stridelm.draft import DRAFTERS
+    from stridelm.verify import RULES
+
+    rules = {name: RULES.get(name) for name in RULES}
+    found = []
+    for name in DRAFTERS:
+        drafter = DRAFTERS.get(name)
+        reason = drafter.why_not(target)
+        usable = sorted(drafter.rules & set(rules))
+        found.append(
+            {
+                "name": name,
+                "usable": reason is None,
+                "why_not": reason,
+                "default_depth": drafter.default_depth,
+                "acceptance": usable,
+                "lossy": [rule for rule in usable if not rules[rule].lossless],
+                "options": sorted(drafter.options.union(*(rules[rule].options for rule in usable))),
+            }
+        )
+    return found
+
+
+def _model_table(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    stored = ", ".join(f"{count} tensors in {dtype}" for dtype, count in facts["stored"].items())
+    kv = ", ".join(f"{_size(size)} in {dtype}" for dtype, size in facts["kv_bytes_per_token"].items())
+    windows = ", ".join(str(window) for window in facts["windows"])
+    masks = ", ".join(str(token) for token in facts["mask_token_ids"])
+    lines = {
+        "architecture": f"{facts['architecture']} ({facts['model_type']})",
+        "parameters": f"{facts['parameters']:,}" + (", embeddings tied" if facts["tied_embeddings"] else ""),
+        "layers": f"{facts['layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}",
+        "attention": f"{facts['heads']} heads on {facts['kv_heads']} KV heads of {facts['head_dim']}"
+        + (f", sliding window {windows}" if windows else ""),
+        "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",
+        "vocabulary": f"{facts['vocab_size']:,} tokens"
+        + ("" if facts["tokenizer"] else ", no tokenizer here"),
+        "mask tokens": masks or "none",
+        "weights": f"{_size(facts['weight_bytes'])}: {stored}",
+        "KV of a token": kv,
+    }
+    table = Table(title=Text(facts["model"]), title_justify="left", show_header=False)
+    for name, value in lines.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _drafter_table(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("drafter", "can it run", "acceptance", "depth", title="Drafters", title_justify="left")
+    for drafter in facts["drafters"]:
+        name = drafter["name"]
+        rules = [f"{rule} (lossy)" if rule in drafter["lossy"] else rule for rule in drafter["acceptance"]]
+        table.add_row(
+            f"{name}, the default" if name == facts["auto"] else name,
+            Text("yes" if drafter["usable"] else f"no: {drafter['why_not']}"),
+            ", ".join(rules),
+            str(drafter["default_depth"]),
+        )
+    return table
+
+
+def _size(count: int) -> str:
+    """Bytes as a person reads them."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

@@ -1,0 +1,145 @@
+"""Every step as lines of JSON, so that a wrong token can be followed by eye.
+
+One line a step and request, written after the commit and before stop rules cut the output:
+
+    step         number of the step, from 1
+    request      the request's id
+    admitted     true in the step that (re)admits it; `computed.before` is then its prefix hit
+    drafter, acceptance, depth
+    decides      false while prompt rows are still owed: such a step emits nothing
+    computed     {before, after}: leading tokens whose KV is committed
+    rows         the span's live rows, in order:
+                   at        storage index: where in the request's KV the row is written
+                   position  position in the text; a draft row's is its parent's plus one
+                   role      real, candidate (a guess to be checked) or probe (a mask token)
+                   token, text
+                   parent    `at` of the row that it stands behind; null for the first of all
+    proposals    the guessed tokens: {position, token, text}
+    verdict      emitted   tokens that became output: {position, token, text}
+                 drafted, accepted, reached
+                              tokens guessed, guesses emitted, draft positions put to the test
+                 kept      draft rows whose KV is kept
+                 path      `at` of those rows, as they were in this step
+    pages        page group -> {committed: ids of the pages that the request holds after the commit,
+                 held: how many it held during the step, up to the bound of its draft,
+                 pool: {free, cached, held, total}}
+
+`text` is what a token adds to a text, null without a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+from stridelm.engine.outcome import Outcome
+from stridelm.types import CANDIDATE, Draft, ForwardBatch, Span, StepPlan
+
+if TYPE_CHECKING:
+    from stridelm.engine.engine import Engine
+
+Line = dict[str, Any]
+
+
+class JsonTracer:
+    """What `Engine.tracer` calls. Reads the device at every step: for looking, not for speed."""
+
+    def __init__(self, engine: Engine, out: TextIO) -> None:
+        self._engine = engine
+        self._out = out
+
+    def __call__(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        pools = self._engine.ledger.counts()
+        admitted = {request.id for request in plan.admitted}
+        first = 0
+        for i, span in enumerate(plan.spans):
+            rows = self._rows(i, first, draft, batch)
+            first += batch.geometry.counts[i]
+            line = self._head(span, span.request.id in admitted, batch.geometry.starts[i])
+            line["rows"] = rows
+            line["proposals"] = _proposals(rows)
+            line["verdict"] = self._verdict(i, rows, batch, outcome)
+            line["pages"] = self._pages(span, batch.geometry.starts[i], pools)
+            self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._out.flush()
+
+    def _head(self, span: Span, admitted: bool, before: int) -> Line:
+        request = span.request
+        return {
+            "step": self._engine.stats.steps + 1,
+            "request": request.id,
+            "admitted": admitted,
+            "drafter": request.speculation.drafter,
+            "acceptance": request.speculation.acceptance,
+            "depth": span.depth,
+            "decides": span.decides,
+            "computed": {"before": before, "after": request.computed},
+        }
+
+    def _rows(self, index: int, first: int, draft: Draft, batch: ForwardBatch) -> list[Line]:
+        """The span's rows; those from `first` on in the batch. Draft rows that do not live are left out."""
+        geometry = batch.geometry
+        here = slice(first, first + geometry.counts[index])
+        base = geometry.starts[index] + geometry.reals[index]
+        rows = []
+        columns = torch.stack((batch.ids[here], batch.positions[here], geometry.draft_rows[here]), 1)
+        for offset, (token, position, own) in enumerate(columns.tolist()):
+            if own < 0:
+                at = geometry.starts[index] + offset
+                role, parent = "real", at - 1 if at else None
+            elif draft.live[index, own]:
+                at, parent = base + own, base + int(draft.parents[index, own])
+                role = "candidate" if draft.roles[index, own] == CANDIDATE else "probe"
+            else:
+                continue
+            row = {"at": at, "position": position, "role": role, **self._token(token), "parent": parent}
+            rows.append(row)
+        return rows
+
+    def _verdict(self, index: int, rows: list[Line], batch: ForwardBatch, outcome: Outcome) -> Line:
+        base = batch.geometry.starts[index] + batch.geometry.reals[index]
+        tokens, kept = outcome.tokens[index], outcome.kept[index]
+        return {
+            "emitted": [{"position": base + n, **self._token(token)} for n, token in enumerate(tokens)],
+            "drafted": outcome.drafted[index],
+            "accepted": outcome.accepted[index],
+            "reached": outcome.reached[index],
+            "kept": kept,
+            "path": _path(rows, base - 1, tokens[:kept]),
+        }
+
+    def _pages(self, span: Span, before: int, pools: dict[str, dict[str, int]]) -> Line:
+        """Groups as they are after the commit; what the span held in the step follows from its bound."""
+        ledger, request = self._engine.ledger, span.request
+        held = ledger.pages_for(before + span.rows)
+        return {
+            group: {"committed": list(ledger.table(request, group)), "held": held, "pool": pools[group]}
+            for group in self._engine.groups
+        }
+
+    def _token(self, token: int) -> Line:
+        tokenizer = self._engine.tokenizer
+        return {"token": token, "text": None if tokenizer is None else tokenizer.token_text(token)}
+
+
+def _proposals(rows: list[Line]) -> list[Line]:
+    guessed = [row for row in rows if row["role"] == "candidate"]
+    return [{key: row[key] for key in ("position", "token", "text")} for row in guessed]
+
+
+def _path(rows: list[Line], root: int, tokens: list[int]) -> list[int]:
+    """Storage indices of the candidates that hold `tokens`, one behind the other from `root` on.
+
+    Siblings hold different tokens, so there is one such path.
+    """
+    path: list[int] = []
+    for token in tokens:
+        parent = path[-1] if path else root
+        path += [
+            row["at"]
+            for row in rows
+            if row["role"] == "candidate" and row["parent"] == parent and row["token"] == token
+        ]
+    return path

@@ -1,0 +1,27 @@
+"""Fixtures that every room of the tests may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import write
+
+torch.set_num_threads(1)  # the models are tiny, and the test processes share the cores
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """checkpoint("qwen3", **changes): the directory of a tiny random checkpoint, written once a session."""
+    written: dict[str, Path] = {}
+
+    def get(model_type: str, **options: Any) -> Path:
+        key = repr((model_type, sorted(options.items())))
+        if key not in written:
+            written[key] = write(tmp_path_factory.mktemp(model_type), model_type, **options)
+        return written[key]
+
+    return get

@@ -1,0 +1,356 @@
+"""Under every lossless rule the output has the target's distribution, whoever drafts: exactly, and as it is seen.
+
+Mutations at the end break the door on purpose. Each must be caught by the checks that the other tests pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import make
+from support.enumeration import check_enumeration
+from support.identity import check_identity, mixed_jobs, prompts, sampling
+from support.lab import LENGTH, TREES, Lab, check_joint, chi_square
+from support.stand import Job, Stand, lossless_rules
+from support.tree_drafter import NAME as RANDOM_TREE
+from support.tree_drafter import registered
+
+import stridelm.verify.exact as exact
+from stridelm import SamplingParams
+from stridelm.cache.transaction import Transaction
+from stridelm.draft import DRAFTERS
+from stridelm.run.eager import EagerRunner
+from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.verify import RULES
+
+SAMPLES = 200_000
+TINY: dict[str, Any] = {
+    "vocab_size": 5,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "eos_token_id": None,
+    "scale": 8.0,
+}
+PROMPT = [3, 1, 4, 1]
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.2},
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "presence_penalty": {"presence_penalty": 1.1},
+    "frequency_penalty": {"frequency_penalty": 0.9},
+    "logit_bias": {"logit_bias": {0: 1.5, 3: -2.0}},
+    "bad_words": {"bad_words_token_ids": [[2], [0, 1], [1, 4]]},
+    "min_tokens": {"min_tokens": 2, "stop_token_ids": [0, 3]},
+    "everything": {
+        "temperature": 1.3,
+        "top_k": 4,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+        "logit_bias": {1: 0.8},
+        "bad_words_token_ids": [[0, 0], [4, 1]],
+        "min_tokens": 1,
+        "stop_token_ids": [2],
+    },
+}
+PENALISED = SamplingParams(
+    temperature=1.2,
+    repetition_penalty=1.4,
+    frequency_penalty=0.6,
+    top_p=0.97,
+    bad_words_token_ids=[[0, 1]],
+    max_tokens=LENGTH,
+    ignore_eos=True,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    with ExitStack() as stack:
+        for tree in TREES:
+            stack.enter_context(registered(tree))
+        yield
+
+
+@pytest.fixture(scope="module")
+def stand(checkpoint: Callable[..., Path]) -> Stand:
+    return Stand(checkpoint("qwen3", **TINY), "float32", mask_token_id=4)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make("qwen3", **TINY)
+
+
+def params(seed: int = 0, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=LENGTH, seed=seed, **changes)
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS)
+def test_every_output(stand: Stand, model: Any, parameters: str) -> None:
+    """Each output of three tokens has exactly the probability that plain logits and naive processors give."""
+    check_enumeration(stand, model, PROMPT, params(**PARAMETERS[parameters]))
+
+
+def lossless() -> list[tuple[str, str]]:
+    """(drafter, rule): all registered, and under each lossless rule the trees of the laboratory."""
+    known = [(name, rule) for name in DRAFTERS for rule in lossless_rules(name)]
+    rules = [name for name in RULES if RULES.get(name).lossless]
+    return known + [(tree.name, rule) for tree in TREES for rule in rules]
+
+
+def lab_of(drafter: str, rule: str, parameters: SamplingParams | None = None) -> Lab:
+    options = {"prompt_lookup_min": 1} if drafter == "ngram" else {}
+    chosen = {"drafter": drafter, "acceptance": rule, **options}
+    return Lab(chosen) if parameters is None else Lab(chosen, parameters)
+
+
+@pytest.mark.parametrize(("drafter", "rule"), lossless())
+def test_joint(drafter: str, rule: str) -> None:
+    """The first three tokens of 200,000 requests are jointly distributed as the target says."""
+    lab = lab_of(drafter, rule)
+    check_joint(lab, SAMPLES)
+    assert (lab.accepted > SAMPLES // 20) == (DRAFTERS.get(drafter).default_depth > 0)
+
+
+@pytest.mark.parametrize(("drafter", "rule"), lossless())
+def test_joint_with_penalties(drafter: str, rule: str) -> None:
+    """So they are where the distribution depends on the row's own history."""
+    check_joint(lab_of(drafter, rule, PENALISED), SAMPLES // 4)
+
+
+def test_joint_of_the_engine(stand: Stand, model: Any) -> None:
+    """Samples of the whole engine, all drafters in one batch, are distributed as transformers' logits say."""
+    kinds = [{"drafter": name} for name in DRAFTERS if DRAFTERS.get(name).why_not(stand.target) is None]
+    llm = stand.llm(max_num_seqs=256, num_pages=600, max_num_batched_tokens=8192, strict=False)
+    jobs = [Job(PROMPT, params(seed=seed, n=64), kinds[seed % len(kinds)]) for seed in range(96)]
+    counts = torch.zeros(5, 5, 5, dtype=torch.int64)
+    for output in stand.run(jobs, llm=llm):
+        for sample in output.outputs:
+            counts[tuple(sample.token_ids)] += 1
+    expected = torch.zeros(5, 5, 5, dtype=torch.float64)
+    for said in torch.cartesian_prod(*[torch.arange(5)] * 3).tolist():
+        logits = model(torch.tensor([[*PROMPT, *said[:2]]])).logits[0, -3:].double().detach()
+        expected[tuple(said)] = float(logits.softmax(-1)[range(3), said].prod())
+    assert counts.sum() == 96 * 64
+    assert chi_square(counts, expected)[2] > 1e-4
+
+
+def test_chi_square_is_one() -> None:
+    """The p-value is that of tables: 95% and 99.9% quantiles, and pooling takes rare cells together."""
+    even = torch.full((4,), 0.25)
+    for statistic, p in ((7.815, 0.05), (16.266, 0.001)):
+        shift = (statistic * 250 / 2) ** 0.5
+        counts = torch.tensor([250 + shift, 250 - shift, 250, 250])
+        assert abs(chi_square(counts, even)[2] / p - 1) < 0.01
+    assert chi_square(torch.tensor([996, 2, 2]), torch.tensor([0.996, 0.002, 0.002]))[1] == 1
+    assert chi_square(torch.tensor([999, 1]), torch.tensor([1.0, 0.0]))[2] == 0
+
+
+# Mutations.
+
+
+def wrong_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are looked for under the row before the accepted one."""
+    walk = exact.walk
+
+    def mutant(draft: Draft, *rest: Any) -> Verdict:
+        return walk(replace(draft, parents=torch.where(draft.parents > 0, draft.parents - 1, draft.parents)), *rest)
+
+    monkeypatch.setattr(exact, "walk", mutant)
+
+
+def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rejection the draft's token is emitted in place of the target's."""
+    walk = exact.walk
+
+    def mutant(draft: Draft, *rest: Any) -> Verdict:
+        verdict = walk(draft, *rest)
+        if not draft.width:
+            return verdict
+        children = draft.live & (draft.roles == CANDIDATE) & (draft.parents == verdict.leaf[:, None])
+        first = children.to(torch.uint8).argmax(1, keepdim=True)
+        last = (verdict.counts - 1).clamp(min=0)[:, None]
+        wrong = torch.where(children.any(1, keepdim=True), draft.tokens.gather(1, first), verdict.tokens.gather(1, last))
+        return replace(verdict, tokens=verdict.tokens.scatter(1, last, wrong))
+
+    monkeypatch.setattr(exact, "walk", mutant)
+
+
+def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first child is accepted whatever the target drew."""
+    walk = exact.walk
+
+    def mutant(draft: Draft, drawn: torch.Tensor, *rest: Any) -> Verdict:
+        if draft.width:
+            first = (draft.parents == -1).to(torch.uint8).argmax(1, keepdim=True)
+            drawn = torch.cat((draft.tokens.gather(1, first), drawn[:, 1:]), 1)
+        return walk(draft, drawn, *rest)
+
+    monkeypatch.setattr(exact, "walk", mutant)
+
+
+def shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All positions of a request see the same noise."""
+    import stridelm.sample.sampler as sampler
+
+    noise = sampler.gumbel
+    monkeypatch.setattr(sampler, "gumbel", lambda seeds, positions, *rest: noise(seeds, positions * 0, *rest))
+
+
+def shifted_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft row sees the noise of the position it stands on, not of the one it draws for."""
+    draw_nodes = exact.draw_nodes
+
+    def mutant(hearing: exact.Hearing) -> torch.Tensor:
+        batch = hearing.batch
+        positions = batch.positions - (batch.geometry.draft_rows >= 0).long()
+        return draw_nodes(replace(hearing, batch=replace(batch, positions=positions)))
+
+    monkeypatch.setattr(exact, "draw_nodes", mutant)
+
+
+def commits_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draft row too many is kept."""
+    commit = Transaction.commit
+
+    def mutant(self: Transaction, kept: list[int]) -> None:
+        commit(self, [min(rows + 1, span.draft) for rows, span in zip(kept, self.spans)])
+
+    monkeypatch.setattr(Transaction, "commit", mutant)
+
+
+def emits_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token drawn behind the accepted path is forgotten, its row kept."""
+    walk = exact.walk
+
+    def mutant(*args: Any) -> Verdict:
+        verdict = walk(*args)
+        return replace(verdict, counts=torch.where(verdict.kept > 0, verdict.counts - 1, verdict.counts))
+
+    monkeypatch.setattr(exact, "walk", mutant)
+
+
+def never_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted side branches stay where they were computed."""
+    monkeypatch.setattr(EagerRunner, "compact", lambda self, batch, draft, verdict: None)
+
+
+def forgets_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft row's penalties miss its own token."""
+    history = exact.candidate_history
+
+    def mutant(*args: Any) -> torch.Tensor:
+        path = history(*args)
+        return torch.where(torch.cat((path[:, 1:], torch.full_like(path[:, :1], -1)), 1) >= 0, path, -1)
+
+    monkeypatch.setattr(exact, "candidate_history", mutant)
+
+
+def counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft row's penalties see its path twice."""
+    history = exact.candidate_history
+    monkeypatch.setattr(exact, "candidate_history", lambda *args: history(*args).repeat(1, 2))
+
+
+def sees_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft row's penalties see every row before it, related or not."""
+    history = exact.candidate_history
+
+    def mutant(draft: Draft, *rest: Any) -> torch.Tensor:
+        everyone = (1 << torch.arange(1, draft.width + 1)) - 1
+        return history(replace(draft, ancestors=everyone.expand_as(draft.ancestors)), *rest)
+
+    monkeypatch.setattr(exact, "candidate_history", mutant)
+
+
+def prompt_not_penalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties miss the last known token."""
+    import stridelm.sample.processors as processors
+
+    counts = processors._counts
+
+    def mutant(size: int, rows: Any, part: Any, table: Any, history: Any) -> torch.Tensor:
+        shorter = type("Shorter", (), {"tokens": history.tokens, "known": history.known - 1})
+        return counts(size, rows, part, table, shorter)
+
+    monkeypatch.setattr(processors, "_counts", mutant)
+
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+JOINT: list[Mutation] = [wrong_parent, drafts_token, accepts_anything, shared_noise]
+IDENTITY: list[Mutation] = [
+    wrong_parent,
+    drafts_token,
+    accepts_anything,
+    shifted_noise,
+    commits_one_more,
+    emits_one_less,
+    never_compacts,
+]
+HISTORY: list[Mutation] = [forgets_last, counts_twice, sees_siblings]
+
+
+@pytest.mark.parametrize("mutation", JOINT, ids=lambda m: m.__name__)
+def test_joint_catches(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chi-square of the joint distribution sees a door that is broken in this way."""
+    check_joint(lab_of("blind_tree", "exact"), SAMPLES // 10)
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError, match="chi-square"):
+        check_joint(lab_of("blind_tree", "exact"), SAMPLES // 10)
+
+
+@pytest.mark.parametrize("mutation", HISTORY, ids=lambda m: m.__name__)
+def test_joint_catches_history(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chi-square under penalties sees a row with another row's history."""
+    heavy = replace(PENALISED, repetition_penalty=2.5, frequency_penalty=1.5)
+    check_joint(lab_of("blind_tree", "exact", heavy), SAMPLES // 10)
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError, match="chi-square"):
+        check_joint(lab_of("blind_tree", "exact", heavy), SAMPLES // 10)
+
+
+@pytest.mark.parametrize("mutation", [*IDENTITY, *HISTORY], ids=lambda m: m.__name__)
+def test_identity_catches(
+    mutation: Mutation, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token identity sees it too, or the engine stops on an invariant; a step too far does not go unseen."""
+    with registered():
+        stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+        feature = "repetition_penalty" if mutation in HISTORY else "nothing"
+        jobs = [
+            Job(prompt, sampling(stand, prompt, 1.0, feature), {"drafter": RANDOM_TREE, "depth": 4})
+            for prompt in prompts(stand, 8)
+        ]
+        check_identity(stand, jobs)
+        mutation(monkeypatch)
+        with pytest.raises((AssertionError, RuntimeError, IndexError)):
+            check_identity(stand, jobs)
+
+
+def test_enumeration_catches(stand: Stand, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that plain decoding shares, such as penalties that miss a token, is seen by the enumeration."""
+    with_penalties = params(**PARAMETERS["repetition_penalty"])
+    check_enumeration(stand, model, PROMPT, with_penalties)
+    prompt_not_penalised(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_enumeration(stand, model, PROMPT, with_penalties)
+
+
+def test_mutations_do_not_linger(checkpoint: Callable[..., Path]) -> None:
+    """After all that the door is whole again."""
+    with registered():
+        stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+        check_identity(stand, mixed_jobs(stand, 8, 1.0, ["everything"]))

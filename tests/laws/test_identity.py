@@ -1,0 +1,235 @@
+"""Law 3: whatever is drafted, and whatever shares the batch, the output is what plain decoding gives, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.identity import (
+    FEATURES,
+    LENGTH,
+    TEMPERATURES,
+    check_alone,
+    check_identity,
+    mixed_jobs,
+    prompts,
+    sampling,
+    teach,
+    tree_speculations,
+    trusting_neighbours,
+)
+from support.stand import Job, Stand, accepted, all_speculations, assert_same, cases, speculation
+from support.tree_drafter import NAME as TREE
+from support.tree_drafter import registered
+
+from stridelm import SamplingParams
+from stridelm.draft import DRAFTERS
+
+DTYPES = ("bfloat16", "float32")
+CHUNKS = (1, 7, 1024)
+PAGES = (1, 16)
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 9},
+}
+"""Full attention with a tied head, and a window shorter than most trees."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    with registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stands(checkpoint: Callable[..., Path]) -> Callable[[str, str], Stand]:
+    made: dict[tuple[str, str], Stand] = {}
+
+    def get(model: str, dtype: str) -> Stand:
+        if (model, dtype) not in made:
+            made[model, dtype] = Stand(checkpoint(model, **MODELS[model]), dtype)
+        return made[model, dtype]
+
+    return get
+
+
+def turn(values: tuple[Any, ...], *of: object) -> Any:
+    """One of the values, the same for the same test wherever it runs."""
+    return random.Random(repr(of)).choice(values)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("drafter", "depth"), [*cases(), *((TREE, d) for d in ("one", "default", "deepest"))])
+def test_alone(stands: Callable[[str, str], Stand], drafter: str, depth: str, temperature: float) -> None:
+    """A request by itself says the same with every drafter at every depth, in every dtype and model."""
+    for model, dtype in itertools.product(MODELS, DTYPES):
+        stand = stands(model, dtype)
+        reason = DRAFTERS.get(drafter).why_not(stand.target)
+        if reason:
+            pytest.skip(f"{drafter}: {reason}")
+        kind = speculation(stand.target, drafter, depth)
+        feature = turn(tuple(FEATURES), drafter, depth, temperature, model, dtype)
+        check_alone(stand, kind, temperature, feature, page_size=turn(PAGES, feature, dtype))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_parameter(stands: Callable[[str, str], Stand], feature: str, temperature: float) -> None:
+    """Each sampling parameter is exact at every row: eight requests that use it, each with its own drafter."""
+    stand = stands(turn(tuple(MODELS), feature, temperature), turn(DTYPES, temperature, feature))
+    jobs = mixed_jobs(stand, 8, temperature, [feature], seed=len(feature))
+    chunk = turn((33, 1024), feature, temperature)
+    check_identity(stand, jobs, page_size=turn(PAGES, feature, temperature), max_num_batched_tokens=chunk)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_parameters_bite(stands: Callable[[str, str], Stand], feature: str) -> None:
+    """The parameters under test change what is said, or the tests of them would show nothing."""
+    stand = stands("qwen3", "float32")
+    free = [stand.plain(p, sampling(stand, p, 1.0, "nothing")) for p in prompts(stand, 4)]
+    bitten = [stand.plain(p, sampling(stand, p, 1.0, feature)) for p in prompts(stand, 4)]
+    if feature in ("nothing", "samples", "logprobs"):
+        assert [o.outputs[0].token_ids for o in bitten] == [o.outputs[0].token_ids for o in free]
+    else:
+        assert all(b.outputs[0].token_ids != f.outputs[0].token_ids for b, f in zip(bitten, free))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("page_size", PAGES)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_and_pages(
+    stands: Callable[[str, str], Stand], dtype: str, chunk: int, page_size: int, temperature: float
+) -> None:
+    """Prompts cut into chunks of 1, of 7 or not at all, on pages of 1 or 16 tokens: the same output."""
+    stand = stands(turn(tuple(MODELS), dtype, chunk, page_size), dtype)
+    features = random.Random(f"{chunk} {page_size} {temperature}").sample(sorted(FEATURES), 4)
+    jobs = mixed_jobs(stand, 8, temperature, features, seed=chunk)
+    lossy = trusting_neighbours(stand, temperature) if chunk > 100 else []
+    check_identity(stand, jobs, lossy, page_size=page_size, max_num_batched_tokens=chunk)
+
+
+@pytest.mark.parametrize(("drafter", "depth"), [*cases(), (TREE, "default")])
+def test_drafts_are_accepted(stands: Callable[[str, str], Stand], drafter: str, depth: str) -> None:
+    """Identity is not had by accepting nothing: every drafter has guesses accepted, at depth 0 none."""
+    stand = stands("qwen3", "float32")
+    reason = DRAFTERS.get(drafter).why_not(stand.target)
+    if reason:
+        pytest.skip(f"{drafter}: {reason}")
+    kind = speculation(stand.target, drafter, depth)
+    params = SamplingParams(temperature=0.0, max_tokens=3 * LENGTH, seed=1, ignore_eos=True)
+    outputs = check_identity(stand, [Job(prompt, params, kind) for prompt in prompts(stand, 8)])
+    drafts = DRAFTERS.get(drafter).default_depth > 0
+    assert (accepted(outputs) > 0) == drafts
+    if drafts:
+        off = [Job(prompt, params, {**kind, "depth": 0}) for prompt in prompts(stand, 8)]
+        assert accepted(check_identity(stand, off)) == 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperature: float) -> None:
+    """A prefix that was computed before, by whichever drafter's steps, gives the same output as a cold one."""
+    stand = stands(turn(tuple(MODELS), dtype, temperature), dtype)
+    rng = random.Random(11)
+    shared = [rng.randrange(60) for _ in range(37)]
+    jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "logprobs", "repetition_penalty"], seed=2)
+    for job in jobs[::2]:
+        job.prompt = shared + job.prompt[:5]
+        job.params = sampling(stand, job.prompt, temperature, "everything")
+    llm = stand.llm(page_size=4)
+    check_identity(stand, jobs, llm=llm)
+    # Again, each with the next one's drafter; and then each with its own output as a part of the prompt.
+    kinds = [job.speculation for job in jobs]
+    jobs = [replace(job, speculation=kind) for job, kind in zip(jobs, [*kinds[1:], kinds[0]])]
+    warm = check_identity(stand, jobs, llm=llm)
+    assert all(o.metrics is not None and o.metrics.cached_tokens > 0 for o in warm if o.prompt_logprobs is None)
+    longer = [replace(job, prompt=job.prompt + output.outputs[0].token_ids) for job, output in zip(jobs, warm)]
+    again = check_identity(stand, longer, llm=llm)
+    grown = [o.metrics.cached_tokens > len(job.prompt) for o, job in zip(again, jobs) if o.metrics is not None]
+    assert any(grown), "no page of an output was found again"
+    llm.engine.ledger.flush()
+    check_identity(stand, jobs, llm=llm)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_preemption(
+    stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float
+) -> None:
+    """Requests that lose their pages and are computed again, with drafts in flight, say the same."""
+    stand = stands("mistral" if caching else "qwen3", dtype)
+    jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "samples", "stop_token_ids"], seed=4)
+    lossy = trusting_neighbours(stand, temperature)[:2]
+    longest = max(len(job.prompt) for job in [*jobs, *lossy]) + LENGTH + 64
+    # One request fits with its widest window; several do not.
+    llm = stand.llm(page_size=4, num_pages=longest // 4 + 1, enable_prefix_caching=caching)
+    check_identity(stand, jobs, lossy, llm=llm, max_num_batched_tokens=200)
+    assert llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_abort(stands: Callable[[str, str], Stand], dtype: str, temperature: float) -> None:
+    """Neighbours that are aborted at random moments, and others that come in, leave no trace."""
+    stand = stands(turn(tuple(MODELS), dtype, temperature), dtype)
+    jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "bad_words"], seed=6)
+    rng = random.Random(f"{dtype} {temperature}")
+    llm = stand.llm(page_size=rng.choice(PAGES), max_num_seqs=6, max_num_batched_tokens=48)
+    engine = llm.engine
+    for job in jobs:
+        teach(stand, job)
+    spare = [job for seed in range(4) for job in mixed_jobs(stand, 8, temperature, ["nothing"], seed)]
+    requests = [engine.add(f"kept-{i}", job.prompt, job.request) for i, job in enumerate(jobs)]
+    doomed: list[str] = []
+    while any(request.finish_reason is None for request in requests):
+        if spare and rng.random() < 0.6:
+            job = spare.pop()
+            doomed.append(engine.add(f"doomed-{len(spare)}", job.prompt, job.request).id)
+        if doomed and rng.random() < 0.5:
+            engine.abort(doomed.pop(rng.randrange(len(doomed))))
+        engine.step()
+    for name in doomed:
+        engine.abort(name)
+    llm.check()
+    assert not engine.busy
+    assert engine.ledger.counts()["main"]["held"] == 0
+    for request, job in zip(requests, jobs):
+        wanted = stand.plain(job.prompt, job.params).outputs[0]
+        assert (request.output_ids, request.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+
+
+def test_random_mixtures(stands: Callable[[str, str], Stand]) -> None:
+    """Everything at once: random features, temperatures, drafters, chunks, pages, pools and batch sizes."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        stand = stands(rng.choice(tuple(MODELS)), rng.choice(DTYPES))
+        features = rng.sample(sorted(FEATURES), 6)
+        jobs = [
+            job
+            for temperature in TEMPERATURES
+            for job in mixed_jobs(stand, 4, temperature, rng.sample(features, 2), seed=seed)
+        ]
+        options = {
+            "page_size": rng.choice((1, 3, 16)),
+            "max_num_batched_tokens": rng.choice((9, 70, 1024)),
+            "max_num_seqs": rng.choice((2, 5, 16)),
+            "enable_prefix_caching": rng.random() < 0.7,
+        }
+        check_identity(stand, jobs, **options)
+
+
+def test_every_seed_differs(stands: Callable[[str, str], Stand]) -> None:
+    """Seeds and sample indices matter: the same prompt with other noise says something else."""
+    stand = stands("qwen3", "float32")
+    prompt = prompts(stand, 1)[0]
+    params = SamplingParams(temperature=1.0, max_tokens=LENGTH, n=4, seed=0, ignore_eos=True)
+    said = [s.token_ids for seed in range(3) for s in stand.plain(prompt, replace(params, seed=seed)).outputs]
+    assert len({tuple(tokens) for tokens in said}) == len(said)
+    assert all_speculations(stand.target) and tree_speculations()

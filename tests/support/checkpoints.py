@@ -1,0 +1,48 @@
+"""Tiny random checkpoints of every registered model type, written by transformers' own `save_pretrained`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+EOS = 2
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": None,
+}
+
+
+def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:
+    """A transformers model with random weights; `scale` multiplies matrices, so that logits have peaks."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+            else:
+                parameter.uniform_(0.6, 1.4)
+    return model
+
+
+def write(directory: Path, model_type: str, *, shard: str | None = None, **options: Any) -> Path:
+    """Write such a model; shard: the largest file, such as "40KB", so that there are several."""
+    model = make(model_type, **options)
+    model.save_pretrained(directory, **({"max_shard_size": shard} if shard else {}))
+    return directory

@@ -1,0 +1,115 @@
+"""Rows of the latency benchmark: who is in them, what is checked, what is written. No time is asserted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stridelm.bench import plot
+from stridelm.bench.latency import LatencyRow, count_runs, measure_latency
+from stridelm.bench.prompts import PromptSet
+from stridelm.bench.report import latency_table, write_json
+from stridelm.bench.settings import LatencySettings
+from stridelm.bench.variants import read_variants
+from stridelm.engine.engine import Engine
+
+ENTRIES = ("ngram@2", "mask@1", "mask@2:trust:0.5")
+
+
+def settings(**changes: Any) -> LatencySettings:
+    return LatencySettings(**{"drafters": ENTRIES, "batch": (1, 2), "max_tokens": 8, "repeats": 2, **changes})
+
+
+@pytest.fixture
+def rows(engine: Engine, prompts: PromptSet) -> list[LatencyRow]:
+    return measure_latency(engine, read_variants(ENTRIES, (), engine.parts.target), prompts, settings())
+
+
+def test_plain_decoding_runs_beside_every_variant_at_every_concurrency(rows: list[LatencyRow]) -> None:
+    labels = ["plain", "ngram@2", "mask@1", "mask@2:trust:0.5*"]
+    assert [(row.concurrency, row.label) for row in rows] == [(n, label) for n in (1, 2) for label in labels]
+    assert all(row.ratio == 1.0 for row in rows if row.label == "plain")
+
+
+def test_lossless_rows_say_that_the_output_is_plain_decodings(rows: list[LatencyRow]) -> None:
+    assert all(row.identical is True and row.identical_outputs == 3 for row in rows if row.lossless)
+    assert all(row.identical is None for row in rows if not row.lossless)
+
+
+def test_a_wrong_output_is_seen(engine: Engine, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check compares tokens: a rule that only claims to be lossless is found out."""
+    variants = read_variants(["mask@2:trust"], (), engine.parts.target)
+    liar = type(variants[0])(variants[0].speculation, lossless=True)
+    _, row = measure_latency(engine, [liar], prompts, settings(batch=(1,), repeats=1, max_tokens=24))
+    assert row.identical is False and row.identical_outputs < 3
+
+
+def test_rows_carry_what_the_ratio_needs(rows: list[LatencyRow]) -> None:
+    for row in rows:
+        assert row.completion_tokens == 3 * 8 and row.prompts == 3
+        assert len(row.ratios) == 2 and row.peak_pages > 0 and row.steps > 0
+        assert row.prefix_cache == "off" and row.dtype and row.device
+        assert row.acceptance.tokens_per_step >= 1.0
+        assert len(row.acceptance.conditional) <= row.depth
+
+
+def test_prompts_are_used_again_until_every_stream_has_one(engine: Engine, prompts: PromptSet) -> None:
+    (row,) = measure_latency(engine, [], prompts.first(1), settings(batch=(2,), repeats=1))
+    assert row.prompts == 2
+
+
+def test_every_run_is_announced(engine: Engine, prompts: PromptSet) -> None:
+    told: list[str] = []
+    variants = read_variants(["ngram"], (), engine.parts.target)
+    measure_latency(engine, variants, prompts, settings(), told.append)
+    assert len(told) == count_runs(variants, settings()) == 2 * 2 * 3
+
+
+def test_json_ends_with_the_environment(rows: list[LatencyRow], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "latency.json"
+    write_json(path, "latency", settings(), rows=[row.to_json() for row in rows])
+    document = json.loads(path.read_text())
+    assert list(document) == ["benchmark", "settings", "rows", "environment"]
+    assert {"cpu", "torch", "torch_threads", "load_average"} <= set(document["environment"])
+    first = document["rows"][0]
+    assert {"ttft_s", "tpot_s", "itl_s", "tokens_per_step", "conditional", "marginal"} <= set(first)
+    assert not {"times", "acceptance"} & set(first)
+
+
+def test_the_table_marks_lossy_rows(rows: list[LatencyRow]) -> None:
+    console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(latency_table(rows))
+    text = console.export_text()
+    assert "mask@2:trust:0.5*" in text and "* lossy" in text and "prefix cache off" in text
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_chart_is_drawn(rows: list[LatencyRow], tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"chart{suffix}"
+    plot.plot_latency(rows, path)
+    assert path.stat().st_size > 1000
+
+
+def test_a_chart_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'stridelm\[plot\]'"):
+        plot.check_plot(Path("chart.png"))
+
+
+def test_a_chart_of_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\.png or \.svg"):
+        plot.check_plot(Path("chart.bmp"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch": ()}, {"batch": (0,)}, {"repeats": 0}, {"max_tokens": 0}, {"num_prompts": 0}]
+)
+def test_settings_that_measure_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        settings(**wrong)

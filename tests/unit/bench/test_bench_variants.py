@@ -1,0 +1,66 @@
+"""What `--drafters` may say, and what it stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from stridelm.bench.variants import plain, read_variants
+from stridelm.engine.engine import Engine
+
+
+def labels(engine: Engine, entries: str, *depths: int) -> list[str]:
+    return [
+        v.label for v in read_variants(entries.split(",") if entries else [], depths, engine.parts.target)
+    ]
+
+
+def test_an_entry_without_a_depth_runs_at_every_depth(engine: Engine) -> None:
+    assert labels(engine, "ngram,mask:trust:0.9", 1, 3) == [
+        "ngram@1", "ngram@3", "mask@1:trust:0.9*", "mask@3:trust:0.9*",
+    ]  # fmt: skip
+
+
+def test_a_depth_of_its_own_wins(engine: Engine) -> None:
+    assert labels(engine, "ngram@8,mask@2", 1) == ["ngram@8", "mask@2"]
+
+
+def test_without_depths_drafters_choose(engine: Engine) -> None:
+    assert all("@" in label for label in labels(engine, "ngram,mask"))
+
+
+def test_plain_decoding_is_not_a_variant_under_any_name(engine: Engine) -> None:
+    assert labels(engine, "none,ngram@0,ngram", 2) == ["ngram@2"]
+    assert plain(engine.parts.target).label == "plain"
+
+
+def test_repeated_entries_run_once(engine: Engine) -> None:
+    assert labels(engine, "ngram,ngram@2", 2) == ["ngram@2"]
+
+
+def test_no_entry_stands_for_all_that_the_model_can_run(engine: Engine) -> None:
+    assert {label.partition("@")[0] for label in labels(engine, "", 1)} >= {"ngram", "mask"}
+
+
+def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
+    first = read_variants(["mask@3:trust:0.85", "ngram@2"], [], engine.parts.target)
+    again = read_variants([v.label.rstrip("*") for v in first], [], engine.parts.target)
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("nobody", "unknown drafter"),
+        ("ngram@", "cannot be read"),
+        ("ngram@x", "cannot be read"),
+        ("mask:", "cannot be read"),
+        ("mask:hope", "unknown acceptance rule"),
+        ("mask:trust:high", "not a number"),
+        ("mask:exact:0.9", "no effect"),
+        ("ngram:trust", "does not work with drafter"),
+        ("mask:trust:2", "confidence must be"),
+    ],
+)
+def test_bad_entries_name_the_remedy(engine: Engine, entry: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_variants([entry], [], engine.parts.target)

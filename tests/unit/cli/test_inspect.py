@@ -1,0 +1,147 @@
+"""`stride inspect` says what loading would find, and loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from stridelm.cache.pool import bytes_per_token
+from stridelm.cli import main as door
+from stridelm.draft import DRAFTERS
+from stridelm.models import loader
+from stridelm.verify import RULES
+
+Inspect = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
+    """inspect(path, *options): what it says as JSON. Reading a weight is an error."""
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(loader, "read_tensors", refuse)
+
+    def run(path: Path, *options: str) -> dict[str, Any]:
+        assert door.main(["inspect", str(path), "--json", *options]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_it_agrees_with_transformers_and_the_loader(
+    model_type: str, tied: bool, checkpoint: Callable[..., Path], inspect: Inspect
+) -> None:
+    path = checkpoint(model_type, tie_word_embeddings=tied)
+    facts = inspect(path)
+    theirs = AutoModelForCausalLM.from_pretrained(path)
+    assert facts["architecture"] == type(theirs).__name__
+    assert facts["parameters"] == theirs.num_parameters()
+    assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (2, 4, 2, 16)
+    assert (facts["vocab_size"], facts["context"], facts["tied_embeddings"]) == (64, 256, tied)
+    assert facts["stored"] == {"float32": len(load_file(path / "model.safetensors"))}
+    assert facts["weight_bytes"] == 4 * facts["parameters"]
+    ours = loader.build_empty(loader.load_config(path), path)
+    for name, size in facts["kv_bytes_per_token"].items():
+        assert size == bytes_per_token(ours.kv_layout, loader.DTYPES[name])
+    assert facts["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width
+
+
+def test_windows_and_shards_and_dtypes(
+    checkpoint: Callable[..., Path], inspect: Inspect, tmp_path: Path
+) -> None:
+    assert inspect(checkpoint("mistral", sliding_window=9))["windows"] == [9]
+    path = checkpoint("qwen3", shard="40KB")
+    assert len(list(path.glob("*.safetensors"))) > 1
+    assert inspect(path)["parameters"] * 4 == inspect(path)["weight_bytes"]
+    copy = copied(path, tmp_path)
+    for file in copy.glob("*.safetensors"):
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    assert list(inspect(copy)["stored"]) == ["bfloat16"]
+
+
+def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> None:
+    """The same answer as a request would get, with the remedy; a mask id given here counts."""
+    facts = inspect(speaking)
+    assert [drafter["name"] for drafter in facts["drafters"]] == list(DRAFTERS)
+    for drafter in facts["drafters"]:
+        kind = DRAFTERS.get(drafter["name"])
+        assert drafter["usable"] == (drafter["why_not"] is None)
+        assert drafter["default_depth"] == kind.default_depth
+        assert drafter["acceptance"] == sorted(kind.rules)
+        assert drafter["lossy"] == [rule for rule in sorted(kind.rules) if not RULES.get(rule).lossless]
+    able = {drafter["name"]: drafter for drafter in facts["drafters"]}
+    assert "give mask_token_id" in able["mask"]["why_not"]
+    assert able["none"]["usable"] and able["ngram"]["usable"]
+    assert facts["auto"] == "ngram"
+    with_id = inspect(speaking, "--mask-token-id", "299")
+    assert next(d for d in with_id["drafters"] if d["name"] == "mask")["usable"]
+    assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
+
+
+def test_on_the_screen(
+    speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert door.main(["inspect", str(speaking)]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "Qwen3ForCausalLM",
+        "256 tokens",
+        "256 B in bfloat16",
+        "trust (lossy)",
+        "give mask_token_id",
+    ):
+        assert words in out
+
+
+def copied(path: Path, to: Path) -> Path:
+    for file in path.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def without_norm(file: Path) -> None:
+    weights = load_file(file)
+    del weights["model.norm.weight"]
+    save_file(weights, file)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (without_norm, "missing: model.norm.weight"),
+    "unexpected": (lambda f: save_file({**load_file(f), "spare": torch.zeros(2)}, f), "unexpected: spare"),
+    "misshapen": (
+        lambda f: save_file({**load_file(f), "model.norm.weight": torch.zeros(3)}, f),
+        "model.norm.weight is [3], config.json says [64]",
+    ),
+    "whole numbers": (
+        lambda f: save_file({**load_file(f), "model.norm.weight": torch.zeros(64, dtype=torch.int8)}, f),
+        "model.norm.weight (torch.int8)",
+    ),
+    "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-100]), "copy it again"),
+    "absent": (lambda f: f.unlink(), "has no *.safetensors"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_would_not_load_is_said_without_loading(
+    what: str, speaking: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied(speaking, tmp_path)
+    spoil, says = BROKEN[what]
+    spoil(path / "model.safetensors")
+    assert door.main(["inspect", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in captured.err and captured.err.count("\n") == 1
