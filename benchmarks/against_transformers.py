@@ -68,17 +68,13 @@ class Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--batch", default="1,8", help="batch sizes between commas (default: 1,8)")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto, as Stride chooses)"
-    )
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto, as Stride chooses)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--json", type=Path)
@@ -87,9 +83,7 @@ def main() -> int:
         torch.set_num_threads(args.threads)
     batch = tuple(int(size) for size in args.batch.split(","))
     model = args.model or str(builtin_path())
-    settings = Settings(
-        model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device
-    )
+    settings = Settings(model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device)
     rows = measure(settings)
     show(rows)
     if args.json:
@@ -139,9 +133,7 @@ def measure_batch(engine: Engine, hf: Any, ids: list[list[int]], size: int, sett
     )
 
 
-def run_stride(
-    engine: Engine, ids: Sequence[list[int]], streams: int, tokens: int
-) -> tuple[list[list[int]], float]:
+def run_stride(engine: Engine, ids: Sequence[list[int]], streams: int, tokens: int) -> tuple[list[list[int]], float]:
     """(outputs, seconds)."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     run = drive(engine, make_jobs(ids, plain(engine.parts.target), params, seed=0), streams)
@@ -149,9 +141,7 @@ def run_stride(
 
 
 @torch.inference_mode()
-def run_transformers(
-    hf: Any, ids: Sequence[list[int]], size: int, tokens: int
-) -> tuple[list[list[int]], float]:
+def run_transformers(hf: Any, ids: Sequence[list[int]], size: int, tokens: int) -> tuple[list[list[int]], float]:
     """(outputs, seconds), a batch after the other."""
     outputs: list[list[int]] = []
     start = time.perf_counter()
@@ -178,9 +168,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 def show(rows: list[Row]) -> None:
     head = rows[0]
-    table = Table(
-        box=None, pad_edge=False, title=f"{head.model}, {head.dtype}, {head.device}", title_justify="left"
-    )
+    table = Table(box=None, pad_edge=False, title=f"{head.model}, {head.dtype}, {head.device}", title_justify="left")
     for name in (
         "batch",
         "Stride tokens/s",

@@ -86,31 +86,28 @@ class Dictated(Trust):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--k", default="2,3,4", help="windows between commas")
-    parser.add_argument("--tau", default="0.5,0.7,0.9", help="confidences between commas")
+    parser.add_argument("--tau", default="0.5,0.7,0.9", help="confidences between commas; '' for none")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--steps", type=int, default=120, help="steps a k of the first measurement; 0 leaves it out"
-    )
+    parser.add_argument("--steps", type=int, default=120, help="steps a k of the first measurement; 0 leaves it out")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    ks, taus = tuple(map(int, args.k.split(","))), tuple(map(float, args.tau.split(",")))
+    ks, taus = tuple(map(int, args.k.split(","))), tuple(map(float, filter(None, args.tau.split(","))))
     settings = Settings(args.model, args.streams, ks, taus, args.max_tokens, args.repeats, args.steps)
     engine = open_engine(args.model, args.streams)
     step_rows = [measure_steps(engine, k, settings) for k in ks if k >= RAGGED_FROM] if args.steps else []
     grid = measure_grid(engine, settings) if taus else []
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     console.print(steps_table(step_rows))
-    console.print(latency_table(grid))
+    if grid:
+        console.print(latency_table(grid))
     drafting = [row for row in grid if row.label != "plain"]
     best = max(drafting, key=lambda row: row.ratio, default=None)
     if best is not None:

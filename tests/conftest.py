@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
 from support.checkpoints import write
 
+settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("stride")
 torch.set_num_threads(1)  # the models are tiny, and the test processes share the cores
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support.naive_sampling import draw
 
 from stridelm import SamplingParams
+from support.naive_sampling import draw
 
 
 @dataclass

@@ -13,13 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import make
-from support.enumeration import check_enumeration
-from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.lab import LENGTH, TREES, Lab, check_joint, chi_square
-from support.stand import Job, Stand, lossless_rules
-from support.tree_drafter import NAME as RANDOM_TREE
-from support.tree_drafter import registered
 
 import stridelm.verify.exact as exact
 from stridelm import SamplingParams
@@ -28,6 +21,13 @@ from stridelm.draft import DRAFTERS
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify import RULES
+from support.checkpoints import make
+from support.enumeration import check_enumeration
+from support.identity import check_identity, mixed_jobs, prompts, sampling
+from support.lab import LENGTH, TREES, Lab, check_joint, chi_square
+from support.stand import Job, Stand, lossless_rules
+from support.tree_drafter import NAME as RANDOM_TREE
+from support.tree_drafter import registered
 
 SAMPLES = 200_000
 TINY: dict[str, Any] = {
@@ -38,7 +38,7 @@ TINY: dict[str, Any] = {
     "eos_token_id": None,
     "scale": 8.0,
 }
-PROMPT = [3, 1, 4, 1]
+PROMPT = [3, 1, 4]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "temperature": {"temperature": 0.6},
@@ -69,7 +69,7 @@ PENALISED = SamplingParams(
     temperature=1.2,
     repetition_penalty=1.4,
     frequency_penalty=0.6,
-    top_p=0.97,
+    min_p=0.03,
     bad_words_token_ids=[[0, 1]],
     max_tokens=LENGTH,
     ignore_eos=True,
@@ -183,7 +183,9 @@ def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
         children = draft.live & (draft.roles == CANDIDATE) & (draft.parents == verdict.leaf[:, None])
         first = children.to(torch.uint8).argmax(1, keepdim=True)
         last = (verdict.counts - 1).clamp(min=0)[:, None]
-        wrong = torch.where(children.any(1, keepdim=True), draft.tokens.gather(1, first), verdict.tokens.gather(1, last))
+        wrong = torch.where(
+            children.any(1, keepdim=True), draft.tokens.gather(1, first), verdict.tokens.gather(1, last)
+        )
         return replace(verdict, tokens=verdict.tokens.scatter(1, last, wrong))
 
     monkeypatch.setattr(exact, "walk", mutant)
@@ -323,13 +325,11 @@ def test_joint_catches_history(mutation: Mutation, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mutation", [*IDENTITY, *HISTORY], ids=lambda m: m.__name__)
-def test_identity_catches(
-    mutation: Mutation, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identity_catches(mutation: Mutation, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Token identity sees it too, or the engine stops on an invariant; a step too far does not go unseen."""
     with registered():
         stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
-        feature = "repetition_penalty" if mutation in HISTORY else "nothing"
+        feature = "frequency_penalty" if mutation in HISTORY else "nothing"
         jobs = [
             Job(prompt, sampling(stand, prompt, 1.0, feature), {"drafter": RANDOM_TREE, "depth": 4})
             for prompt in prompts(stand, 8)

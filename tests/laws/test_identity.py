@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from stridelm import SamplingParams
+from stridelm.draft import DRAFTERS
 from support.identity import (
     FEATURES,
     LENGTH,
@@ -23,12 +26,9 @@ from support.identity import (
     tree_speculations,
     trusting_neighbours,
 )
-from support.stand import Job, Stand, accepted, all_speculations, assert_same, cases, speculation
+from support.stand import Job, Stand, accepted, all_speculations, cases, speculation
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import registered
-
-from stridelm import SamplingParams
-from stridelm.draft import DRAFTERS
 
 DTYPES = ("bfloat16", "float32")
 CHUNKS = (1, 7, 1024)
@@ -160,9 +160,7 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_preemption(
-    stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float
-) -> None:
+def test_preemption(stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float) -> None:
     """Requests that lose their pages and are computed again, with drafts in flight, say the same."""
     stand = stands("mistral" if caching else "qwen3", dtype)
     jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "samples", "stop_token_ids"], seed=4)
@@ -203,6 +201,23 @@ def test_abort(stands: Callable[[str, str], Stand], dtype: str, temperature: flo
     for request, job in zip(requests, jobs):
         wanted = stand.plain(job.prompt, job.params).outputs[0]
         assert (request.output_ids, request.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+
+
+def test_stream(stands: Callable[[str, str], Stand]) -> None:
+    """A stream gives what `generate` gives, as it comes; leaving it early takes nothing along and leaves nothing."""
+    stand = stands("qwen3", "float32")
+    llm = stand.llm(page_size=4)
+    for job in mixed_jobs(stand, 6, 0.7, ["nothing", "everything"], seed=9):
+        teach(stand, job)
+        wanted = stand.plain(job.prompt, job.params).outputs[0]
+        seen = [list(output.outputs[0].token_ids) for output in llm.stream(job.prompt, job.request)]
+        assert seen[-1] == wanted.token_ids
+        assert all(wanted.token_ids[: len(part)] == part for part in seen)
+        left = llm.stream(job.prompt, job.request)
+        next(left)
+        left.close()
+        llm.check()
+        assert not llm.engine.busy
 
 
 def test_random_mixtures(stands: Callable[[str, str], Stand]) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from stridelm import SamplingParams
+from stridelm.draft import DRAFTERS
 from support.checkpoints import EOS
 from support.identity import mixed_jobs
 from support.stand import Stand, assert_same
@@ -23,9 +26,6 @@ from support.trust import (
     random_prompts,
     stopping,
 )
-
-from stridelm import SamplingParams
-from stridelm.draft import DRAFTERS
 
 SINGLE, EACH = 63, (57, 58, 59, 60, 61, 62, 63)
 TEMPERATURES = (0.0, 0.8)

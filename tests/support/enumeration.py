@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from support.naive_sampling import probabilities
-from support.stand import Stand
-from support.tree_drafter import registered
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.params import Speculation
 from stridelm.sample.processors import Rows
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Verdict
+from support.naive_sampling import probabilities
+from support.stand import Stand
+from support.tree_drafter import registered
 
 Path = tuple[int, ...]
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stridelm import SamplingParams
+from stridelm.llm import RequestOutput
 from support.checkpoints import EOS
 from support.stand import Job, Stand, accepted, all_speculations, assert_same
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import ROWS, RandomTreeDrafter
-
-from stridelm import SamplingParams
-from stridelm.llm import RequestOutput
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LENGTH = 20
@@ -55,7 +54,9 @@ FEATURES: dict[str, Feature] = {
     },
 }
 """What a request may ask for, made from what it would say if it asked for nothing, so that it bites."""
-SIMPLE = {name for name in FEATURES if name not in ("logit_bias", "bad_words", "stop_token_ids", "min_tokens", "everything")}
+SIMPLE = {
+    name for name in FEATURES if name not in ("logit_bias", "bad_words", "stop_token_ids", "min_tokens", "everything")
+}
 
 
 def prompts(stand: Stand, count: int, seed: int = 0) -> list[list[int]]:
@@ -85,7 +86,7 @@ def _unending(params: SamplingParams) -> SamplingParams:
 
 
 def teach(stand: Stand, job: Job) -> None:
-    """Tell the tree drafter what plain decoding says, and, where the request may stop early, what it would say beyond."""
+    """Tell the tree drafter what plain decoding says and, where the request may stop early, what it would say next."""
     params = job.params
     if params.min_tokens == 0 and (params.stop_token_ids or not params.ignore_eos or params == free_of(params)):
         params = _unending(params)
@@ -124,9 +125,7 @@ def trusting_neighbours(stand: Stand, temperature: float, seed: int = 0) -> list
     return [Job(prompt, params, kind) for prompt, kind in zip(prompts(stand, len(kinds), seed + 1), kinds)]
 
 
-def check_identity(
-    stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (), **options: Any
-) -> list[RequestOutput]:
+def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (), **options: Any) -> list[RequestOutput]:
     """Every job says what plain decoding says, all in one batch; the lossy beside them, what they say alone.
 
     Returns the jobs' outputs, for their metrics. options: the engine's, or `llm`.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.naive_sampling import probabilities
 
 from stridelm import SamplingParams
 from stridelm.draft.base import Drafter, Group, Target, TreeShape
@@ -25,6 +24,7 @@ from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, Status
 from stridelm.verify.door import Door
+from support.naive_sampling import probabilities
 
 VOCAB = 4
 DEPENDS_ON = 3
@@ -37,18 +37,17 @@ class NoisyTree(Drafter):
     """Guesses by the noise alone, two at every node: as far from independent of the target's draw as a draft can be."""
 
     name = "noisy_tree"
-    default_depth = 3
-    _parents = (-1, -1, 0, 0, 1, 1, *(node for node in range(2, 6) for _ in range(2)))
+    default_depth = 2
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
-        return (0, 2, 6, 14)[: 1 + (3 if speculation.depth is None else speculation.depth)]
+        return (0, 2, 6)
 
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
-        shape = TreeShape.of(self._parents[:width], [CANDIDATE] * width, group.slots.device)
+        shape = TreeShape.of((-1, -1, 0, 0, 1, 1)[:width], [CANDIDATE] * width, group.slots.device)
         table = self.sampler.table
         guesses = []
-        for depth in range(1, 4):
+        for depth in (1, 2):
             position = group.table.known[group.slots] + depth - 1
             noise = gumbel(table.seed[group.slots], position, table.sample_index[group.slots], self.target.vocab_size)
             guesses.append(noise.topk(2).indices.repeat(1, 2 ** (depth - 1)))
@@ -101,7 +100,9 @@ class Lab:
             for i in range(self.size)
         ]
         for request in self.requests:
-            self.table.set(request.slot, request, self.params.stop_token_ids or (), self.params.bad_words_token_ids or ())
+            self.table.set(
+                request.slot, request, self.params.stop_token_ids or (), self.params.bad_words_token_ids or ()
+            )
 
     def true_joint(self) -> torch.Tensor:
         """[VOCAB] * LENGTH float64: the probability of each output, by naive processing of the table's rows."""

@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from reference_mask import Decoded, decode
-from support.checkpoints import EOS
-from support.stand import Job, Stand
 from transformers import AutoModelForCausalLM
 
+from reference_mask import Decoded, decode
 from stridelm import SamplingParams
+from support.checkpoints import EOS
+from support.stand import Job, Stand
 
 WINDOWS = (1, 2, 3, 4, 8)
 THRESHOLDS = (0.5, 0.7, 0.9, 0.95)

@@ -1,11 +1,10 @@
-"""Attention backends by name. `reference` is plain torch, runs everywhere, and is the oracle for all others."""
+"""Attention backends by name. `reference` runs everywhere and is the oracle for all others; `cpu` is for CPUs."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from stridelm.attention.base import AttentionBackend
 from stridelm.registry import Registry
 
-BACKENDS: Registry[Callable[[], AttentionBackend]] = Registry("attention backend")
+BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend")
 BACKENDS.add("reference", "stridelm.attention.reference:ReferenceAttention")
+BACKENDS.add("cpu", "stridelm.attention.cpu:CpuAttention")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -21,6 +21,9 @@ class PreparedAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
+    device: ClassVar[str | None]
+    """Device type that the backend is made for; None: any."""
+
     def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedAttention:
         """Work done once a step, shared by all layers."""
         ...

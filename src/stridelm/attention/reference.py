@@ -1,6 +1,6 @@
 """Attention over pages in plain torch: the oracle for every other backend, and the one that runs on a CPU.
 
-Row-invariant by construction: every product has fixed key blocks and a query count padded to a multiple of 16, each
+Row-invariant by construction: every product has fixed key blocks and a padded query count (tiles.QUERY_STEP), each
 block's sum is one reduction of fixed length, and blocks are added one after another. Blocks that a row does not see
 add exact zeros, so the length of the longest request in the batch does not reach its neighbours' bits. Scores and
 sums are float32 for 16-bit inputs, and the input's own type otherwise.
@@ -9,6 +9,8 @@ Legend: T tiles, n rows a tile, M query vectors a tile and KV head, G KV heads, 
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,13 @@ from stridelm.types import Geometry
 
 MAX_SCORES = 1 << 25
 """Most scores held at once: tiles are computed in slices of this many."""
+BATCH = 64
+"""Matrices in one product on a GPU."""
 
 
 class ReferenceAttention:
+    device: ClassVar[str | None] = None
+
     def prepare(
         self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedReference:
@@ -108,15 +114,30 @@ def _slice_values(
     k = _blocks(keys_PGD, slots, tiles, dtype)
     v = _blocks(values_PGD, slots, tiles, dtype)
 
-    scores = torch.bmm(q, k.transpose(1, 2)).view(tiles, heads_kv, blocks, height, BLOCK)
+    scores = _product(q, k, transposed=True).view(tiles, heads_kv, blocks, height, BLOCK)
     scores += bias
     peak = scores.amax((2, 4), keepdim=True)
     weights = scores.sub_(peak).exp_()
     total = _add_blocks(weights.sum(-1, keepdim=True))
-    mixed = torch.bmm(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, dim)
+    mixed = _product(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, dim)
     out = _add_blocks(mixed) / total
     out = out[:, :, : rows * per_head].view(tiles, heads_kv, rows, per_head, dim).transpose(1, 2)
     return out.reshape(tiles * rows, heads_kv * per_head, dim)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
+    """Batched product, b's matrices transposed if asked. cuBLAS chooses its kernel by the batch too, and another kernel
+    adds in another order: on a GPU every call has the same shape."""
+    if a.device.type == "cpu":
+        return torch.bmm(a, b.transpose(1, 2) if transposed else b)
+    count = a.shape[0]
+    short = -count % BATCH
+    if short:
+        a, b = F.pad(a, (0, 0, 0, 0, 0, short)), F.pad(b, (0, 0, 0, 0, 0, short))
+    parts = [
+        torch.bmm(x, y.transpose(1, 2) if transposed else y) for x, y in zip(a.split(BATCH), b.split(BATCH), strict=True)
+    ]
+    return torch.cat(parts)[:count]
 
 
 def _blocks(pool_PGD: torch.Tensor, slots: torch.Tensor, tiles: int, dtype: torch.dtype) -> torch.Tensor:

@@ -24,10 +24,12 @@ from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 BLOCK = 128
 """Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
-QUERY_STEP = 16
-"""Query vectors of a tile are padded to a multiple of this."""
-MAX_QUERIES = 256
-"""Most query vectors in a tile; longer spans are cut."""
+QUERY_STEP = {"cpu": 4, "cuda": 16}
+"""Query vectors of a tile are padded to a multiple of this: the least at which products kept a row's bits (measured)."""
+NARROW = 4
+"""Tiles of up to this many key blocks are stacked together: an empty block costs less than a second stack."""
+MAX_QUERIES = {"cpu": 256, "cuda": 16}
+"""Most query vectors in a tile; longer spans are cut. On a GPU all tiles have one height, so that products have one shape."""
 MASKED = -1e30
 """Added to scores that must not count: finite, so that a padding row stays free of NaN."""
 
@@ -64,11 +66,11 @@ class _Tile:
 
 def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
     """The step's tiles, stacked by shape: alike in padded height, and blocks within a power of two."""
-    limit = max(1, MAX_QUERIES // queries_per_row)
+    limit = max(1, MAX_QUERIES[geometry.positions.device.type] // queries_per_row)
     stacks: dict[tuple[bool, int, int], list[_Tile]] = {}
     for tile in _tiles(geometry, limit):
-        height = -(-tile.count * queries_per_row // QUERY_STEP)
-        blocks = -(-tile.keys // BLOCK)
+        height = -(-tile.count * queries_per_row // QUERY_STEP["cuda"])
+        blocks = -(-tile.keys // (BLOCK * NARROW))
         key = (tile.ordered, (height - 1).bit_length(), (blocks - 1).bit_length())
         stacks.setdefault(key, []).append(tile)
     yield from stacks.values()
@@ -143,7 +145,8 @@ def storage_slots(table: list[int], count: int, page_size: int) -> np.ndarray:
 def fold_bias(bias_TnL: torch.Tensor, queries_per_row: int, blocks: int) -> torch.Tensor:
     """[T, n, L] over rows -> [T, 1, blocks, M, BLOCK] over query vectors, M a multiple of QUERY_STEP."""
     tiles, rows, _ = bias_TnL.shape
-    queries = -(-rows * queries_per_row // QUERY_STEP) * QUERY_STEP
+    step = QUERY_STEP[bias_TnL.device.type]
+    queries = -(-rows * queries_per_row // step) * step
     index = (torch.arange(queries, device=bias_TnL.device) // queries_per_row).clamp(max=rows - 1)
     return bias_TnL[:, index].view(tiles, queries, blocks, BLOCK).transpose(1, 2).contiguous()[:, None]
 

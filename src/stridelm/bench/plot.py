@@ -114,6 +114,8 @@ def _position_lines(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     axes.set_title(f"bucket {bucket}", fontsize=8, loc="left")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=7)
+    else:
+        axes.text(0.5, 0.5, "no prompt is in this bucket", transform=axes.transAxes, ha="center", fontsize=8)
 
 
 def _prompts(rows: Sequence[AcceptanceRow], bucket: str) -> int:

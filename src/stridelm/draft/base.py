@@ -104,7 +104,8 @@ class TreeShape:
     def of(cls, parents: Sequence[int], roles: Sequence[int], device: torch.device) -> TreeShape:
         """Build the skeleton. Children come after their parents; raises AssertionError if not, or over 64 rows."""
         assert len(parents) <= MAX_DRAFT_ROWS
-        depths, ancestors = [], []
+        depths: list[int] = []
+        ancestors: list[int] = []
         for row, parent in enumerate(parents):
             assert -1 <= parent < row
             depths.append(1 + (depths[parent] if parent >= 0 else 0))

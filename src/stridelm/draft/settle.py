@@ -45,7 +45,7 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
 def best_drafter(speculation: Speculation, target: Target) -> str:
     """The first drafter of PREFERENCE that the model can run under the rule asked for."""
     rule = speculation.acceptance or "exact"
-    reasons = []
+    reasons: list[str] = []
     for name in PREFERENCE:
         if name not in DRAFTERS:
             continue

@@ -85,8 +85,13 @@ class Engine:
         return True
 
     def step(self) -> list[StepOutput]:
-        """Run one step and return what it gave each request."""
-        outputs = step(self)
+        """Run one step and return what it gave each request. If it raises, the next one starts from the tokens that
+        were emitted so far."""
+        try:
+            outputs = step(self)
+        except BaseException:
+            self._start_over()
+            raise
         if self.ledger.strict:
             self.ledger.check(self.queue.running)
         return outputs
@@ -98,6 +103,14 @@ class Engine:
     def check(self) -> None:
         """Raise RuntimeError naming the leak if the ledger does not balance."""
         self.ledger.check(self.queue.running)
+
+    def _start_over(self) -> None:
+        """After a step that broke off, the device may know tokens that the host never saw. Preempting everybody makes
+        the host's tokens the truth again."""
+        running = tuple(self.queue.running)
+        for request in running:
+            self.ledger.release(request)
+        self.queue.apply(StepPlan(preempted=running))
 
     # What the step asks of the wiring.
 

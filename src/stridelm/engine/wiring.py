@@ -20,6 +20,7 @@ from stridelm.draft.settle import settle
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype
 from stridelm.params import token_ids
+from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ def load_parts(config: EngineConfig) -> Parts:
     if config.drafter_model is not None:
         raise ValueError("drafter_model has no effect: no drafter here runs a model of its own; leave it out")
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
-    attention = BACKENDS.get(config.attention)()
+    attention = pick_attention(config.attention, device)
+    if device.type == "cpu":
+        keep_large_blocks()
     model = load_model(path, dtype=dtype, device=device, deterministic=deterministic)
     pages = count_pages(config, model, target.max_length, dtype, device)
     logger.info("model %s on %s in %s; %s pages of %d tokens", path, device, dtype, pages, config.page_size)
@@ -83,6 +86,21 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'")
     return device
+
+
+def pick_attention(name: str, device: torch.device) -> AttentionBackend:
+    """The attention backend called `name`; "auto" is the one made for the device, else the reference.
+
+    Raises ValueError for one that is unknown or made for another device.
+    """
+    if name == "auto":
+        made = [other for other in BACKENDS if BACKENDS.get(other).device == device.type]
+        name = made[0] if made else "reference"
+        logger.info("attention auto: %s, for %s", name, device)
+    backend = BACKENDS.get(name)
+    if backend.device not in (None, device.type):
+        raise ValueError(f"attention backend {name!r} runs on {backend.device}, not on {device}; use attention='auto'")
+    return backend()
 
 
 def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: torch.device) -> Target:

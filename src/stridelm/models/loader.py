@@ -77,7 +77,7 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if bfloat16_is_native() else torch.float32
     stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    return stored if stored in DTYPES.values() else torch.bfloat16
+    return stored if isinstance(stored, torch.dtype) and stored in DTYPES.values() else torch.bfloat16
 
 
 def load_model(
@@ -107,7 +107,7 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
     for parameter in model.parameters():
         nn.init.constant_(parameter, float("nan"))
     if model.spec.tied:
-        model.head.weight = model.embed.weight
+        model.tie()
     # Frequencies are computed, not stored, and always in float32.
     model.rope.inverse = model.spec.rope.frequencies()[0].to(device)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class Door:
 def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:
     """The draft of some of the step's spans."""
     values = {f.name: getattr(draft, f.name) for f in fields(draft)}
-    cut = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    cut: dict[str, Any] = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
     return replace(draft, **cut, candidates=draft.candidates[indices])
 
 

@@ -27,6 +27,11 @@ class Exact(Rule):
 def draw_nodes(hearing: Hearing) -> torch.Tensor:
     """[R, K] the token drawn at the last real row and at each live candidate; -1 at probes and padding."""
     batch, draft = hearing.batch, hearing.draft
+    if not draft.width and len(batch.decision_host) == len(hearing.spans):
+        positions = batch.positions[batch.decisions] + 1
+        slots = [span.request.slot for span in hearing.spans]
+        rows_M = Rows(hearing.slots, positions, None, hearing.longest)
+        return hearing.sampler.draw(hearing.logits_MV, rows_M, slots)[:, None]
     rows_host, spans_host = _drawn_rows(hearing)
     device = hearing.nodes.device
     rows, spans = torch.from_numpy(rows_host).to(device), torch.from_numpy(spans_host).to(device)
@@ -38,8 +43,6 @@ def draw_nodes(hearing: Hearing) -> torch.Tensor:
     positions = batch.positions[batch.decisions[rows]] + 1
     slots = [hearing.spans[i].request.slot for i in spans_host.tolist()]
     tokens = hearing.sampler.draw(logits, Rows(hearing.slots[spans], positions, extra, hearing.longest), slots)
-    if everything and not draft.width and len(rows_host) == len(hearing.spans):
-        return tokens[:, None]
     everywhere = hearing.nodes.new_full((len(batch.decision_host) + 1,), -1)
     everywhere.index_copy_(0, rows, tokens)
     return everywhere[hearing.nodes]

@@ -10,7 +10,7 @@ import torch
 
 from stridelm.draft.base import Drafter, Group, chain, within_bounds
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Request
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
 
 MIN_MATCH, MAX_MATCH = 2, 8
 

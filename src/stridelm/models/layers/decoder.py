@@ -161,13 +161,21 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        # Given a weight it draws none, which on the meta device would import torch's compiler.
+        weight = torch.empty(spec.vocab_size, spec.hidden_size)
+        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
         self.rope = Rope(spec.rope)
         self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied:
-            self.head.weight = self.embed.weight
+            self.tie()
+
+    def tie(self) -> None:
+        """Let the head read the embedding's weight."""
+        weight = self.embed.weight
+        assert isinstance(weight, nn.Parameter)
+        self.head.weight = weight
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         x = self.embed(ids)

@@ -107,7 +107,9 @@ class Rope(nn.Module):
 
     def __init__(self, spec: RopeSpec) -> None:
         super().__init__()
-        inverse, self.factor = spec.frequencies()
+        # Not on the meta device, whose arithmetic imports torch's compiler, a second or more.
+        with torch.device("cpu"):
+            inverse, self.factor = spec.frequencies()
         self.register_buffer("inverse", inverse, persistent=False)
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,197 @@
+"""Every registered architecture against transformers, on tiny random checkpoints that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stridelm import LLM, SamplingParams
+from stridelm.models import MODELS
+from stridelm.models.loader import load_config, load_model, materialise
+from support.models import check_model, options, variants
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.mark.parametrize("chunk", [1024, 7])
+@pytest.mark.parametrize(("kind", "variant"), variants())
+def test_logits(checkpoint: Checkpoint, kind: str, variant: str, chunk: int) -> None:
+    """Prefill, chunks and decode steps give transformers' logits within 1e-5 in float32."""
+    check_model(checkpoint(kind, **options(kind, variant)), chunk)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_fast_products(checkpoint: Checkpoint, kind: str) -> None:
+    """So they do with the library's own products, where equal bits are not promised."""
+    check_model(checkpoint(kind, scale=3.0), 33, deterministic=False)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_shards(checkpoint: Checkpoint, kind: str, tmp_path: Path) -> None:
+    """A checkpoint in many files with an index is the same model as one in a single file."""
+    whole, cut = checkpoint(kind, scale=3.0), checkpoint(kind, scale=3.0, shard="40KB")
+    assert len(list(cut.glob("*.safetensors"))) > 2
+    ours, theirs = (load_model(path, serving=False).state_dict() for path in (cut, whole))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_bfloat16_is_near(checkpoint: Checkpoint, kind: str) -> None:
+    """In bfloat16 the logits are those of the same model, as near as eight bits allow."""
+    check_model(checkpoint(kind, scale=3.0), 1024, close=0.15, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling", "type"])
+def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) -> None:
+    """Rotary scaling is understood as new files spell it, and as old ones do."""
+    parameters = {"rope_type": "linear", "factor": 3.0, "rope_theta": 777.0}
+    path = copied(checkpoint("llama", scale=3.0, rope_parameters=parameters), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    if style != "rope_parameters":
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = {"rope_type" if style == "rope_scaling" else "type": "linear", "factor": 3.0}
+    (path / "config.json").write_text(json.dumps(config))
+    assert load_model(path).spec.rope.theta == 777.0
+    check_model(path, 1024)
+
+
+def test_dynamic_scaling_ends_at_the_original_length(checkpoint: Checkpoint) -> None:
+    """Beyond it the frequencies depend on the order of calls, so that much context is refused, by name."""
+    parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    path = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=64)
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "drafter": "none", "num_pages": 40}
+    with pytest.raises(ValueError, match="max_model_len 65 is over the 64 tokens"):
+        LLM(str(path), max_model_len=65, **settings)
+    llm = LLM(str(path), **settings)
+    with pytest.raises(ValueError, match="64"):
+        llm.generate([1] * 64, SamplingParams(max_tokens=1))
+    out = llm.generate([1] * 60, SamplingParams(max_tokens=50, ignore_eos=True))[0].outputs[0]
+    assert len(out.token_ids) == 4 and out.finish_reason == "length"
+
+
+def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """What would be computed wrongly is refused, with what is supported."""
+    path = copied(checkpoint("llama"), tmp_path)
+    original = json.loads((path / "config.json").read_text())
+    for changes, message in (
+        ({"hidden_act": "gelu"}, "gelu.*silu"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
+        ({"model_type": "gpt2"}, "unknown model type 'gpt2'; choose one of: llama"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+    ):
+        (path / "config.json").write_text(json.dumps({**original, **changes}))
+        with pytest.raises(ValueError, match=message):
+            load_model(path)
+
+
+def copied(path: Path, target: Path) -> Path:
+    shutil.copytree(path, target, dirs_exist_ok=True)
+    return target
+
+
+def rewritten(path: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of a checkpoint with its tensors changed."""
+    copied(path, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+QKV = "model.layers.1.self_attn.k_proj.weight"
+
+
+def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Missing, unexpected and misshapen tensors are one error that lists them all."""
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
+        tensors["model.layers.0.mlp.extra_proj.weight"] = torch.zeros(2)
+        tensors[QKV] = torch.zeros(5, 7)
+
+    path = rewritten(checkpoint("llama"), tmp_path, spoil)
+    with pytest.raises(ValueError, match=r"do not fit its config\.json") as error:
+        load_model(path)
+    text = str(error.value)
+    assert "missing: model.layers.0.mlp.up_proj.weight, model.norm.weight" in text
+    assert "unexpected: model.layers.0.mlp.extra_proj.weight" in text
+    assert f"misshapen: {QKV} is [5, 7], config.json says [32, 64]" in text
+
+
+def test_bias_that_config_denies(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Weights that config.json does not speak of are not dropped silently."""
+    path = copied(checkpoint("llama", attention_bias=True), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
+    with pytest.raises(ValueError, match=r"unexpected: .*k_proj\.bias"):
+        load_model(path)
+
+
+def test_harmless_leftovers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Stored rotary frequencies, and the head of a tied model, are no weights of their own."""
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    path = rewritten(checkpoint("llama", scale=3.0, tie_word_embeddings=True), tmp_path, add)
+    load_model(path)
+
+
+def test_unloaded_weights_scream(checkpoint: Checkpoint) -> None:
+    """Before they are loaded all weights are NaN, so that one that is forgotten cannot go unseen."""
+    config = load_config(checkpoint("qwen3"))
+    with torch.device("meta"):
+        model = MODELS.get("qwen3")(config)
+    model = materialise(model, torch.float32, torch.device("cpu"))
+    assert all(bool(parameter.isnan().all()) for parameter in model.parameters())
+
+
+def test_unreadable_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Absent, truncated and corrupt files are errors that name the file."""
+    with pytest.raises(ValueError, match="no model at"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        load_model(tmp_path)
+    path = copied(checkpoint("llama"), tmp_path)
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    for spoiled in (whole[: len(whole) // 2], b"\xff" * 64, b""):
+        weights.write_bytes(spoiled)
+        with pytest.raises(ValueError, match=r"model\.safetensors is corrupt or truncated"):
+            load_model(path)
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+        load_model(path)
+    (path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+        load_model(path)
+
+
+def test_missing_shard(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A shard that the index names and that is not there is named; a broken index too."""
+    path = copied(checkpoint("qwen3", scale=3.0, shard="40KB"), tmp_path)
+    lost = sorted(path.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(ValueError, match=lost.name):
+        load_model(path)
+    (path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ValueError, match="index"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": "wide"}, {"num_attention_heads": 5}, {"rope_parameters": 3}])
+def test_nonsense_config(checkpoint: Checkpoint, tmp_path: Path, change: dict[str, Any]) -> None:
+    """A config that transformers itself refuses is a ValueError that names the file."""
+    path = copied(checkpoint("llama"), tmp_path)
+    original = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**original, **change}))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_model(path)

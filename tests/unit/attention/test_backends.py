@@ -1,0 +1,122 @@
+"""Every attention backend against the definition in float64, and against itself in other company."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from support.attention import (
+    Piece,
+    backends,
+    check_attention,
+    check_path_invariance,
+    check_row_invariance,
+    make,
+    random_pieces,
+    random_tree,
+)
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+RATIOS = ((3, 3), (4, 2), (6, 2), (4, 1), (16, 2))
+"""(query heads, KV heads): 1, 2, 3, 4 and 8 queries a KV head."""
+BACKEND_NAMES = backends("cpu")
+CHAIN = tuple(range(-1, 63))
+STAR = (-1,) * 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), RATIOS)
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """Any mixture of decodes, chunks, prompts, chains and trees, in any GQA ratio and dtype, is dense attention."""
+    for seed in range(3):
+        pieces = random_pieces(seed, 6, longest=150)
+        case = make(pieces, heads=heads, kv_heads=kv_heads, dtype=dtype, seed=seed, page_size=(1, 5, 16)[seed])
+        check_attention(backend, case)
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 128, 256])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_head_sizes(backend: str, head_dim: int) -> None:
+    """Head sizes from 16 to 256, powers of two or not."""
+    for dtype in DTYPES:
+        check_attention(backend, make(random_pieces(head_dim, 4), head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 64, 129, 1000])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_windows(backend: str, window: int) -> None:
+    """A sliding window counts positions: along a branch it forgets the prompt, not the branch's siblings."""
+    for seed in range(3):
+        check_attention(backend, make(random_pieces(seed, 6), window=window, seed=seed))
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_long_contexts(backend: str) -> None:
+    """Contexts of many key blocks, beside ones of a single token."""
+    tree = random_tree(random.Random(1), 64)
+    pieces = [
+        Piece(1500, 1),
+        Piece(0, 1),
+        Piece(700, 300),
+        Piece(0, 1),
+        Piece(1200, 2, tree),
+        Piece(127, 1),
+        Piece(128, 1),
+    ]
+    for dtype in DTYPES:
+        check_attention(backend, make(pieces, dtype=dtype, page_size=16))
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_whole_trees(backend: str) -> None:
+    """Chains and stars of 64 rows: the last row uses the bitmask's sign bit."""
+    for parents in (CHAIN, STAR, tuple(max(-1, row - 2) for row in range(64)), CHAIN[:63] + (-1,)):
+        for real in (1, 7):
+            check_attention(backend, make([Piece(60, real, parents), Piece(3, 1)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_row_invariance(backend: str, window: int | None, dtype: torch.dtype) -> None:
+    """A real row has the same bits alone, in a chunk of any size, and in a batch."""
+    for seed, (heads, kv_heads) in enumerate(RATIOS):
+        pieces = random_pieces(seed, 5, longest=300)
+        case = make(pieces, heads=heads, kv_heads=kv_heads, window=window, dtype=dtype, seed=seed)
+        check_row_invariance(backend, case, seed)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_row_invariance_of_wide_heads(backend: str, head_dim: int) -> None:
+    """Also at the head sizes of real models, and over contexts of many blocks."""
+    for dtype in DTYPES:
+        pieces = [Piece(900, 1), Piece(0, 140), Piece(300, 37), Piece(5, 1)]
+        check_row_invariance(backend, make(pieces, head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_path_invariance(backend: str, window: int | None, dtype: torch.dtype) -> None:
+    """A candidate of any tree has the bits of the real row that may one day stand in its place."""
+    rng = random.Random(3)
+    for seed, (heads, kv_heads) in enumerate(RATIOS):
+        pieces = [
+            Piece(rng.randrange(150), rng.choice((1, 3)), random_tree(rng, rng.choice((3, 12, 64)))) for _ in range(2)
+        ]
+        case = make(pieces, heads=heads, kv_heads=kv_heads, window=window, dtype=dtype, seed=seed)
+        check_path_invariance(backend, case)
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_dead_rows_are_silent(backend: str) -> None:
+    """Rows that are not live change nobody's bits."""
+    parents = random_tree(random.Random(5), 30)
+    dead = frozenset(row for row in range(30) if set(Piece(0, 1, parents).path(row)) & {3, 8, 21})
+    alive, padded = (make([Piece(40, 2, parents, rows), Piece(9, 3)]) for rows in (frozenset(), dead))
+    keep = [n for n, (i, row) in enumerate(alive.rows) if i or row - 2 not in dead]
+    assert torch.equal(alive.attend(backend)[keep], padded.attend(backend)[keep])

@@ -1,0 +1,87 @@
+"""Matrix products for serving: they are products, and a row does not know what runs beside it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from stridelm.models.layers.linear import (
+    Linear,
+    PackedProduct,
+    bfloat16_is_native,
+    padded_product,
+    set_products,
+    tiled_product,
+)
+from support.linear import check_close, check_row_bits, rows, weights
+
+native = pytest.mark.skipif(not bfloat16_is_native(), reason="this CPU does not multiply bfloat16 itself")
+SHAPES = [(random.Random(seed).randrange(1, 700), random.Random(-seed).randrange(1, 500)) for seed in range(1, 7)]
+"""(input width, output width), odd ones too."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 96), (96, 1024)], ids=str)
+def test_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Fixed tiles: the same bits at 1 to 64 rows, in every dtype."""
+    weight, bias = weights(0, *shape, dtype, "cpu")
+    x = rows(0, 64, shape[0], dtype, "cpu")
+    check_row_bits(lambda part: tiled_product(part, weight, bias), x)
+    check_close(tiled_product(x, weight, bias), x, weight, bias)
+    check_close(tiled_product(x, weight, None), x, weight, None)
+
+
+@native
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 96), (96, 1024), (384, 1536)], ids=str)
+def test_packed(shape: tuple[int, int]) -> None:
+    """Packed bfloat16 weights: the same bits at 1 to 64 rows, and at hundreds."""
+    weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
+    product = PackedProduct(weight)
+    x = rows(1, 64, shape[0], torch.bfloat16, "cpu")
+    check_row_bits(lambda part: product(part, weight, bias), x)
+    many = rows(2, 1024, shape[0], torch.bfloat16, "cpu")
+    check_row_bits(lambda part: product(part, weight, None), many, counts=(1, 2, 3, 16, 17, 65, 129, 333, 1000))
+    check_close(product(x, weight, bias), x, weight, bias)
+
+
+@native
+@pytest.mark.parametrize("shape", [(64, 96), (384, 1152), (1024, 96)], ids=str)
+def test_padded(shape: tuple[int, int]) -> None:
+    """Where weights cannot be packed, a lone row runs as two: the same bits at 1 to 64 rows."""
+    weight, bias = weights(2, *shape, torch.bfloat16, "cpu")
+    x = rows(3, 64, shape[0], torch.bfloat16, "cpu")
+    check_row_bits(lambda part: padded_product(part, weight, bias), x)
+    check_close(padded_product(x[:1], weight, bias), x[:1], weight, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_chosen_for_serving(tied: bool, dtype: torch.dtype) -> None:
+    """Whatever `set_products` chooses under `deterministic` keeps a row's bits, and an embedding stays readable."""
+
+    class Toy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(50, 48)
+            self.head = Linear(48, 50)
+            nn.init.normal_(self.head.weight)
+            if tied:
+                self.head.weight = self.embed.weight
+
+    toy = Toy().to(dtype).requires_grad_(False)
+    wanted = toy.head.weight.clone()
+    set_products(toy, deterministic=True)
+    x = rows(4, 40, 48, dtype, "cpu")
+    check_row_bits(toy.head, x)
+    check_close(toy.head(x) / 50**0.5, x / 50**0.5, wanted, None)
+    assert toy.embed.weight.shape == (50, 48)
+
+
+def test_fast_mode_is_the_library() -> None:
+    """Without the promise float32 goes through the library as it is."""
+    model = nn.Sequential(Linear(8, 8))
+    set_products(model, deterministic=False)
+    assert model[0].product is torch.nn.functional.linear
