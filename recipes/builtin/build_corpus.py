@@ -51,13 +51,9 @@ ROOM = {package: size * MB for size, packages in ROOM_BY_SIZE.items() for packag
 HELD_OUT_CAP = 0.4 * MB  # of each held-out package: a varied validation set that is still quick to evaluate
 FETCH_SECONDS = 240
 
-PERMISSIVE = re.compile(
-    r"\b(MIT|BSD|0BSD|Apache|PSF|Python Software Foundation|ISC|Python-2\.0)\b", re.IGNORECASE
-)
+PERMISSIVE = re.compile(r"\b(MIT|BSD|0BSD|Apache|PSF|Python Software Foundation|ISC|Python-2\.0)\b", re.IGNORECASE)
 # Licences that may only ride along with one of the above, on small bundled parts ("BSD-3-Clause AND Zlib").
-COMPANION = re.compile(
-    r"\b(Zlib|CC0-1\.0|Unlicense|MIT-0|BSL-1\.0|Unicode-3\.0|HPND|MIT-CMU|LLVM-exception)\b", re.I
-)
+COMPANION = re.compile(r"\b(Zlib|CC0-1\.0|Unlicense|MIT-0|BSL-1\.0|Unicode-3\.0|HPND|MIT-CMU|LLVM-exception)\b", re.I)
 COPYLEFT = re.compile(
     r"\b[AL]?GPL|General Public|Mozilla Public|\bMPL\b|\bEPL\b|Eclipse Public|CDDL|EUPL|Proprietary"
     r"|Commons Clause|modified|Repoze|CC[- ]BY[- ](?:NC|SA)|Non-?Commercial"
@@ -220,9 +216,7 @@ def gather(
     """Fill `corpus/<package>/` and return the licence record of each package; unusable ones are skipped."""
     records: dict[str, dict[str, object]] = {}
     with ThreadPoolExecutor(2) as pool:
-        for requirement, wheel in zip(
-            requirements, pool.map(lambda r: fetch(r, wheels), requirements), strict=True
-        ):
+        for requirement, wheel in zip(requirements, pool.map(lambda r: fetch(r, wheels), requirements), strict=True):
             if wheel is None:
                 continue
             name, version, licence = licence_of(wheel)
@@ -311,21 +305,15 @@ def write_member(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def main() -> None:
     """Parse the arguments and run every stage."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the text; needs about 2 GB")
     parser.add_argument("--archive", type=Path, default=Path(".corpus/corpus.tar.xz"))
     parser.add_argument("--packages", type=Path, default=HERE / "packages.txt")
     parser.add_argument("--held-out", type=Path, default=HERE / "held_out.txt")
-    parser.add_argument(
-        "--stdlib", type=Path, default=Path(email.__file__).parents[1], help="default: this Python's"
-    )
+    parser.add_argument("--stdlib", type=Path, default=Path(email.__file__).parents[1], help="default: this Python's")
     parser.add_argument("--cap-mb", type=float, default=CAP / MB, help="most text of most packages, in MB")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--dictionary-mb", type=int, default=256, help="xz dictionary; packing needs 11 times that"
-    )
+    parser.add_argument("--dictionary-mb", type=int, default=256, help="xz dictionary; packing needs 11 times that")
     parser.add_argument("--keep-archives", action="store_true", help="keep the downloaded wheels")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

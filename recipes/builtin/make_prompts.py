@@ -51,9 +51,7 @@ class Candidate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--corpus", type=Path, required=True, help="directory with valid/<package>/ from build_corpus.py"
     )
@@ -81,9 +79,7 @@ def described(package: str, licence: dict[str, str], candidate: Candidate) -> di
 
 def choose(root: Path, count: int) -> list[Candidate]:
     """`count` candidates of a package, kinds in turn, no file twice. Raises ValueError if there are fewer."""
-    files_here = [
-        path for path in sorted(root.rglob("*.py")) if not VENDORED & set(path.relative_to(root).parts)
-    ]
+    files_here = [path for path in sorted(root.rglob("*.py")) if not VENDORED & set(path.relative_to(root).parts)]
     found = sorted((c for path in files_here for c in candidates(root, path)), key=lambda c: c.rank)
     tests_left = count // TEST_SHARE
     picked: list[Candidate] = []

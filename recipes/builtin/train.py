@@ -64,9 +64,7 @@ def main() -> None:
     parser.add_argument("--mask-steps", type=int, help="instead of minutes")
     parser.add_argument("--base", type=Path, help="no base training: start from this")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
     args.parts.mkdir(parents=True, exist_ok=True)

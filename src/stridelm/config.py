@@ -16,23 +16,15 @@ class EngineConfig:
     """Raises ValueError, on construction, for a value that could never work."""
 
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
-    drafter: str = option(
-        "auto", "who drafts: none, ngram, mask, or auto for the best that the model can run"
-    )
+    drafter: str = option("auto", "who drafts: none, ngram, mask, or auto for the best that the model can run")
     depth: int | None = option(
         None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
     )
     acceptance: str = option("exact", "acceptance rule: exact (lossless) or trust (lossy)")
-    confidence: float | None = option(
-        None, "with trust: emit only leading tokens whose max softmax is at least this"
-    )
-    prompt_lookup_min: int | None = option(
-        None, "with ngram: shortest suffix that counts as a match, in tokens"
-    )
+    confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
+    prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
-    mask_token_id: int | Sequence[int] | None = option(
-        None, "mask token of the checkpoint, or one for each offset"
-    )
+    mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
     drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -46,9 +38,7 @@ class EngineConfig:
         None, "share of free memory that KV may take; by default 0.9 on a GPU and 0.25 on a CPU"
     )
     max_num_seqs: int = option(32, "most requests running at once")
-    max_num_batched_tokens: int = option(
-        1024, "most rows of one step: prompt, decode and draft rows together"
-    )
+    max_num_batched_tokens: int = option(1024, "most rows of one step: prompt, decode and draft rows together")
     max_model_len: int | None = option(None, "longest context, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
     strict: bool = option(False, "check that the ledger balances at every step")

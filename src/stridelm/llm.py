@@ -125,9 +125,7 @@ class LLM:
             raise
         return self._run(jobs, on_output)
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Generator[RequestOutput, None, None]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Complete one prompt; yields its output, grown, after every step that added to it.
 
         Leaving the iterator early aborts the request.
@@ -173,9 +171,7 @@ class LLM:
             raise ValueError("the engine was started with skip_tokenizer_init; give prompts as token ids")
         return prompt, self.engine.tokenizer.encode(prompt)
 
-    def _run(
-        self, jobs: list[RequestOutput], on_output: Callable[[StepOutput], None] | None
-    ) -> list[RequestOutput]:
+    def _run(self, jobs: list[RequestOutput], on_output: Callable[[StepOutput], None] | None) -> list[RequestOutput]:
         ids = {f"{job.request_id}.{i}" for job in jobs for i in range(len(job.outputs))}
         try:
             while not ids.isdisjoint(self._open):
@@ -229,9 +225,7 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
     sample.token_ids += output.new_token_ids
     if output.logprobs is not None and sample.logprobs is not None:
         sample.logprobs += output.logprobs
-        gained = sum(
-            entry[token].logprob for entry, token in zip(output.logprobs, output.new_token_ids, strict=True)
-        )
+        gained = sum(entry[token].logprob for entry, token in zip(output.logprobs, output.new_token_ids, strict=True))
         sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + gained
     if output.prompt_logprobs is not None and index == 0:
         job.prompt_logprobs = output.prompt_logprobs

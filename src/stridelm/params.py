@@ -57,9 +57,7 @@ class Speculation:
         known = {f.name for f in fields(cls)}
         unknown = sorted(str(key) for key in set(value) - known)
         if unknown:
-            raise ValueError(
-                f"unknown speculation option {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-            )
+            raise ValueError(f"unknown speculation option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
@@ -94,16 +92,12 @@ class SamplingParams:
     min_tokens: int = option(0, "no end of text and no stop before so many tokens")
     max_tokens: int | None = option(16, "most tokens of output; none for what the context has room for")
     stop: str | Sequence[str] | None = option(None, "text that ends the output, itself left out")
-    stop_token_ids: Sequence[int] | None = option(
-        None, "token ids that end the output, beside the model's own"
-    )
+    stop_token_ids: Sequence[int] | None = option(None, "token ids that end the output, beside the model's own")
     include_stop_str_in_output: bool = option(False, "keep the text that ended the output")
     ignore_eos: bool = option(False, "go on behind an end of text")
     skip_special_tokens: bool = option(True, "leave special tokens out of the text")
     seed: int | None = option(None, "same seed, same output; drawn anew if not given")
-    logprobs: int | None = option(
-        None, "log-probabilities of so many likeliest tokens a position of the output"
-    )
+    logprobs: int | None = option(None, "log-probabilities of so many likeliest tokens a position of the output")
     prompt_logprobs: int | None = option(None, "the same for the prompt")
     priority: int = option(0, "lower is served first")
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
@@ -160,9 +154,7 @@ class SamplingParams:
         )
 
 
-def number(
-    name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False
-) -> float:
+def number(name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False) -> float:
     """`value` as Python's own number, numpy's being taken too.
 
     Raises ValueError unless it is a finite number in [low, high], or (low, high] if `open_low`.
@@ -170,9 +162,7 @@ def number(
     bad = isinstance(value, bool) or not isinstance(value, Integral if whole else Real)
     if bad or not low <= value <= high or (open_low and value == low):  # NaN is in no range
         kind = "an integer" if whole else "a number"
-        raise ValueError(
-            f"{name} must be {kind} {'above' if open_low else 'from'} {low} to {high}; got {value!r}"
-        )
+        raise ValueError(f"{name} must be {kind} {'above' if open_low else 'from'} {low} to {high}; got {value!r}")
     return int(value) if whole or isinstance(value, int) else float(value)
 
 
@@ -204,9 +194,7 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _settle_number(
-    owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool
-) -> None:
+def _settle_number(owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool) -> None:
     """Check a field of a frozen dataclass, from its own construction, and make it a plain number."""
     value = getattr(owner, name)
     if value is not None or not optional:
@@ -237,6 +225,4 @@ def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"logit_bias takes a mapping from token id to bias; got {shortened(value)}")
     ids = token_ids("logit_bias", list(value))
-    return {
-        token: number(f"logit_bias[{token}]", bias, -100.0, 100.0) for token, bias in zip(ids, value.values())
-    }
+    return {token: number(f"logit_bias[{token}]", bias, -100.0, 100.0) for token, bias in zip(ids, value.values())}

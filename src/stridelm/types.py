@@ -153,7 +153,7 @@ class Draft:
     live: torch.Tensor
     """[R, W] bool."""
     candidates: np.ndarray
-    """[R, W] bool, on the host: which rows are candidates if they live. Skeletons are known without asking the device."""
+    """[R, W] bool, on the host, which knows every skeleton: the rows that are candidates if they live."""
     straight: bool = True
     """Every candidate j has depth j + 1 and exactly the ancestors 0..j, so an accepted path is already in place."""
     max_depth: int = 0

@@ -14,7 +14,6 @@ Legend: as in reference.py; Z = G * T is the batch of the products, KV heads out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -39,14 +38,34 @@ class CpuAttention:
         return PreparedCpu(geometry, query_heads, self._reference.prepare(geometry, layout, query_heads))
 
 
-@dataclass(slots=True)
 class _Ready:
-    """A tile group with what its products need, shared by all layers."""
+    """A tile group with what its products need: made once a step, filled anew by every layer.
 
-    group: TileGroup
-    bias_ZML: torch.Tensor
-    queries_ZMD: torch.Tensor
-    """Filled anew by every layer; its padding stays zero."""
+    Buffers and the views onto them are kept because a view costs as much as a product here.
+    """
+
+    def __init__(self, kv: LayerKV, group: TileGroup, per_head: int, stored: torch.dtype) -> None:
+        tiles, rows, heads, dim = group.tiles, group.rows_per_tile, kv.kv_heads, kv.head_dim
+        self.group = group
+        self.bias_ZML = _bias(kv, group, per_head)
+        batch, height, length = self.bias_ZML.shape
+        queries = torch.zeros(batch, height, dim)
+        self.queries_ZMD = queries
+        self.queries_in = queries.view(heads, tiles, height, dim)[:, :, : rows * per_head].unflatten(
+            2, (rows, per_head)
+        )
+        """[G, T, n, H / G, D]: where the rows' queries go; the padding behind them stays zero."""
+        self.taken_SGD = torch.empty(tiles * length, heads, dim, dtype=stored)
+        self.taken_GSD = self.taken_SGD.transpose(0, 1)
+        keys, values = torch.empty(2, heads, tiles * length, dim)
+        self.keys_in, self.values_in = keys, values
+        self.keys_ZDL = keys.view(batch, length, dim).transpose(1, 2)
+        self.values_ZLD = values.view(batch, length, dim)
+
+    def gather(self, pool_PGD: torch.Tensor, into_GSD: torch.Tensor) -> None:
+        """The group's slots of a pool, as float32 and KV head by KV head."""
+        torch.index_select(pool_PGD, 0, self.group.slots, out=self.taken_SGD)
+        into_GSD.copy_(self.taken_GSD)
 
 
 class PreparedCpu:
@@ -60,7 +79,7 @@ class PreparedCpu:
     def attend(
         self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        ready = None if q_NHD.dtype == torch.float64 else self._groups(kv)
+        ready = None if q_NHD.dtype == torch.float64 else self._groups(kv, keys_PGD.dtype)
         if ready is None:
             return self._fallback.attend(kv, q_NHD, keys_PGD, values_PGD)
         whole = len(ready) == 1 and ready[0].group.tiles * ready[0].group.rows_per_tile == self.rows
@@ -84,50 +103,38 @@ class PreparedCpu:
         tiles, rows, heads, dim = group.tiles, group.rows_per_tile, kv.kv_heads, kv.head_dim
         per_head = self.query_heads // heads
         picked = q_NHD if whole else q_NHD.index_select(0, group.rows)
-        shape = (heads, tiles, rows, per_head, dim)
-        # [tiles, rows, G, per head, D] -> [G, tiles, rows, per head, D], cast on the way into the padded buffer.
-        part.queries_ZMD.view(heads, tiles, -1, dim)[:, :, : rows * per_head].unflatten(2, (rows, per_head)).copy_(
-            picked.view(tiles, rows, heads, per_head, dim).permute(2, 0, 1, 3, 4)
-        )
-        k_ZLD = _gather(keys_PGD, group)
-        scores = torch.baddbmm(part.bias_ZML, part.queries_ZMD, k_ZLD.transpose(1, 2), alpha=dim**-0.5)
-        mixed = _mix(torch.softmax(scores, -1), _gather(values_PGD, group), group.blocks)
-        values = mixed.view(heads, tiles, -1, dim)[:, :, : rows * per_head].reshape(shape).permute(1, 2, 0, 3, 4)
+        part.queries_in.copy_(picked.view(tiles, rows, heads, per_head, dim).permute(2, 0, 1, 3, 4))
+        part.gather(keys_PGD, part.keys_in)
+        part.gather(values_PGD, part.values_in)
+        scores = torch.baddbmm(part.bias_ZML, part.queries_ZMD, part.keys_ZDL, alpha=dim**-0.5)
+        mixed = _mix(torch.softmax(scores, -1), part.values_ZLD, group.blocks)
+        values = mixed.view(heads, tiles, -1, dim)[:, :, : rows * per_head].unflatten(2, (rows, per_head))
+        values = values.permute(1, 2, 0, 3, 4)
         if whole:
             out.view(tiles, rows, heads, per_head, dim).copy_(values)
         else:
             out.index_copy_(0, group.scatter, values.reshape(tiles * rows, -1, dim).to(out.dtype))
 
-    def _groups(self, kv: LayerKV) -> list[_Ready] | None:
+    def _groups(self, kv: LayerKV, stored: torch.dtype) -> list[_Ready] | None:
         per_head = self.query_heads // kv.kv_heads
         key = (kv.group, per_head, kv.head_dim, kv.window)
         if key not in self._ready:
             stacks = sorted(cut(self.geometry, per_head), key=lambda tiles: tiles[0].ordered)
             groups = [stack(self.geometry, tiles, kv.group, per_head, torch.float32, self.rows) for tiles in stacks]
             fits = all(kv.kv_heads * group.bias.numel() <= MAX_SCORES for group in groups)
-            self._ready[key] = [_make_ready(kv, group, per_head) for group in groups] if fits else None
+            self._ready[key] = [_Ready(kv, group, per_head, stored) for group in groups] if fits else None
         return self._ready[key]
 
 
-def _make_ready(kv: LayerKV, group: TileGroup, per_head: int) -> _Ready:
+def _bias(kv: LayerKV, group: TileGroup, per_head: int) -> torch.Tensor:
+    """[Z, M, L]: what is added to scores, the layer's window included."""
     bias = group.bias
     if kv.window is not None:
         far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(bias.dtype)
         bias = torch.minimum(bias, fold_bias(far, per_head, group.blocks))
     tiles, _, blocks, height, _ = bias.shape
     rows_TML = bias[:, 0].transpose(1, 2).reshape(tiles, height, blocks * BLOCK)
-    batch = kv.kv_heads * tiles
-    queries = torch.zeros(batch, height, kv.head_dim, dtype=bias.dtype)
-    return _Ready(group, rows_TML.repeat(kv.kv_heads, 1, 1), queries)
-
-
-def _gather(pool_PGD: torch.Tensor, group: TileGroup) -> torch.Tensor:
-    """The group's slots of a pool as [Z, L, D] float32."""
-    heads, dim = pool_PGD.shape[1:]
-    taken = pool_PGD.index_select(0, group.slots)
-    return taken.new_empty(heads, taken.shape[0], dim, dtype=torch.float32).copy_(taken.transpose(0, 1)).view(
-        heads * group.tiles, -1, dim
-    )
+    return rows_TML.repeat(kv.kv_heads, 1, 1)
 
 
 def _mix(weights_ZML: torch.Tensor, values_ZLD: torch.Tensor, blocks: int) -> torch.Tensor:

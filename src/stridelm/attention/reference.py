@@ -28,9 +28,7 @@ BATCH = 64
 class ReferenceAttention:
     device: ClassVar[str | None] = None
 
-    def prepare(
-        self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedReference:
+    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedReference:
         return PreparedReference(geometry, query_heads)
 
 
@@ -135,7 +133,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> t
     if short:
         a, b = F.pad(a, (0, 0, 0, 0, 0, short)), F.pad(b, (0, 0, 0, 0, 0, short))
     parts = [
-        torch.bmm(x, y.transpose(1, 2) if transposed else y) for x, y in zip(a.split(BATCH), b.split(BATCH), strict=True)
+        torch.bmm(x, y.transpose(1, 2) if transposed else y)
+        for x, y in zip(a.split(BATCH), b.split(BATCH), strict=True)
     ]
     return torch.cat(parts)[:count]
 

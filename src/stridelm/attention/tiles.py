@@ -25,11 +25,11 @@ from stridelm.types import MAX_DRAFT_ROWS, Geometry
 BLOCK = 128
 """Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
 QUERY_STEP = {"cpu": 4, "cuda": 16}
-"""Query vectors of a tile are padded to a multiple of this: the least at which products kept a row's bits (measured)."""
+"""Query vectors of a tile are padded to a multiple of this, the least at which products kept a row's bits."""
 NARROW = 4
 """Tiles of up to this many key blocks are stacked together: an empty block costs less than a second stack."""
 MAX_QUERIES = {"cpu": 256, "cuda": 16}
-"""Most query vectors in a tile; longer spans are cut. On a GPU all tiles have one height, so that products have one shape."""
+"""Most query vectors in a tile; longer spans are cut. On a GPU all tiles, and so all products, have one shape."""
 MASKED = -1e30
 """Added to scores that must not count: finite, so that a padding row stays free of NaN."""
 
@@ -79,9 +79,7 @@ def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
 def _tiles(geometry: Geometry, limit: int) -> Iterator[_Tile]:
     ordered = geometry.ordered.nonzero()[:, 0].tolist() if geometry.has_ordered else []
     row = 0
-    for span, (count, start, real) in enumerate(
-        zip(geometry.counts, geometry.starts, geometry.reals, strict=True)
-    ):
+    for span, (count, start, real) in enumerate(zip(geometry.counts, geometry.starts, geometry.reals, strict=True)):
         widest = start + real + (MAX_DRAFT_ROWS if count > real else 0)
         widest = min(widest, len(next(iter(geometry.page_tables.values()))[span]) * geometry.page_size)
         for first in range(0, count, limit):

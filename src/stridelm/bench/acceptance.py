@@ -112,9 +112,7 @@ def measure_acceptance(
     """Rows for each variant, temperature and bucket, and for all prompts together. Raises ValueError for a
     prompt that cannot be served, and for max_tokens too few to judge repetition by."""
     if settings.max_tokens < SHORTEST:
-        raise ValueError(
-            f"max_tokens {settings.max_tokens} is too few to judge repetition; give at least {SHORTEST}"
-        )
+        raise ValueError(f"max_tokens {settings.max_tokens} is too few to judge repetition; give at least {SHORTEST}")
     ids = encode(engine, prompts)
     rows: list[AcceptanceRow] = []
     texts: list[PlainText] = []

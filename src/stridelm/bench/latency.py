@@ -122,9 +122,7 @@ def _rounds(
     params = SamplingParams(
         temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
     )
-    brief = SamplingParams(
-        temperature=settings.temperature, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens)
-    )
+    brief = SamplingParams(temperature=settings.temperature, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens))
     for variant in contenders:
         on_run(f"{streams} streams, warming up, {variant.label}")
         drive(engine, make_jobs(ids[:streams], variant, brief, settings.seed), streams)

@@ -86,9 +86,7 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 2 else 0)
     axes.set_ylabel("tokens a step")
     axes.set_ylim(top=1.45 * axes.get_ylim()[1])
-    axes.legend(
-        frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2
-    )
+    axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
 
 
 def _position_lines(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
@@ -122,9 +120,7 @@ def _prompts(rows: Sequence[AcceptanceRow], bucket: str) -> int:
     return max((row.prompts for row in rows if row.bucket == bucket), default=0)
 
 
-def _bar(
-    axes: Any, at: float, value: float, width: float, colour: str, lossless: bool, name: str | None
-) -> Any:
+def _bar(axes: Any, at: float, value: float, width: float, colour: str, lossless: bool, name: str | None) -> Any:
     """A bar with its value written at its foot."""
     hatch = None if lossless else LOSSY_HATCH
     bar = axes.bar(at, value, width * 0.92, color=colour, hatch=hatch, edgecolor="white", label=name)
@@ -137,9 +133,7 @@ def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
     # A figure of its own, without pyplot: no window system is touched and no global state left.
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(max(4.5, width) * panels, 3.6 if lines == 1 else 2.9 * lines), layout="constrained"
-    )
+    figure = Figure(figsize=(max(4.5, width) * panels, 3.6 if lines == 1 else 2.9 * lines), layout="constrained")
     axes = [figure.add_subplot(lines, panels, i + 1) for i in range(lines * panels)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)

@@ -32,9 +32,7 @@ class PromptSet:
         if count is None:
             return self
         if not 1 <= count <= len(self.prompts):
-            raise ValueError(
-                f"num_prompts is {count} and {self.name} has {len(self.prompts)} prompts; lower it"
-            )
+            raise ValueError(f"num_prompts is {count} and {self.name} has {len(self.prompts)} prompts; lower it")
         return PromptSet(self.name, self.prompts[:count])
 
 
@@ -69,9 +67,7 @@ def _read(path: Path, name: str) -> list[Prompt]:
         return [Prompt(name, text)]
     try:
         document = (
-            json.loads(text)
-            if path.suffix == ".json"
-            else [json.loads(x) for x in text.splitlines() if x.strip()]
+            json.loads(text) if path.suffix == ".json" else [json.loads(x) for x in text.splitlines() if x.strip()]
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error

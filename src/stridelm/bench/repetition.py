@@ -47,9 +47,7 @@ def bucket_of(tokens: Sequence[int]) -> Bucket | None:
 def loop_start(tokens: Sequence[int]) -> int | None:
     """Where the loop begins that the continuation ends in; None if it ends in none."""
     starts = [
-        start
-        for period in range(1, len(tokens) // LOOP_ROUNDS + 1)
-        if (start := _tail(tokens, period)) is not None
+        start for period in range(1, len(tokens) // LOOP_ROUNDS + 1) if (start := _tail(tokens, period)) is not None
     ]
     return min(starts, default=None)
 

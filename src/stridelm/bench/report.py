@@ -144,9 +144,7 @@ def _plain_table(texts: Iterable[PlainText]) -> Table:
         table.add_column(name)
     for text in texts:
         share = "-" if text.median_distinct_share is None else f"median {text.median_distinct_share:.2f}"
-        where = (
-            "" if text.median_loop_start is None else f", from token {text.median_loop_start:.0f} on (median)"
-        )
+        where = "" if text.median_loop_start is None else f", from token {text.median_loop_start:.0f} on (median)"
         counts = ", ".join(f"{name}: {count}" for name, count in text.buckets.items())
         loops = f"{text.loops} of {text.prompts} ({text.loop_share:.0%}){where}"
         table.add_row(f"{text.temperature:g}", "plain", counts, str(text.too_short), share, loops)
@@ -161,9 +159,7 @@ def positions(values: Sequence[float], most: int = 4) -> str:
 
 def milliseconds(times: Percentiles) -> str:
     values = (times.p50, times.p90, times.p99)
-    return (
-        "-" if None in values else " / ".join(f"{1000 * value:.1f}" for value in values if value is not None)
-    )
+    return "-" if None in values else " / ".join(f"{1000 * value:.1f}" for value in values if value is not None)
 
 
 def _sameness(identical: bool | None, count: int, prompts: int) -> str:

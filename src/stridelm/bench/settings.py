@@ -34,14 +34,10 @@ class LatencySettings(Workload):
     """What is timed."""
 
     batch: tuple[int, ...] = option((1,), "streams at once: as one request ends the next begins")
-    repeats: int = option(
-        3, "runs of each kind; plain decoding and the drafters take turns, and the median counts"
-    )
+    repeats: int = option(3, "runs of each kind; plain decoding and the drafters take turns, and the median counts")
     num_prompts: int | None = option(8, "use only the first so many prompts; none for all")
     temperature: float = option(0.0, "sampling temperature")
-    ignore_eos: bool = option(
-        True, "go on to max_tokens after an end of text, so that every run does the same work"
-    )
+    ignore_eos: bool = option(True, "go on to max_tokens after an end of text, so that every run does the same work")
     prefix_cache: Literal["off", "cold"] = option("off", "off, or cold: in use, and emptied before every run")
 
     def __post_init__(self) -> None:

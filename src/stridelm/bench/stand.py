@@ -17,9 +17,7 @@ from stridelm.params import SamplingParams
 def open_engine(model: str | None, streams: int, *, prefix_caching: bool = False, **options: Any) -> Engine:
     """An engine with room for `streams` requests at once. Whoever drafts is said by each request."""
     return Engine(
-        EngineConfig(
-            model=model, drafter="none", max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options
-        )
+        EngineConfig(model=model, drafter="none", max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
     )
 
 

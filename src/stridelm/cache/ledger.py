@@ -71,9 +71,7 @@ class Ledger:
     def match(self, request: Request) -> tuple[int, int]:
         """(tokens that a prefix hit would give, idle pages it would take). At least one token is left to compute."""
         hit = self._hit(request)
-        idle = max(
-            (sum(self._pages[group].is_idle(page) for page in pages) for group, pages in hit.items()), default=0
-        )
+        idle = max((sum(self._pages[group].is_idle(page) for page in pages) for group, pages in hit.items()), default=0)
         return min((len(pages) for pages in hit.values()), default=0) * self.page_size, idle
 
     def _hit(self, request: Request) -> dict[str, list[int]]:

@@ -40,9 +40,7 @@ RESERVED = (
 
 def add_parser(subparsers: Any) -> None:
     """Add `bench` and its two benchmarks to the main command."""
-    parser = subparsers.add_parser(
-        "bench", help="measure drafters against plain decoding", description=__doc__
-    )
+    parser = subparsers.add_parser("bench", help="measure drafters against plain decoding", description=__doc__)
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     latency = kinds.add_parser(
         "latency",
@@ -59,13 +57,9 @@ def add_parser(subparsers: Any) -> None:
             "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
         )
         add_options(kind.add_argument_group("benchmark"), settings)
-        kind.add_argument(
-            "--json", type=Path, metavar="FILE", help="write all figures here, the environment last"
-        )
+        kind.add_argument("--json", type=Path, metavar="FILE", help="write all figures here, the environment last")
         kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart here: .png or .svg")
-        kind.add_argument(
-            "--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)"
-        )
+        kind.add_argument("--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)")
         add_options(kind.add_argument_group("engine"), EngineConfig, skip=RESERVED)
 
 
@@ -126,9 +120,7 @@ def _acceptance(args: argparse.Namespace) -> int:
     _show(acceptance_table(report))
     if args.json is not None:
         texts = [asdict(text) for text in report.plain]
-        write_json(
-            args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows]
-        )
+        write_json(args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows])
     if args.plot is not None and report.rows:
         from stridelm.bench.plot import plot_acceptance
 

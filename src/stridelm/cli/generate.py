@@ -40,16 +40,14 @@ HARMLESS = {
 def add_parser(subparsers: Any) -> None:
     """Add `generate` to the main command."""
     parser = subparsers.add_parser("generate", help="complete a prompt", description=__doc__)
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="the text to complete")
-    prompt.add_argument("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write every step's rows and verdict as JSON lines"
+    prompt.add_argument(
+        "--prompt-file", metavar="FILE", help="the same from a file, less the last line end; - reads standard input"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write every step's rows and verdict as JSON lines")
     add_options(parser.add_argument_group("sampling"), SamplingParams, skip=UNSEEN, defaults=DEFAULTS)
     add_options(parser.add_argument_group("engine"), EngineConfig, skip=("model", *ALONE))
 
@@ -74,11 +72,10 @@ def _read_prompt(args: argparse.Namespace) -> str:
     name = args.prompt_file
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode("utf-8")
+        # Editors end a file with a line end; a model would take it for the end of what is to be completed.
+        return data.decode("utf-8").removesuffix("\n")
     except OSError as error:
-        raise ValueError(
-            f"--prompt-file {name} cannot be read: {error.strerror}; name a text file"
-        ) from error
+        raise ValueError(f"--prompt-file {name} cannot be read: {error.strerror}; name a text file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"--prompt-file {name} is not UTF-8 ({error.reason}); convert it first") from error
 

@@ -25,9 +25,7 @@ HEARD = ("mask_token_id", "max_model_len")
 def add_parser(subparsers: Any) -> None:
     """Add `inspect` to the main command."""
     parser = subparsers.add_parser("inspect", help="describe a checkpoint", description=__doc__)
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     unheard = [name for name in EngineConfig.__dataclass_fields__ if name not in HEARD]
     add_options(parser, EngineConfig, skip=unheard)
@@ -153,8 +151,7 @@ def _model_table(facts: dict[str, Any]) -> Table:
         "attention": f"{facts['heads']} heads on {facts['kv_heads']} KV heads of {facts['head_dim']}"
         + (f", sliding window {windows}" if windows else ""),
         "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",
-        "vocabulary": f"{facts['vocab_size']:,} tokens"
-        + ("" if facts["tokenizer"] else ", no tokenizer here"),
+        "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
         "weights": f"{_size(facts['weight_bytes'])}: {stored}",
         "KV of a token": kv,

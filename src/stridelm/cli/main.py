@@ -40,9 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(chosen: str | None = None) -> Parser:
     """The parser of the whole command, with the options of `chosen` alone filled in."""
-    parser = Parser(
-        prog="stride", description="Serve language models, with multi-token prediction as the normal case."
-    )
+    parser = Parser(prog="stride", description="Serve language models, with multi-token prediction as the normal case.")
     parser.add_argument("--version", action="version", version=f"stride {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

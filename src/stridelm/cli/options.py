@@ -94,9 +94,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     optional = len(members) < len(typing.get_args(hint))
     if len(members) > 1:
-        members = [
-            m for m in members if typing.get_origin(m) is Sequence and typing.get_args(m)[0] in members
-        ]
+        members = [m for m in members if typing.get_origin(m) is Sequence and typing.get_args(m)[0] in members]
     assert len(members) == 1, f"no option can be made of {hint}"
     return members[0], optional
 
@@ -175,16 +173,12 @@ def _metavar(hint: Any) -> str:
 class _Gather(argparse.Action):
     """A repeated option whose values become a tuple."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), values))
 
 
 class _GatherPairs(argparse.Action):
     """A repeated option whose values, pairs, become a dict; a repeated key keeps its last value."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), values[0]: values[1]})

@@ -34,21 +34,15 @@ STAGES: dict[str, tuple[str, tuple[type, ...]]] = {
 
 def add_parser(subparsers: Any) -> None:
     """Add `train` and its stages to the main command."""
-    parser = subparsers.add_parser(
-        "train", help="train a base model or mask-token prediction", description=__doc__
-    )
+    parser = subparsers.add_parser("train", help="train a base model or mask-token prediction", description=__doc__)
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     for name, (summary, settings) in STAGES.items():
         stage = stages.add_parser(name, help=summary, description=summary)
         if name == "mask":
             stage.add_argument("--base", type=Path, required=True, help="checkpoint directory to start from")
-        stage.add_argument(
-            "--data", type=Path, required=True, help="text, train/ and valid/ text, or token files"
-        )
+        stage.add_argument("--data", type=Path, required=True, help="text, train/ and valid/ text, or token files")
         stage.add_argument("--out", type=Path, required=True, help="directory of the new checkpoint")
-        stage.add_argument(
-            "--tokenizer", type=Path, help="tokenizer directory (default: train one; mask: the base's)"
-        )
+        stage.add_argument("--tokenizer", type=Path, help="tokenizer directory (default: train one; mask: the base's)")
         for cls in settings:
             add_options(stage.add_argument_group((cls.__doc__ or cls.__name__).split(".")[0]), cls)
 
@@ -68,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
         result = train_base(args.out, data, shape, base, settings, optim)
     else:
         mask, optim = read_options(args, MaskSettings), read_options(args, MaskOptimSettings)
-        data = prepare(
-            args.data, args.out / WORK, args.tokenizer or args.base, text, settings.length, settings.seed
-        )
+        data = prepare(args.data, args.out / WORK, args.tokenizer or args.base, text, settings.length, settings.seed)
         result = train_mask(args.out, args.base, data, mask, settings, optim)
     print(f"{args.out}: best at step {result.best_step} of {result.step}", *_shown(result.best), sep="  ")
     return 0

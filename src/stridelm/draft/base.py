@@ -85,7 +85,7 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
-        """Learn from the step. `batch` and `verdict` are of the whole step; `group.indices` are this drafter's spans."""
+        """Learn from the step. `batch` and `verdict` are the whole step's; `group.indices` are this drafter's spans."""
 
 
 @dataclass(frozen=True)

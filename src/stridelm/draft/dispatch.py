@@ -66,9 +66,7 @@ class Drafters:
         assert request.speculation.drafter is not None
         return self.get(request.speculation.drafter)
 
-    def _groups(
-        self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int]
-    ) -> list[tuple[Drafter, Group]]:
+    def _groups(self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int]) -> list[tuple[Drafter, Group]]:
         """The chosen spans by drafter and kind."""
         members: dict[tuple[str, Hashable], list[int]] = {}
         for i in chosen:

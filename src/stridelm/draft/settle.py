@@ -29,7 +29,7 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
     if rule.name not in drafter.rules:
         able = ", ".join(n for n in DRAFTERS if rule.name in DRAFTERS.get(n).rules)
-        raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; drafters that it works with: {able}")
+        raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
     _refuse_idle_options(speculation, name, drafter.options | rule.options)
     depth = speculation.depth
     if depth and drafter.default_depth == 0:

@@ -148,9 +148,7 @@ class Emitter:
         self, batch: ForwardBatch, logits: Logits, verdict: Verdict
     ) -> dict[int, list[dict[int, Logprob]]]:
         """Span -> log-probabilities of its emitted tokens, for the requests that want them."""
-        wanted = [
-            i for i, span in enumerate(batch.spans) if span.decides and span.request.params.logprobs is not None
-        ]
+        wanted = [i for i, span in enumerate(batch.spans) if span.decides and span.request.params.logprobs is not None]
         if not wanted:
             return {}
         index = torch.tensor(wanted, device=verdict.tokens.device)

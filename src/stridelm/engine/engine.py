@@ -63,9 +63,7 @@ class Engine:
         self.tracer: Tracer | None = None
         self._arrivals = 0
 
-    def add(
-        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0
-    ) -> Request:
+    def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
         request = self.intake.request(id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals)
         check_token_ids(params, self.parts.target.vocab_size, self.bad_words(params))

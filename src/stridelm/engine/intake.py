@@ -103,9 +103,7 @@ class Intake:
         size = self.target.vocab_size
         wrong = [t for t in ids if not 0 <= t < size]
         if wrong:
-            raise ValueError(
-                f"{what}: token ids must be from 0 to {size - 1}, the model's vocabulary; got {wrong[:4]}"
-            )
+            raise ValueError(f"{what}: token ids must be from 0 to {size - 1}, the model's vocabulary; got {wrong[:4]}")
 
     def _check_fit(self, request: Request) -> None:
         window = request.ladder[-1] if request.whole else 0

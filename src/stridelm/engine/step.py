@@ -1,6 +1,6 @@
 """One step, whole. Prompt chunks, plain decodes, chains, trees and mask-token windows all come through here.
 
-    plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
+plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
 """
 
 from __future__ import annotations

@@ -139,9 +139,7 @@ def _fill_draft_rows(
     return ids, {group: torch.where(live | ~drafted, s, 0) for group, s in slots.items()}
 
 
-def _decisions(
-    layout: _Layout, spans: tuple[Span, ...], width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _decisions(layout: _Layout, spans: tuple[Span, ...], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(rows that decide [M], their spans [M], decision row of each node [R, width + 1])."""
     decides = np.array([s.decides for s in spans])
     last = (layout.draft < 0) & (layout.offset == layout.reals[layout.span] - 1) & decides[layout.span]

@@ -48,7 +48,9 @@ class EagerRunner:
         keep = depth < verdict.kept[:, None]
         for group, tables in geometry.page_tables.items():
             pages = _padded(tables, verdict.path.device)
-            base = torch.tensor(geometry.starts, device=pages.device) + torch.tensor(geometry.reals, device=pages.device)
+            base = torch.tensor(geometry.starts, device=pages.device) + torch.tensor(
+                geometry.reals, device=pages.device
+            )
             source = _slots(pages, base[:, None] + verdict.path, geometry.page_size)
             target = _slots(pages, base[:, None] + depth, geometry.page_size)
             self.pool.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
@@ -77,9 +79,7 @@ class _PagedAttend:
     def __init__(self, pool: PagePool, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:
         self.pool, self.prepared, self.slots = pool, prepared, slots
 
-    def __call__(
-        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
         kv = self.pool.layout[layer]
         self.pool.write(layer, self.slots[kv.group], k_NGD, v_NGD)
         return self.prepared.attend(kv, q_NHD, self.pool.keys[layer], self.pool.values[layer])

@@ -17,7 +17,7 @@ _LARGE = 1 << 30
 
 
 def keep_large_blocks() -> None:
-    """Tell malloc to reuse freed memory up to a gigabyte a block, for the whole process. Nothing happens without glibc."""
+    """Tell malloc to reuse freed blocks of up to a gigabyte, for the whole process. Without glibc nothing happens."""
     if not sys.platform.startswith("linux"):
         return
     try:

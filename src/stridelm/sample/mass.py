@@ -49,9 +49,7 @@ def nucleus(depths_MV: torch.Tensor, top_p_M1: torch.Tensor) -> torch.Tensor:
     return (key_MV < edge_M1) | (tied_MV & (tied_MV.cumsum(-1) <= taken_M1))
 
 
-def _edge(
-    key_MV: torch.Tensor, mass_MV: torch.Tensor, limit_M1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _edge(key_MV: torch.Tensor, mass_MV: torch.Tensor, limit_M1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least key up to which the mass reaches the limit, and the mass under it: int64 [M, 1] each.
 
     One digit of the edge at a time, from the highest. A digit's buckets lie between one for all that is under

@@ -40,9 +40,7 @@ def gumbel(
     seeds_M: int64, all 64 bits count. positions_M, samples_M: int64 in [0, 2**32): the absolute position of
     the token to be drawn, and the request's sample index. stream: one number, or int64 [M], in [0, 2**32).
     """
-    return to_gumbel_(_words(torch.float32, seeds_M, positions_M, samples_M, vocab_size, stream))[
-        :, :vocab_size
-    ]
+    return to_gumbel_(_words(torch.float32, seeds_M, positions_M, samples_M, vocab_size, stream))[:, :vocab_size]
 
 
 def bits(

@@ -61,9 +61,7 @@ class Rows:
         if index is None:
             return self
         extra = None if self.extra is None else self.extra.index_select(0, index)
-        return Rows(
-            self.slots.index_select(0, index), self.positions.index_select(0, index), extra, self.longest
-        )
+        return Rows(self.slots.index_select(0, index), self.positions.index_select(0, index), extra, self.longest)
 
 
 def check_rows(rows: Rows, history: TokenHistory) -> None:
@@ -78,9 +76,7 @@ def check_rows(rows: Rows, history: TokenHistory) -> None:
     assert rows.longest is None or bool((known_M <= rows.longest).all()), "a history is longer than `longest`"
 
 
-def bad_words(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def bad_words(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Forbid the last token of a bad word where the tokens before it end the row's output so far.
 
     As in vLLM a match lies within the output: a prompt ending in a bad word's start forbids nothing.
@@ -95,27 +91,19 @@ def bad_words(
     _forbid(logits_GV, last_GB, hit_GB)
 
 
-def logit_bias(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def logit_bias(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Add each request's biases to its tokens."""
-    logits_GV.scatter_add_(
-        1, table.bias_ids.index_select(0, rows.slots), table.bias.index_select(0, rows.slots)
-    )
+    logits_GV.scatter_add_(1, table.bias_ids.index_select(0, rows.slots), table.bias.index_select(0, rows.slots))
 
 
-def min_tokens(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def min_tokens(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Forbid every stop id while the output is shorter than min_tokens."""
     stop_GP = table.stop_ids.index_select(0, rows.slots)
     written_G1 = rows.positions[:, None] - _column(table.prompt_len, rows)
     _forbid(logits_GV, stop_GP, (stop_GP >= 0) & (written_G1 < _column(table.min_tokens, rows)))
 
 
-def penalties(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def penalties(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Repetition over prompt and output (arXiv 1909.05858); presence and frequency over the output only."""
     counts_GV = _counts(logits_GV.shape[1], rows, part, table, history)
     repetition_G1 = _column(table.repetition, rows)
@@ -127,33 +115,25 @@ def penalties(
     logits_GV.sub_(output_GV * frequency_G1).sub_(output_GV.clamp_(max=1.0).mul_(presence_G1))
 
 
-def temperature(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def temperature(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Divide by the temperature."""
     logits_GV.div_(_column(table.temperature, rows))
 
 
-def min_p(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def min_p(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Drop tokens less likely than min_p times the likeliest."""
     least_G1 = logits_GV.amax(-1, keepdim=True).add_(_column(table.log_min_p, rows))
     logits_GV.masked_fill_(logits_GV < least_G1, -math.inf)
 
 
-def top_k(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def top_k(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Keep the k likeliest tokens and all that tie with the last of them."""
     best_GK = logits_GV.topk(part.max_top_k, dim=-1).values
     least_G1 = best_GK.gather(1, _column(table.top_k, rows) - 1)
     logits_GV.masked_fill_(logits_GV < least_G1, -math.inf)
 
 
-def top_p(
-    logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> None:
+def top_p(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
     """Keep the likeliest tokens, lowest id first among equals, until those kept hold top_p of the mass."""
     kept_GV = nucleus(depths(logits_GV), _column(table.top_p, rows))
     logits_GV.masked_fill_(~kept_GV, -math.inf)
@@ -196,9 +176,7 @@ def _output_tail(rows: Rows, length: int, table: SamplingTable, history: TokenHi
     return tail_GT.masked_fill_(index_GT < _column(table.prompt_len, rows), _NOTHING)
 
 
-def _counts(
-    vocab_size: int, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory
-) -> torch.Tensor:
+def _counts(vocab_size: int, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> torch.Tensor:
     """[G, V] int64: how often each token stands in the row's output, plus _PROMPT for each in its prompt."""
     assert part.slots_U is not None
     tokens_UL = history.tokens[:, : rows.longest].index_select(0, part.slots_U)

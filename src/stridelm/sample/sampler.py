@@ -28,9 +28,7 @@ class Sampler:
         self.history = history
         self._remembered: tuple[list[int], int, Groups] | None = None
 
-    def draw(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0
-    ) -> torch.Tensor:
+    def draw(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0) -> torch.Tensor:
         """The rows' tokens [M] int64; the logits stay untouched.
 
         row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw

@@ -135,9 +135,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int, bad_words: Sequence
     for name, ids in named.items():
         outside = sorted({i for i in ids if not 0 <= i < vocab_size})
         if outside:
-            raise ValueError(
-                f"{name} names ids {outside} outside the vocabulary of {vocab_size}; remove them"
-            )
+            raise ValueError(f"{name} names ids {outside} outside the vocabulary of {vocab_size}; remove them")
 
 
 def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, vocab_size: int) -> Feature:

@@ -53,9 +53,7 @@ class Purse:
     def open_waiting(self, request: Request) -> Grant:
         """An empty grant for a waiting request, which would start behind its prefix hit."""
         hit, idle = self.view.match(request)
-        assert 0 <= hit < request.known, (
-            f"prefix hit of {hit} tokens leaves request {request.id} no row to run"
-        )
+        assert 0 <= hit < request.known, f"prefix hit of {hit} tokens leaves request {request.id} no row to run"
         return Grant(request, hit, request.known - hit, idle - self.view.missing(request, hit))
 
     def lacking(self, grant: Grant, rows: int) -> int:

@@ -91,9 +91,7 @@ class Tokenizer:
         """The text of `ids`, with U+FFFD for bytes that are no character. Unknown ids give no text."""
         if self._rust is not None:
             return str(self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
-        text = self.hf.decode(
-            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        text = self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
     def token_text(self, token: int) -> str:

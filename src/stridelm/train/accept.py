@@ -70,9 +70,7 @@ def _judge(
     right_BAK = guess_BAW[:, :, 1:] == verdict_BAKV.argmax(-1)
     kept_BAK = right_BAK.long().cumprod(-1).double()
     targets = base_BAKV.argmax(-1)
-    ce_BAK = F.cross_entropy(block_BAKV.float().flatten(0, 2), targets.flatten(), reduction="none").view_as(
-        targets
-    )
+    ce_BAK = F.cross_entropy(block_BAKV.float().flatten(0, 2), targets.flatten(), reduction="none").view_as(targets)
     result = {
         "plain_loss": F.cross_entropy(real_BTV.float().flatten(0, 1), ids_BT1[:, 1:].flatten()),
         "mask_loss": (ce_BAK.mean((0, 1)) * weights_K).sum(),

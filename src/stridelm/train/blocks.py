@@ -46,9 +46,7 @@ class BlockAttend:
     length: int
     chunks: tuple[Chunk, ...]
 
-    def __call__(
-        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
         q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
         t = self.length
         real = F.scaled_dot_product_attention(
@@ -109,9 +107,7 @@ def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -
 def block_positions(anchors_A: torch.Tensor, length: int, slots: int) -> torch.Tensor:
     """Positions of the rows of one sequence: [R] int64."""
     offsets = torch.arange(1, slots + 1, device=anchors_A.device)
-    return torch.cat(
-        (torch.arange(length, device=anchors_A.device), (anchors_A[:, None] + offsets).flatten())
-    )
+    return torch.cat((torch.arange(length, device=anchors_A.device), (anchors_A[:, None] + offsets).flatten()))
 
 
 def block_mask(anchors_A: torch.Tensor, length: int, slots: int) -> torch.Tensor:

@@ -45,9 +45,7 @@ _DIGIT_SHARE = 0.22  # of non-space characters; numeric tables are above, the de
 _BLOB_SHARE = 0.1  # of a file's characters inside hex escapes, hex numbers or base64-like runs
 _COMPRESSED_SHARE = 0.09  # zlib level 1; source is 0.2-0.4, tables of one repeated row fall under 0.1
 
-_BLOB = re.compile(
-    r"(?:\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[0-7]{3}|0x[0-9a-fA-F]{2,}[,\s]*)+|[A-Za-z0-9+/=]{80,}"
-)
+_BLOB = re.compile(r"(?:\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[0-7]{3}|0x[0-9a-fA-F]{2,}[,\s]*)+|[A-Za-z0-9+/=]{80,}")
 _GENERATED = re.compile(
     r"(?:auto(?:matically)?[- ]?generated|generated (?:by|from|code)|code generator)(?s:.{0,300}?)"
     r"do(?: not|n't) (?:edit|modify|change)"
@@ -112,9 +110,7 @@ def read_documents(
     documents = list(_readable(_listing(root, suffixes), root, max_bytes, min_bytes, report))
     documents = _drop(documents, drop_exact_duplicates(documents), "exact duplicate", report)
     if near_duplicates is not None:
-        documents = _drop(
-            documents, drop_near_duplicates(documents, near_duplicates), "near duplicate", report
-        )
+        documents = _drop(documents, drop_near_duplicates(documents, near_duplicates), "near duplicate", report)
     report.kept = len(documents)
     report.kept_bytes = sum(len(document.text.encode()) for document in documents)
     logger.info("%s: %s", root, report.summary())
@@ -161,17 +157,13 @@ def _listing(root: Path, suffixes: Sequence[str]) -> list[Path]:
     if isinstance(suffixes, str) or not suffixes:
         raise ValueError(f'suffixes must be a list such as [".py", ".md"], not {suffixes!r}')
     wanted = tuple(suffixes)
-    files = [
-        Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(wanted)
-    ]
+    files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(wanted)]
     if not files:
         raise ValueError(f"no {' or '.join(wanted)} file under {root}; pass the suffixes your files have")
     return sorted(files, key=lambda file: file.relative_to(root).parts)
 
 
-def _readable(
-    files: list[Path], root: Path, max_bytes: int, min_bytes: int, report: Report
-) -> Iterable[Document]:
+def _readable(files: list[Path], root: Path, max_bytes: int, min_bytes: int, report: Report) -> Iterable[Document]:
     for file in track(files, description="reading", transient=True, disable=len(files) < 1000):
         report.seen += 1
         # A package is often installed with dangling or circular links; only real files count.
@@ -216,9 +208,7 @@ def drop_exact_duplicates(documents: Sequence[Document]) -> list[Document]:
     return kept
 
 
-def drop_near_duplicates(
-    documents: Sequence[Document], containment: float = DUPLICATE_CONTAINMENT
-) -> list[Document]:
+def drop_near_duplicates(documents: Sequence[Document], containment: float = DUPLICATE_CONTAINMENT) -> list[Document]:
     """Drop documents that mostly repeat the ones kept before them; the order of the rest is unchanged.
 
     A document goes when at least `containment` (0..1] of its line shingles occur in the union of the kept
@@ -319,9 +309,7 @@ def split(
     the side that contains them, so no validation text was seen in training even when one package vendors
     another; None skips that. Raises ValueError if a name is unknown, or either side would be empty.
     """
-    names = (
-        _draw(documents, held_out, seed) if isinstance(held_out, float | int) else _known(documents, held_out)
-    )
+    names = _draw(documents, held_out, seed) if isinstance(held_out, float | int) else _known(documents, held_out)
     train = [document for document in documents if document.package not in names]
     valid = [document for document in documents if document.package in names]
     if not train:
@@ -337,9 +325,7 @@ def split(
         valid = [document for document, leaked in zip(valid, leaked_valid, strict=True) if not leaked]
     if not train or not valid:
         side = "training" if not train else "held-out"
-        raise ValueError(
-            f"every {side} document repeats the other side; hold out packages that are not copies"
-        )
+        raise ValueError(f"every {side} document repeats the other side; hold out packages that are not copies")
     return train, valid
 
 

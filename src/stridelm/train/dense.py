@@ -27,9 +27,7 @@ class DenseAttend:
 
     batch: int
 
-    def __call__(
-        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
         # Under autocast the normalised queries and keys may be wider than the values; the kernels want one
         # dtype.
         q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))

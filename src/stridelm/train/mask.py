@@ -56,9 +56,7 @@ class MaskObjective:
 
     def loss(self, ids_BT1: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         s, device = self.settings, ids_BT1.device
-        anchors = sample_anchors(
-            ids_BT1.shape[1] - 1, s.anchors, s.k_max - 1, step_generator(self.seed, step)
-        )
+        anchors = sample_anchors(ids_BT1.shape[1] - 1, s.anchors, s.k_max - 1, step_generator(self.seed, step))
         mask, kl, text = self._forward(
             self.model,
             self.teacher,
@@ -78,9 +76,7 @@ class MaskObjective:
         metrics |= {"base_loss": self.base_loss, "plain_rise": rise, "protect": self.protect}
         if rise > s.plain_limit and self.protect < PRESS_LIMIT * s.protect_weight:
             self.protect *= PRESS
-            logger.info(
-                "plain loss is %.1f%% over the base's: protecting term raised to %g", 100 * rise, self.protect
-            )
+            logger.info("plain loss is %.1f%% over the base's: protecting term raised to %g", 100 * rise, self.protect)
         return Validation(metrics["mask_loss"] if rise <= s.plain_limit else math.inf, metrics)
 
     def state(self) -> dict[str, Any]:
@@ -106,13 +102,9 @@ def _forward(
         real_BTV, block_BAKV = block_logits(student, real, masks, anchors_A, CHUNKS)
         with torch.no_grad():
             guess = windows_of(real_BTV[:, anchors_A], block_BAKV, mask_id)
-            base_BTV, base_BAKV = block_logits(
-                teacher, real, guess[:, :, :slots].flatten(1), anchors_A, CHUNKS
-            )
+            base_BTV, base_BAKV = block_logits(teacher, real, guess[:, :, :slots].flatten(1), anchors_A, CHUNKS)
             targets = base_BAKV.argmax(-1)
-    ce_BAK = F.cross_entropy(block_BAKV.float().flatten(0, 2), targets.flatten(), reduction="none").view_as(
-        targets
-    )
+    ce_BAK = F.cross_entropy(block_BAKV.float().flatten(0, 2), targets.flatten(), reduction="none").view_as(targets)
     mask = (ce_BAK.mean((0, 1)) * weights_K).sum()
     ours, theirs = real_BTV.float().log_softmax(-1), base_BTV.float().log_softmax(-1)
     kl = (theirs.exp() * (theirs - ours)).sum(-1).mean()

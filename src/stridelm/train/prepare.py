@@ -49,9 +49,7 @@ class Prepared:
         """Raises ValueError if the tokenizer has no mask token."""
         mask = self.tokenizer.token_to_id(MASK)
         if mask is None:
-            raise ValueError(
-                f"the tokenizer in {self.tokenizer_dir} has no {MASK} token; train one with this command"
-            )
+            raise ValueError(f"the tokenizer in {self.tokenizer_dir} has no {MASK} token; train one with this command")
         return int(mask)
 
 
@@ -65,9 +63,7 @@ def prepare(
     data that is none of these, and for a tokenizer that does not fit.
     """
     if not data.is_dir():
-        raise ValueError(
-            f"no such directory: {data}; give a folder of text, or one with train.bin and valid.bin"
-        )
+        raise ValueError(f"no such directory: {data}; give a folder of text, or one with train.bin and valid.bin")
     encoded = (data / "train.bin").is_file()
     if encoded:
         tokenizer_dir = tokenizer_dir or data / "tokenizer"

@@ -61,9 +61,7 @@ def provenance(stage: str, device: torch.device, *settings: Any, **facts: Any) -
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         # Absolute paths say where something lay on one machine, which is nobody's business.
         "command": [Path(word).name if word.startswith("/") else word for word in sys.argv],
-        "settings": {
-            type(s).__name__: asdict(s) for s in settings if is_dataclass(s) and not isinstance(s, type)
-        },
+        "settings": {type(s).__name__: asdict(s) for s in settings if is_dataclass(s) and not isinstance(s, type)},
         **facts,
         "hardware": hardware(device),
         "versions": versions(),

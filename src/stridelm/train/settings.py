@@ -31,9 +31,7 @@ class DataSettings:
     """From text to tokens."""
 
     vocab_size: int = option(4096, "vocabulary of a new tokenizer, special tokens included")
-    held_out: str = option(
-        "0.02", "validation packages (comma-separated), or the fraction of bytes to hold out"
-    )
+    held_out: str = option("0.02", "validation packages (comma-separated), or the fraction of bytes to hold out")
     suffixes: str = option(".py", "suffixes of the files to read, comma-separated")
     near_duplicates: bool = option(True, "drop near-duplicate files (unused when data/ is already split)")
 
@@ -65,9 +63,7 @@ class RunSettings:
     short_share: float = option(0.7, "share of the run with --short-length, where that is given")
     eval_steps: int = option(250, "steps between validations")
     eval_tokens: int = option(1_000_000, "validation tokens used, the same ones every time")
-    patience: int = option(
-        8, "validations without improvement before decay begins early, and then before stopping"
-    )
+    patience: int = option(8, "validations without improvement before decay begins early, and then before stopping")
     save_minutes: float = option(2.0, "minutes between checkpoints for --resume")
     log_steps: int = option(20, "steps between log records")
     log_seconds: float = option(10.0, "seconds between progress lines when the output is no terminal")
@@ -79,9 +75,7 @@ class RunSettings:
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("say how long to train: give either --steps or --minutes")
         if self.length < 1 or self.batch_tokens < max(self.length, self.short_length):
-            raise ValueError(
-                f"--batch-tokens {self.batch_tokens} must hold at least one sequence of --length"
-            )
+            raise ValueError(f"--batch-tokens {self.batch_tokens} must hold at least one sequence of --length")
         if self.eval_steps < 1 or self.log_steps < 1:
             raise ValueError("--eval-steps and --log-steps must be at least 1")
 
@@ -90,9 +84,7 @@ class RunSettings:
 class BaseSettings:
     """Next-token training."""
 
-    input_noise: float = option(
-        0.0, "share of input tokens replaced by the mask token: regularisation for many epochs"
-    )
+    input_noise: float = option(0.0, "share of input tokens replaced by the mask token: regularisation for many epochs")
 
 
 @dataclass(frozen=True)
@@ -102,9 +94,7 @@ class MaskSettings:
     k_max: int = option(8, "most tokens a window: the real row's and k_max - 1 masks'")
     anchors: int = option(256, "mask blocks a sequence")
     mask_weight: float = option(1.0, "weight of the mask rows' cross-entropy against the teacher")
-    protect_weight: float = option(
-        2.0, "weight of KL(base || student) on real rows, which keeps plain decoding"
-    )
+    protect_weight: float = option(2.0, "weight of KL(base || student) on real rows, which keeps plain decoding")
     text_weight: float = option(0.0, "weight of next-token cross-entropy on real rows")
     plain_limit: float = option(
         0.03, "a checkpoint whose plain loss exceeds the base's by more than this share is refused"

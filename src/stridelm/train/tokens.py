@@ -101,9 +101,7 @@ def train_tokenizer(
             f"give more text or ask for vocab_size={reached + len(special_tokens)}"
         )
     # Added after training: the trainer itself would put them first.
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special_tokens]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return tokenizer
 
 
@@ -131,9 +129,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context
     special = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     contents = [token.content for token in special]
     if END_OF_TEXT not in contents or MASK not in contents:
-        raise ValueError(
-            f"the tokenizer needs {END_OF_TEXT} and {MASK} among its special tokens; it has {contents}"
-        )
+        raise ValueError(f"the tokenizer needs {END_OF_TEXT} and {MASK} among its special tokens; it has {contents}")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
@@ -186,16 +182,12 @@ def encode_documents(
     """
     separator = tokenizer.token_to_id(END_OF_TEXT)
     if separator is None:
-        raise ValueError(
-            f"the tokenizer has no {END_OF_TEXT} token to put between documents; add it and retry"
-        )
+        raise ValueError(f"the tokenizer has no {END_OF_TEXT} token to put between documents; add it and retry")
     if not documents:
         raise ValueError("no documents to encode; check the filters of the corpus")
     path = Path(path)
     if path.suffix == ".json":
-        raise ValueError(
-            f"{path} would be overwritten by its own description; use another suffix such as .bin"
-        )
+        raise ValueError(f"{path} would be overwritten by its own description; use another suffix such as .bin")
     path.parent.mkdir(parents=True, exist_ok=True)
     vocab_size = tokenizer.get_vocab_size()
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
@@ -214,9 +206,7 @@ def encode_documents(
     info = TokenFileInfo(tokens, len(documents), size, dtype.name, separator, vocab_size, identity)
     partial.replace(path)
     path.with_suffix(".json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
-    logger.info(
-        "%s: %d documents, %d tokens, %.3f bytes per token", path, len(documents), tokens, size / tokens
-    )
+    logger.info("%s: %d documents, %d tokens, %.3f bytes per token", path, len(documents), tokens, size / tokens)
     return info
 
 
@@ -252,9 +242,7 @@ class TokenFile:
         try:
             self.info = TokenFileInfo(**json.loads(description.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(
-                f"{description} does not describe a token file ({error}); encode it again"
-            ) from error
+            raise ValueError(f"{description} does not describe a token file ({error}); encode it again") from error
         expected = self.info.tokens * np.dtype(self.info.dtype).itemsize
         if self.path.stat().st_size != expected:
             size = self.path.stat().st_size

@@ -204,9 +204,7 @@ class Trainer:
         for name in ("stage", "seed"):
             mine = self.stage if name == "stage" else self.run.seed
             if state[name] != mine:
-                raise ValueError(
-                    f"{path} was written with {name} {state[name]}, not {mine}; use the same one"
-                )
+                raise ValueError(f"{path} was written with {name} {state[name]}, not {mine}; use the same one")
         self.objective.model.load_state_dict(state["model"])
         self.optimiser.restore(state["optimiser"])
         self.objective.restore(state["objective"])

@@ -50,8 +50,7 @@ def fixed_windows(tokens: torch.Tensor, length: int, limit: int) -> torch.Tensor
     whole = (len(tokens) - 1) // length
     if whole < 1:
         raise ValueError(
-            f"the validation text has {len(tokens)} tokens, fewer than one sequence "
-            f"of {length}; hold out more text"
+            f"the validation text has {len(tokens)} tokens, fewer than one sequence of {length}; hold out more text"
         )
     count = max(1, min(whole, limit // length))
     starts = torch.arange(count, device=tokens.device) * whole // count * length

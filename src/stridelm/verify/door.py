@@ -39,9 +39,7 @@ class Door:
             self._rules[name] = RULES.get(name)()
         return self._rules[name]
 
-    def _hearing(
-        self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]
-    ) -> Hearing:
+    def _hearing(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> Hearing:
         spans, nodes, slots = batch.spans, batch.decision_index, batch.request_slots
         if len(indices) < len(spans):
             where = torch.tensor(indices, dtype=torch.int64, device=slots.device)

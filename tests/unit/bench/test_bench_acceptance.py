@@ -76,9 +76,7 @@ def test_too_few_tokens_to_judge_are_refused(engine: Engine, prompts: PromptSet)
         measure_acceptance(engine, [], prompts, settings(max_tokens=8))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": ()}, {"temperature": (-1.0,)}, {"temperature": (float("nan"),)}]
-)
+@pytest.mark.parametrize("wrong", [{"temperature": ()}, {"temperature": (-1.0,)}, {"temperature": (float("nan"),)}])
 def test_temperatures_are_numbers(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="temperature must name"):
         settings(**wrong)

@@ -40,9 +40,7 @@ def test_latency(speaking: Path, texts: str, tmp_path: Path, capsys: pytest.Capt
     assert [row["label"] for row in rows] == ["plain", "ngram@1", "mask@1:trust*"] * 2
 
 
-def test_latency_with_a_cold_prefix_cache(
-    speaking: Path, texts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latency_with_a_cold_prefix_cache(speaking: Path, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
     extra = ["--drafters", "ngram", "--repeats", "1", "--prefix-cache", "cold"]
     assert main(["bench", "latency", *common(speaking, texts), *extra]) == 0
     assert "prefix cache cold" in capsys.readouterr().out

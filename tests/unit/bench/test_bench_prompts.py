@@ -49,9 +49,7 @@ def test_prompts_are_cut_between_statements(tmp_path: Path) -> None:
     """A cut leaves three lines of the function to the model and never stands inside a statement."""
     body = "".join(f"    value_{i} = compute_something_long_enough({i})\n" for i in range(12))
     path = tmp_path / "module.py"
-    path.write_text(
-        f'def first(argument):\n    """What it does."""\n{body}    return argument\n', encoding="utf-8"
-    )
+    path.write_text(f'def first(argument):\n    """What it does."""\n{body}    return argument\n', encoding="utf-8")
     found = list(recipe().candidates(tmp_path, path))
     assert {candidate.kind for candidate in found} == {"body"}
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -9,9 +9,7 @@ from stridelm.engine.engine import Engine
 
 
 def labels(engine: Engine, entries: str, *depths: int) -> list[str]:
-    return [
-        v.label for v in read_variants(entries.split(",") if entries else [], depths, engine.parts.target)
-    ]
+    return [v.label for v in read_variants(entries.split(",") if entries else [], depths, engine.parts.target)]
 
 
 def test_an_entry_without_a_depth_runs_at_every_depth(engine: Engine) -> None:

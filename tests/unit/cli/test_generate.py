@@ -70,9 +70,7 @@ def expected(speaking: Path) -> Any:
 
 
 @pytest.mark.parametrize("drafting", DRAFTING)
-def test_the_text_is_what_the_model_says_whoever_drafts(
-    drafting: str, generate: Generate, expected: Any
-) -> None:
+def test_the_text_is_what_the_model_says_whoever_drafts(drafting: str, generate: Generate, expected: Any) -> None:
     code, out, err = generate(*DRAFTING[drafting])
     assert code == 0
     assert out.removesuffix("\n") == expected.outputs[0].text.removesuffix("\n")
@@ -128,9 +126,7 @@ def test_the_command_has_defaults_of_its_own(speaking: Path, capsys: pytest.Capt
     assert (record["completion_tokens"], record["finish_reason"]) == (room, "length")
 
 
-@pytest.mark.parametrize(
-    "name", ["n", "logprobs", "priority", "max-num-seqs", "skip-tokenizer-init", "speculation"]
-)
+@pytest.mark.parametrize("name", ["n", "logprobs", "priority", "max-num-seqs", "skip-tokenizer-init", "speculation"])
 def test_an_option_without_effect_is_no_option(
     name: str, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,17 +146,13 @@ def test_the_prompt_may_be_a_file(generate: Generate, expected: Any, tmp_path: P
     assert json.loads(generate("--prompt-file", str(file), "--json", prompt=None)[1])["prompt_tokens"] == 3
 
 
-def test_the_prompt_may_come_from_a_pipe(
-    generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prompt_may_come_from_a_pipe(generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode()), encoding="ascii"))
     _, out, _ = generate("--prompt-file", "-", "--json", prompt=None)
     assert json.loads(out)["text"] == expected.outputs[0].text
 
 
-def test_text_is_written_as_it_comes(
-    generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_written_as_it_comes(generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step gave is on the screen before the next one runs."""
     shown: list[str] = []
     step = Engine.step
@@ -326,9 +318,7 @@ def test_prompts_that_cannot_be_served(generate: Generate, tmp_path: Path) -> No
         (["--prompt", "a", "--seed", "x"], "invalid int value"),
     ],
 )
-def test_the_parser_refuses(
-    argv: list[str], says: str, speaking: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_parser_refuses(argv: list[str], says: str, speaking: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         door.main(["generate", str(speaking), *argv])
     assert exit_.value.code == 2

@@ -58,9 +58,7 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert facts["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width
 
 
-def test_windows_and_shards_and_dtypes(
-    checkpoint: Callable[..., Path], inspect: Inspect, tmp_path: Path
-) -> None:
+def test_windows_and_shards_and_dtypes(checkpoint: Callable[..., Path], inspect: Inspect, tmp_path: Path) -> None:
     assert inspect(checkpoint("mistral", sliding_window=9))["windows"] == [9]
     path = checkpoint("qwen3", shard="40KB")
     assert len(list(path.glob("*.safetensors"))) > 1
@@ -90,9 +88,7 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
     assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
 
 
-def test_on_the_screen(
-    speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert door.main(["inspect", str(speaking)]) == 0
     out = capsys.readouterr().out

@@ -82,9 +82,7 @@ def test_a_fault_of_ours_keeps_its_traceback(command: Any) -> None:
         (["inspect", "--depth", "x"], "invalid int value"),
     ],
 )
-def test_misuse_is_exit_code_2(
-    argv: list[str], says: str, command: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misuse_is_exit_code_2(argv: list[str], says: str, command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Abbreviations are misuse too: they would change meaning when an option is added."""
     command(lambda args: 0)
     with pytest.raises(SystemExit) as exit_:
@@ -110,7 +108,5 @@ def test_help_of_each_subcommand(name: str, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", sorted(door.COMMANDS))
 def test_help_of_a_subcommand_needs_no_torch(name: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", HELP, name, "--help"], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", HELP, name, "--help"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -125,9 +125,7 @@ def test_two_dataclasses_share_a_parser() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser.add_argument_group("engine"), EngineConfig)
     add_options(parser.add_argument_group("sampling"), SamplingParams, skip=("speculation",))
-    args = parser.parse_args(
-        ["--depth", "3", "--temperature", "0", "--stop", "\n\n", "--logit-bias", "7=-100"]
-    )
+    args = parser.parse_args(["--depth", "3", "--temperature", "0", "--stop", "\n\n", "--logit-bias", "7=-100"])
     assert read_options(args, EngineConfig).depth == 3
     params = read_options(args, SamplingParams)
     assert (params.temperature, params.stops, params.logit_bias) == (0.0, ("\n\n",), {7: -100.0})

@@ -138,9 +138,7 @@ def test_pages(chapters: Any) -> None:
     for _, _, lines in chapters:
         for line in lines:
             (pages,) = line["pages"].values()
-            assert (
-                len(pages["committed"]) == len(set(pages["committed"])) == -(-line["computed"]["after"] // 4)
-            )
+            assert len(pages["committed"]) == len(set(pages["committed"])) == -(-line["computed"]["after"] // 4)
             highest = max(row["at"] for row in line["rows"])
             assert pages["held"] >= max(len(pages["committed"]), -(-(highest + 1) // 4))
             pool = pages["pool"]

@@ -78,9 +78,7 @@ def make_case(seed: int, vocab: int = 61, slots: int = 9, count: int = 40, step:
     bad_words = [_bad_words(rng, vocab, request) for request in requests]
     table = SamplingTable(slots, vocab)
     for slot, request in enumerate(requests):
-        table.set(
-            slot, _request(rng, vocab, slot), [1, 2, 3], [[4, 5]]
-        )  # a slot's last tenant leaves no trace
+        table.set(slot, _request(rng, vocab, slot), [1, 2, 3], [[4, 5]])  # a slot's last tenant leaves no trace
         table.set(slot, request, stop_ids[slot], bad_words[slot])
     known = [request.known for request in requests]
     # What stands behind the known tokens is a ghost of the slot's last tenant.
@@ -110,18 +108,14 @@ def _request(rng: random.Random, vocab: int, slot: int) -> Request:
         repetition_penalty=maybe(rng.choice([0.7, 1.3]), 1.0),
         presence_penalty=maybe(rng.uniform(-2, 2), 0.0),
         frequency_penalty=maybe(rng.uniform(-2, 2), 0.0),
-        logit_bias=maybe(
-            {rng.randrange(vocab): rng.uniform(-9, 9) for _ in range(rng.randrange(1, 7))}, None
-        ),
+        logit_bias=maybe({rng.randrange(vocab): rng.uniform(-9, 9) for _ in range(rng.randrange(1, 7))}, None),
         min_tokens=maybe(rng.randrange(1, 16), 0),
         max_tokens=100,
     )
     prompt = [rng.randrange(vocab) for _ in range(rng.randrange(1, 20))]
     output = [rng.randrange(vocab) for _ in range(rng.randrange(20))]
     seed = rng.randrange(-(2**63), 2**63)
-    return Request(
-        str(slot), prompt, params, Speculation(), seed=seed, sample_index=slot % 3, output_ids=output
-    )
+    return Request(str(slot), prompt, params, Speculation(), seed=seed, sample_index=slot % 3, output_ids=output)
 
 
 def _bad_words(rng: random.Random, vocab: int, request: Request) -> list[list[int]]:

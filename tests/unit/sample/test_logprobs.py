@@ -23,9 +23,7 @@ def test_numbers_and_ranks_agree_with_the_slow_way(dtype: torch.dtype) -> None:
         assert float(raw.logprobs[m]) == pytest.approx(float(expected[m, token]), abs=3e-6)
         assert int(raw.ranks[m]) == 1 + sum(x > logits[m, token] for x in logits[m])
         assert raw.top_ids[m].tolist() == order[m, :5].tolist()
-        torch.testing.assert_close(
-            raw.top_logprobs[m].double(), expected[m, order[m, :5]], rtol=1e-5, atol=3e-6
-        )
+        torch.testing.assert_close(raw.top_logprobs[m].double(), expected[m, order[m, :5]], rtol=1e-5, atol=3e-6)
 
 
 def test_equals_come_lowest_id_first() -> None:

@@ -396,9 +396,7 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
         rows = real + request.ladder[depth]
         if rows == 1 and sim.cache.missing(request, request.computed + 1) == 0:
             for span in plan.spans:
-                assert (span.real, span.depth) == least_span(
-                    span.request, span.request.known - span.request.computed
-                )
+                assert (span.real, span.depth) == least_span(span.request, span.request.known - span.request.computed)
 
 
 def live_through(scenario: Scenario) -> Simulation:
@@ -443,9 +441,7 @@ def crowd(seed: int) -> Scenario:
     page_size = rng.randint(1, 5)
     return Scenario(
         lives=group,
-        budget=Budget(
-            max(smallest_budget(life.request(0)) for life in group) + rng.randrange(40), rng.randint(2, 10)
-        ),
+        budget=Budget(max(smallest_budget(life.request(0)) for life in group) + rng.randrange(40), rng.randint(2, 10)),
         page_size=page_size,
         pages=max(-(-life.longest() // page_size) for life in group) + rng.randrange(6),
         shortages=[rng.randrange(8) for _ in range(rng.randrange(30))],

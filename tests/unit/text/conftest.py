@@ -69,9 +69,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def fallback() -> Tokenizer:
-    hf = PreTrainedTokenizerFast(
-        tokenizer_object=fallback_rust(), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    hf = PreTrainedTokenizerFast(tokenizer_object=fallback_rust(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     return Tokenizer(hf)
 
 

@@ -158,9 +158,7 @@ def test_leading_space(fallback: Tokenizer) -> None:
     assert stream(fallback, [hello], [[hello]]) == " hello"
     assert stream(fallback, [hello] + [2] * 30, [[hello]]) == " hello"
     assert stream(fallback, [], [euro, [hello]]) == "€ hello"
-    assert stream(fallback, [1], [[hello]], skip=False) == fallback.decode([1, hello], False).removeprefix(
-        "<s>"
-    )
+    assert stream(fallback, [1], [[hello]], skip=False) == fallback.decode([1, hello], False).removeprefix("<s>")
 
 
 def test_special_tokens(byte_level: Tokenizer) -> None:

@@ -70,9 +70,7 @@ def document(path: str, text: str) -> Document:
 
 def test_reads_files_sorted_with_package_and_normalised_line_ends(tmp_path):
     text = module(1)
-    tree(
-        tmp_path, {"b/x.py": module(2), "a/deep/y.py": b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()}
-    )
+    tree(tmp_path, {"b/x.py": module(2), "a/deep/y.py": b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()})
     tree(tmp_path, {"a/notes.md": module(3)})
     documents = read_documents(tmp_path)
     assert [(d.package, d.path) for d in documents] == [("a", "a/deep/y.py"), ("b", "b/x.py")]

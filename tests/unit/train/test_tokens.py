@@ -100,9 +100,7 @@ def test_loads_in_transformers(tokenizer, tmp_path, text):
     save_tokenizer(tokenizer, tmp_path, context=512)
     # Beside a checkpoint there is a config; it must not make transformers substitute its own
     # pre-tokenisation.
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
     assert loaded.decode(loaded(text)["input_ids"]) == text

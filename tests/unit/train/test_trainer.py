@@ -36,9 +36,7 @@ def mask_trainer(config, stream, run, folder) -> Trainer:
 
 
 @pytest.mark.parametrize("trainer", [base_trainer, mask_trainer])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    config, stream, run_settings, tmp_path, trainer
-):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(config, stream, run_settings, tmp_path, trainer):
     run = replace(run_settings, short_length=8, short_share=0.5)
     whole = trainer(config, stream, run, tmp_path / "whole")
     whole.train()
@@ -63,12 +61,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         assert torch.equal(ours["model"][name], tensor), name
 
 
-def test_the_loss_goes_down_and_the_best_weights_are_left_in_the_model(
-    config, stream, run_settings, tmp_path
-):
-    trainer = base_trainer(
-        config, stream, replace(run_settings, steps=60, eval_steps=20), tmp_path, noise=0.0
-    )
+def test_the_loss_goes_down_and_the_best_weights_are_left_in_the_model(config, stream, run_settings, tmp_path):
+    trainer = base_trainer(config, stream, replace(run_settings, steps=60, eval_steps=20), tmp_path, noise=0.0)
     before = trainer.objective.validate().score
     result = trainer.train()
     assert result.best["plain_loss"] < 0.7 * before
@@ -79,9 +73,7 @@ def test_the_loss_goes_down_and_the_best_weights_are_left_in_the_model(
 
 
 def test_training_stops_early_and_only_after_an_early_decay(config, stream, run_settings, tmp_path):
-    trainer = base_trainer(
-        config, stream, replace(run_settings, steps=1000, eval_steps=1, patience=3), tmp_path
-    )
+    trainer = base_trainer(config, stream, replace(run_settings, steps=1000, eval_steps=1, patience=3), tmp_path)
     scores = iter([2.0, 1.0] + [3.0] * 1000)
     trainer.objective.validate = lambda: Validation(next(scores), {})
     result = trainer.train()

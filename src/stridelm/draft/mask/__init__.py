@@ -69,9 +69,7 @@ class MaskDrafter(Drafter):
         if _is_trusted(group.spans[0]):
             live = torch.ones(rows, depth, dtype=torch.bool, device=device)
             return chain(depth, PROBE, device).draft(masks.expand(rows, -1), live)
-        tokens = torch.cat(
-            (self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1
-        )
+        tokens = torch.cat((self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1)
         ready = torch.arange(depth, device=device) < self._ready[group.slots][:, None]
         # Node 0, the last real row, is always there; a candidate's probes live and die with it.
         nodes = torch.cat((torch.ones_like(ready[:, :1]), ready), dim=1)

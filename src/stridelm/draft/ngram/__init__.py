@@ -26,9 +26,7 @@ class NgramDrafter(Drafter):
             raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
         shortest, longest = _lengths(speculation)
         if not 1 <= shortest <= longest:
-            raise ValueError(
-                f"prompt_lookup_min {shortest} must be at least 1 and at most prompt_lookup_max {longest}"
-            )
+            raise ValueError(f"prompt_lookup_min {shortest} must be at least 1 and at most prompt_lookup_max {longest}")
         return tuple(range(depth + 1))
 
     def propose(self, group: Group) -> Draft:

@@ -22,9 +22,7 @@ from stridelm.models.layers.rope import Rope, RopeSpec, rotate
 class Attend(Protocol):
     """Causal attention of one layer over rows and whatever KV the caller keeps."""
 
-    def __call__(
-        self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
         """H query heads, G key/value heads; returns [N, H, D]."""
         ...
 
