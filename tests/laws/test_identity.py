@@ -220,6 +220,17 @@ def test_stream(stands: Callable[[str, str], Stand]) -> None:
         assert not llm.engine.busy
 
 
+def test_prompt_logprobs_cover_the_prompt(stands: Callable[[str, str], Stand]) -> None:
+    """One entry a prompt token, None for the first, which nothing predicts; in chunks or not."""
+    stand = stands("qwen3", "float32")
+    params = SamplingParams(max_tokens=2, seed=1, prompt_logprobs=1)
+    for prompt in ([5], [5, 6], list(range(20))):
+        for chunk in (1, 3, 1024):
+            scored = stand.run([Job(prompt, params)], max_num_batched_tokens=chunk)[0].prompt_logprobs
+            assert scored is not None and len(scored) == len(prompt) and scored[0] is None
+            assert all(entry is not None and token in entry for token, entry in zip(prompt[1:], scored[1:]))
+
+
 def test_random_mixtures(stands: Callable[[str, str], Stand]) -> None:
     """Everything at once: random features, temperatures, drafters, chunks, pages, pools and batch sizes."""
     for seed in range(8):

@@ -85,7 +85,9 @@ class Emitter:
             request,
             tokens[:taken],
             logprobs=None if logprobs is None else logprobs[:taken],
-            prompt_logprobs=live.prompt_logprobs if first and live.prompt_logprobs else None,
+            prompt_logprobs=(live.prompt_logprobs or [None])
+            if first and request.params.prompt_logprobs is not None
+            else None,
             text="".join(text),
             finished=finish is not None,
         )
