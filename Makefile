@@ -27,7 +27,7 @@ DEVELOP  := $(VENV)/.installed-dev
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
-	$(BIN)/stride generate --prompt-file examples/prompt.txt --max-tokens 160 --temperature 0 --drafter auto $(ARGS)
+	$(BIN)/stride generate --prompt-file examples/prompt.txt --max-tokens 120 --temperature 0 --drafter auto $(ARGS)
 
 test: $(DEVELOP)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)

@@ -293,9 +293,7 @@ def test_only_the_cache_moves_computed() -> None:
 
 
 def test_moves_computed_sees_every_way() -> None:
-    ways = (
-        "r.computed = 1\nr.computed += 1\na, r.computed = 1, 2\nsetattr(r, 'computed', 3)\nprint(r.computed)"
-    )
+    ways = "r.computed = 1\nr.computed += 1\na, r.computed = 1, 2\nsetattr(r, 'computed', 3)\nprint(r.computed)"
     assert sorted(moves_computed(ast.parse(ways))) == [1, 2, 3, 4]
 
 

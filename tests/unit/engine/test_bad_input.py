@@ -155,7 +155,10 @@ def test_numpy_and_iterators_become_plain_values() -> None:
 
 
 class Opaque:
-    """Nothing that anyone would call a prompt."""
+    """Nothing that anyone would call a prompt. Its repr is the same in every process, for the tests' names."""
+
+    def __repr__(self) -> str:
+        return "Opaque()"
 
 
 PROMPTS_REFUSED: list[tuple[Any, str]] = [
