@@ -1,6 +1,6 @@
 """Build the corpus of Stride's built-in model from permissively licensed Python packages.
 
-    python recipes/builtin/build_corpus.py --work /root/data --archive .corpus/corpus.tar.xz
+    python recipes/builtin/build_corpus.py --work data --archive .corpus/corpus.tar.xz
 
 The corpus itself is not in the repository; this script, `packages.txt` and `held_out.txt` are what it takes
 to make it again. It fetches every pinned wheel through pip (never building anything), refuses packages and

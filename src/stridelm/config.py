@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from stridelm.params import Speculation, check_flag, number, token_ids
-from stridelm.params import option as option
+from stridelm.params import Speculation, check_flag, number, option, token_ids
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from stridelm.config import option
+from stridelm.params import option
 
 
 @dataclass(frozen=True)

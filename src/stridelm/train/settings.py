@@ -3,13 +3,9 @@ one carries its own help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with a default and the text that the command line shows for it."""
-    return field(default=default, metadata={"help": help})
+from stridelm.params import option
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ ENGINES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": "mask", "mask_token_id": MASK, "acceptance": "trust", "depth": 65}, "deepest"),
     ({"drafter": "ngram", "depth": 65}, "lower it"),
     ({"drafter": "ngram", "prompt_lookup_min": 0}, "at least 1"),
-    ({"drafter": "ngram", "acceptance": "trust"}, "drafters that it works with: mask"),
+    ({"drafter": "ngram", "acceptance": "trust"}, "it works with: mask"),
     ({"drafter": "ngram", "confidence": 0.5}, "leave it out"),
     ({"drafter": "none", "depth": 1}, "leave it out"),
     ({"acceptance": "hope"}, "choose one of: exact, trust"),
