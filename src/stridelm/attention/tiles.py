@@ -26,8 +26,9 @@ BLOCK = 128
 """Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
 QUERY_STEP = {"cpu": 4, "cuda": 16}
 """Query vectors of a tile are padded to a multiple of this, the least at which products kept a row's bits."""
-NARROW = 4
-"""Tiles of up to this many key blocks are stacked together: an empty block costs less than a second stack."""
+STACK_QUERIES, STACK_KEYS = 64, 4 * BLOCK
+"""Tiles of up to this many query vectors and keys are stacked together, larger ones by powers of two: what is computed
+for nothing costs less than a second stack."""
 MAX_QUERIES = {"cpu": 256, "cuda": 16}
 """Most query vectors in a tile; longer spans are cut. On a GPU all tiles, and so all products, have one shape."""
 MASKED = -1e30
@@ -65,13 +66,13 @@ class _Tile:
 
 
 def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
-    """The step's tiles, stacked by shape: alike in padded height, and blocks within a power of two."""
+    """The step's tiles, stacked by shape."""
     limit = max(1, MAX_QUERIES[geometry.positions.device.type] // queries_per_row)
     stacks: dict[tuple[bool, int, int], list[_Tile]] = {}
     for tile in _tiles(geometry, limit):
-        height = -(-tile.count * queries_per_row // QUERY_STEP["cuda"])
-        blocks = -(-tile.keys // (BLOCK * NARROW))
-        key = (tile.ordered, (height - 1).bit_length(), (blocks - 1).bit_length())
+        height = -(-tile.count * queries_per_row // STACK_QUERIES)
+        length = -(-tile.keys // STACK_KEYS)
+        key = (tile.ordered, (height - 1).bit_length(), (length - 1).bit_length())
         stacks.setdefault(key, []).append(tile)
     yield from stacks.values()
 
