@@ -29,7 +29,7 @@ from stridelm.bench.drive import drive
 from stridelm.bench.environment import device_name, dtype_name
 from stridelm.bench.prompts import load_prompts
 from stridelm.bench.report import write_json
-from stridelm.bench.stand import encode, make_jobs, open_engine
+from stridelm.bench.stand import checkpoint_name, encode, make_jobs, open_engine
 from stridelm.bench.variants import plain
 from stridelm.builtin import builtin_path
 from stridelm.engine.engine import Engine
@@ -40,7 +40,8 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Settings:
-    model: str
+    model: str | None
+    """None: the built-in one."""
     batch: tuple[int, ...]
     max_tokens: int
     num_prompts: int
@@ -82,8 +83,7 @@ def main() -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     batch = tuple(int(size) for size in args.batch.split(","))
-    model = args.model or str(builtin_path())
-    settings = Settings(model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device)
+    settings = Settings(args.model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device)
     rows = measure(settings)
     show(rows)
     if args.json:
@@ -94,7 +94,7 @@ def main() -> int:
 def measure(settings: Settings) -> list[Row]:
     engine = open_engine(settings.model, max(settings.batch), dtype=settings.dtype, device=settings.device)
     dtype = next(engine.parts.model.parameters()).dtype
-    hf = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, local_files_only=True)
+    hf = AutoModelForCausalLM.from_pretrained(settings.model or builtin_path(), dtype=dtype, local_files_only=True)
     hf = hf.eval().to(engine.parts.device)
     hf.generation_config.eos_token_id = None  # both write exactly max_tokens
     prompts = load_prompts().first(settings.num_prompts)
@@ -118,7 +118,7 @@ def measure_batch(engine: Engine, hf: Any, ids: list[list[int]], size: int, sett
     ratios = tuple(a / b for a, b in zip(ours, theirs))
     agreeing = [common_prefix(a, b) for a, b in zip(mine, other)]
     return Row(
-        model=settings.model,
+        model=checkpoint_name(engine),
         device=device_name(engine),
         dtype=dtype_name(engine),
         batch=size,

@@ -19,13 +19,10 @@ from typing import ClassVar
 import torch
 
 from stridelm.attention.base import PreparedAttention
-from stridelm.attention.reference import ReferenceAttention
-from stridelm.attention.tiles import BLOCK, MASKED, TileGroup, cut, fold_bias, stack
+from stridelm.attention.reference import MAX_SCORES, ReferenceAttention
+from stridelm.attention.tiles import BLOCK, TileGroup, tile_groups
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import Geometry
-
-MAX_SCORES = 1 << 25
-"""Most scores held at once. A group over it is left to the reference, which slices."""
 
 
 class CpuAttention:
@@ -47,7 +44,7 @@ class _Ready:
     def __init__(self, kv: LayerKV, group: TileGroup, per_head: int, stored: torch.dtype) -> None:
         tiles, rows, heads, dim = group.tiles, group.rows_per_tile, kv.kv_heads, kv.head_dim
         self.group = group
-        self.bias_ZML = _bias(kv, group, per_head)
+        self.bias_ZML = _flat_bias(kv, group)
         batch, height, length = self.bias_ZML.shape
         queries = torch.zeros(batch, height, dim)
         self.queries_ZMD = queries
@@ -119,21 +116,17 @@ class PreparedCpu:
         per_head = self.query_heads // kv.kv_heads
         key = (kv.group, per_head, kv.head_dim, kv.window)
         if key not in self._ready:
-            stacks = sorted(cut(self.geometry, per_head), key=lambda tiles: tiles[0].ordered)
-            groups = [stack(self.geometry, tiles, kv.group, per_head, torch.float32, self.rows) for tiles in stacks]
+            groups = tile_groups(self.geometry, kv, per_head, torch.float32, self.rows)
+            # More scores than may be held at once are left to the reference, which slices.
             fits = all(kv.kv_heads * group.bias.numel() <= MAX_SCORES for group in groups)
             self._ready[key] = [_Ready(kv, group, per_head, stored) for group in groups] if fits else None
         return self._ready[key]
 
 
-def _bias(kv: LayerKV, group: TileGroup, per_head: int) -> torch.Tensor:
-    """[Z, M, L]: what is added to scores, the layer's window included."""
-    bias = group.bias
-    if kv.window is not None:
-        far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(bias.dtype)
-        bias = torch.minimum(bias, fold_bias(far, per_head, group.blocks))
-    tiles, _, blocks, height, _ = bias.shape
-    rows_TML = bias[:, 0].transpose(1, 2).reshape(tiles, height, blocks * BLOCK)
+def _flat_bias(kv: LayerKV, group: TileGroup) -> torch.Tensor:
+    """[Z, M, L]: the group's bias for whole rows of keys, once for each KV head."""
+    tiles, _, blocks, height, _ = group.bias.shape
+    rows_TML = group.bias[:, 0].transpose(1, 2).reshape(tiles, height, blocks * BLOCK)
     return rows_TML.repeat(kv.kv_heads, 1, 1)
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.attention.tiles import BLOCK, MASKED, TileGroup, cut, fold_bias, stack
+from stridelm.attention.tiles import BLOCK, TileGroup, tile_groups
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import Geometry
 
@@ -60,13 +60,7 @@ class PreparedReference:
         per_head = self.query_heads // kv.kv_heads
         key = (kv.group, per_head, kv.window)
         if key not in self._groups:
-            stacks = sorted(cut(self.geometry, per_head), key=lambda tiles: tiles[0].ordered)
-            groups = [stack(self.geometry, tiles, kv.group, per_head, dtype, self.rows) for tiles in stacks]
-            if kv.window is not None:
-                for group in groups:
-                    far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(dtype)
-                    group.bias = torch.minimum(group.bias, fold_bias(far, per_head, group.blocks))
-            self._groups[key] = groups
+            self._groups[key] = tile_groups(self.geometry, kv, per_head, dtype, self.rows)
         return self._groups[key]
 
 

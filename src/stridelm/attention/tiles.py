@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 BLOCK = 128
@@ -63,6 +64,22 @@ class _Tile:
     count: int
     keys: int
     ordered: bool = False
+
+
+def tile_groups(
+    geometry: Geometry, kv: LayerKV, queries_per_row: int, dtype: torch.dtype, rows: int
+) -> list[TileGroup]:
+    """All tiles of a step as stacks for layers like `kv`, ordered ones last, the layer's window in their bias.
+
+    rows: N, the number of rows of the batch.
+    """
+    stacks = sorted(cut(geometry, queries_per_row), key=lambda tiles: tiles[0].ordered)
+    groups = [stack(geometry, tiles, kv.group, queries_per_row, dtype, rows) for tiles in stacks]
+    if kv.window is not None:
+        for group in groups:
+            far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(dtype)
+            group.bias = torch.minimum(group.bias, fold_bias(far, queries_per_row, group.blocks))
+    return groups
 
 
 def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
