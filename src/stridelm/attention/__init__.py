@@ -1,4 +1,4 @@
-"""Attention backends by name. `reference` runs everywhere and is the oracle for all others; `cpu` is for CPUs."""
+"""Attention backends by name. `reference` runs everywhere and is the oracle for all others; `host` is for CPUs."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from stridelm.registry import Registry
 
 BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend")
 BACKENDS.add("reference", "stridelm.attention.reference:ReferenceAttention")
-BACKENDS.add("cpu", "stridelm.attention.cpu:CpuAttention")
+BACKENDS.add("host", "stridelm.attention.host:HostAttention")

@@ -32,10 +32,6 @@ class PagePool:
             self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
             self.values.append(torch.zeros(shape, dtype=dtype, device=device))
 
-    def write(self, layer: int, slots_N: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> None:
-        self.keys[layer].index_copy_(0, slots_N, k_NGD)
-        self.values[layer].index_copy_(0, slots_N, v_NGD)
-
     def compact(self, group: str, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` to `target`, all layers of a group: an accepted path moves to where it belongs."""
         for layer, keys, values in zip(self.layout, self.keys, self.values, strict=True):

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder, WeightSlot
 from stridelm.models.layers.linear import bfloat16_is_native, set_products
@@ -90,7 +91,7 @@ def load_model(
 ) -> Decoder:
     """Build the model that config.json names and fill it from the directory's safetensors.
 
-    serving: freeze it and choose row products (layers.linear.set_products); otherwise leave it trainable.
+    serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
     Raises ValueError for an unsupported architecture, an unreadable file, or missing, unexpected or misshapen tensors.
     """
     model = materialise(build_empty(load_config(path), path), dtype, torch.device(device))
@@ -98,6 +99,7 @@ def load_model(
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
+        model.ops = ops_for(torch.device(device), dtype)
     return model
 
 
@@ -108,8 +110,7 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
         nn.init.constant_(parameter, float("nan"))
     if model.spec.tied:
         model.tie()
-    # Frequencies are computed, not stored, and always in float32.
-    model.rope.inverse = model.spec.rope.frequencies()[0].to(device)
+    model.rope.prepare(device)
     return model
 
 

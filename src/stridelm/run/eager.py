@@ -8,6 +8,7 @@ import torch
 
 from stridelm.attention.base import AttentionBackend, PreparedAttention
 from stridelm.cache.pool import PagePool
+from stridelm.kernels.ops import Ops, Turn
 from stridelm.models.layers.decoder import Decoder
 from stridelm.types import Draft, ForwardBatch, Verdict
 
@@ -32,7 +33,8 @@ class EagerRunner:
     def forward(self, batch: ForwardBatch) -> Logits:
         """Run all rows; writes their KV at the batch's slots."""
         prepared = self.attention.prepare(batch.geometry, self.pool.layout, self.model.spec.num_heads)
-        hidden_NH = self.model(batch.ids, batch.positions, _PagedAttend(self.pool, prepared, batch.slots))
+        attend = _PagedAttend(self.pool, self.model.ops, prepared, batch.slots)
+        hidden_NH = self.model(batch.ids, batch.positions, attend)
         prompt = None if batch.prompt_rows is None else self._logits(hidden_NH, batch.prompt_rows)
         return Logits(self._logits(hidden_NH, batch.decisions), prompt)
 
@@ -76,10 +78,10 @@ def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> 
 class _PagedAttend:
     """What the model calls to attend: write this layer's rows, then look."""
 
-    def __init__(self, pool: PagePool, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:
-        self.pool, self.prepared, self.slots = pool, prepared, slots
+    def __init__(self, pool: PagePool, ops: Ops, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:
+        self.pool, self.ops, self.prepared, self.slots = pool, ops, prepared, slots
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
-        kv = self.pool.layout[layer]
-        self.pool.write(layer, self.slots[kv.group], k_NGD, v_NGD)
-        return self.prepared.attend(kv, q_NHD, self.pool.keys[layer], self.pool.values[layer])
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        kv, keys, values = self.pool.layout[layer], self.pool.keys[layer], self.pool.values[layer]
+        q_NHD = self.ops.turn_and_store(qkv_NXD, turn, keys, values, self.slots[kv.group])
+        return self.prepared.attend(kv, q_NHD, keys, values)

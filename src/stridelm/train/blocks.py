@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels.ops import Turn
+from stridelm.kernels.plain import turned
 from stridelm.models.layers.decoder import Decoder
 from stridelm.train.dense import by_row, by_sequence
 
@@ -46,8 +48,8 @@ class BlockAttend:
     length: int
     chunks: tuple[Chunk, ...]
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
-        q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
         t = self.length
         real = F.scaled_dot_product_attention(
             q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True, enable_gqa=q.shape[1] != k.shape[1]

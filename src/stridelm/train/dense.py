@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels.ops import Turn
+from stridelm.kernels.plain import turned
+
 
 def by_sequence(x_NHD: torch.Tensor, batch: int) -> torch.Tensor:
     """[N, H, D] -> [B, H, T, D]."""
@@ -27,10 +30,8 @@ class DenseAttend:
 
     batch: int
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
-        # Under autocast the normalised queries and keys may be wider than the values; the kernels want one
-        # dtype.
-        q, k, v = (by_sequence(x.to(v_NGD.dtype), self.batch) for x in (q_NHD, k_NGD, v_NGD))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return by_row(out)
 

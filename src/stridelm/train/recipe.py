@@ -42,6 +42,7 @@ def qwen3_config(shape: ModelShape, vocab_size: int, eos_id: int, **extra: Any) 
 def new_model(config: Any, seed: int) -> Decoder:
     """A decoder with fresh float32 weights on the CPU, a function of config and seed alone."""
     model = build(config)
+    model.rope.prepare("cpu")
     init_weights(model, torch.Generator().manual_seed(seed))
     return model
 

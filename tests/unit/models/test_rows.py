@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from stridelm.kernels.ops import Turn
+from stridelm.kernels.plain import rotate, turned
 from stridelm.models import MODELS
-from stridelm.models.layers.norm import RMSNorm
-from stridelm.models.layers.rope import Rope, RopeSpec, rotate
+from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.models.loader import load_model
 from support.linear import check_row_bits
 
@@ -25,7 +26,8 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(layer: int, qkv: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = turned(qkv, turn)
         return q + (k * v).repeat_interleave(q.shape[1] // k.shape[1], 1)
 
     def run(rows: torch.Tensor) -> torch.Tensor:
@@ -36,25 +38,14 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
         check_row_bits(run, torch.arange(64)[:, None])
 
 
-@pytest.mark.parametrize("width", [1, 16, 63, 384])
-def test_norm(width: int) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * weight, a row at a time."""
-    norm = RMSNorm(width, 1e-5)
-    torch.nn.init.normal_(norm.weight)
-    x = torch.randn(40, width)
-    wanted = x / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-    assert torch.allclose(norm(x).double(), wanted, atol=1e-5)
-    for dtype in DTYPES:
-        check_row_bits(norm.to(dtype), x.to(dtype))
-
-
 def test_rotation_is_relative() -> None:
     """Products of rotated vectors depend on the difference of positions alone."""
-    rope = Rope(RopeSpec(32, 10000.0))
+    rope = Rope(RopeSpec(32, 10000.0), 200)
+    rope.prepare("cpu")
     q, k = torch.randn(2, 1, 1, 32, dtype=torch.float64)
 
     def score(at: int, to: int) -> float:
-        turned = [rotate(x, *rope(torch.tensor([n]), torch.float64)) for x, n in ((q, at), (k, to))]
+        turned = [rotate(x, Turn(1, 0, torch.tensor([n]), rope.cos, rope.sin)) for x, n in ((q, at), (k, to))]
         return float((turned[0] * turned[1]).sum())
 
     assert score(7, 3) == pytest.approx(score(107, 103), abs=1e-4)

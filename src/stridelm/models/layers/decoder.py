@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from stridelm.kernels.ops import Ops, Turn
+from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
-from stridelm.models.layers.norm import RMSNorm
-from stridelm.models.layers.rope import Rope, RopeSpec, rotate
+from stridelm.models.layers.rope import Rope, RopeSpec
+from stridelm.types import MAX_DRAFT_ROWS
 
 
 class Attend(Protocol):
     """Causal attention of one layer over rows and whatever KV the caller keeps."""
 
-    def __call__(self, layer: int, q_NHD: torch.Tensor, k_NGD: torch.Tensor, v_NGD: torch.Tensor) -> torch.Tensor:
-        """H query heads, G key/value heads; returns [N, H, D]."""
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        """qkv_NXD: projections, H query heads before G key and G value heads; `turn` says how queries and keys are
+        made of theirs. Returns values, [N, H, D]."""
         ...
 
 
@@ -85,6 +87,10 @@ class DecoderSpec:
         assert len(self.windows) == self.num_layers
 
 
+Angles = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Positions [N], and cosines and sines by position [L, D / 2]."""
+
+
 @dataclass(frozen=True)
 class WeightSlot:
     """Where a checkpoint's tensor goes: rows `start` to `stop` of the parameter `name`."""
@@ -104,67 +110,56 @@ class Attention(nn.Module):
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=spec.qkv_bias)
         self.o = Linear(self.heads * self.head_dim, spec.hidden_size, bias=spec.o_bias)
-        self.q_norm = RMSNorm(self.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, spec.norm_eps) if spec.qk_norm else None
+        self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
+        self.eps = spec.norm_eps
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        heads, kv_heads = self.heads, self.kv_heads
-        rows_NHD = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
-        qk, v = rows_NHD.split((heads + kv_heads, kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = self._normalise(qk, self.q_norm, self.k_norm)
-        q, k = rotate(qk, cos, sin).split((heads, kv_heads), dim=1)
-        return self.o(attend(self.layer, q, k, v).flatten(1))
-
-    def _normalise(self, qk_NHD: torch.Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> torch.Tensor:
-        """Both norms in one pass: each head by its own length, queries and keys by their own weight."""
-        weight = torch.cat((q_norm.weight.expand(self.heads, -1), k_norm.weight.expand(self.kv_heads, -1)))
-        return F.rms_norm(qk_NHD, (self.head_dim,), None, q_norm.eps) * weight
+    def forward(self, x: torch.Tensor, angles: Angles, attend: Attend) -> torch.Tensor:
+        qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
+        turn = Turn(self.heads, self.kv_heads, *angles, self.qk_norm, self.eps)
+        return self.o(attend(self.layer, qkv_NXD, turn).flatten(1))
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate x) * up x) (Shazeer 2020, arXiv 2002.05202); gate and up are one product."""
+    """down(silu(gate x) * up x); gate and up are one product."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.gate_up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self.down(ops.gate(self.gate_up(x)))
 
 
 class Block(nn.Module):
-    """Pre-norm block: attention and MLP, each added to the residual stream."""
+    """Pre-norm block: attention and MLP, each added to the residual stream by the norm that follows."""
 
     def __init__(self, spec: DecoderSpec, layer: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.attention_norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.attention = Attention(spec, layer)
-        self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.mlp_norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.mlp = GatedMLP(spec)
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, attend)
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class Decoder(nn.Module):
     """ids and positions -> hidden states -> logits, over flat rows.
 
     `forward` gives the state after the final norm, [N, hidden]; `logits` turns chosen rows of it into [M, vocab].
+    `ops` computes what is done row by row; serving exchanges it for the device's own.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.ops: Ops = PlainOps()
         # Given a weight it draws none, which on the meta device would import torch's compiler.
         weight = torch.empty(spec.vocab_size, spec.hidden_size)
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
-        self.rope = Rope(spec.rope)
+        # A draft may reach beyond the context; what it finds there is cut.
+        self.rope = Rope(spec.rope, spec.max_length + MAX_DRAFT_ROWS)
         self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.num_layers))
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied:
             self.tie()
@@ -176,11 +171,16 @@ class Decoder(nn.Module):
         self.head.weight = weight
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        ops, eps = self.ops, self.spec.norm_eps
+        angles = (positions, self.rope.cos, self.rope.sin)
+        blocks = cast("list[Block]", list(self.blocks))
+        norms_behind = [block.attention_norm for block in blocks[1:]] + [self.norm]
         x = self.embed(ids)
-        cos, sin = self.rope(positions, x.dtype)
-        for block in self.blocks:
-            x = block(x, cos, sin, attend)
-        return self.norm(x)
+        h = ops.norm(x, blocks[0].attention_norm, eps)
+        for block, norm in zip(blocks, norms_behind, strict=True):
+            x, h = ops.add_norm(x, block.attention(h, angles, attend), block.mlp_norm, eps)
+            x, h = ops.add_norm(x, block.mlp(h, ops), norm, eps)
+        return h
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         return self.head(hidden_MH)
@@ -198,11 +198,12 @@ class Decoder(nn.Module):
         yield "model.embed_tokens.weight", WeightSlot("embed.weight", 0, s.vocab_size)
         for i in range(s.num_layers):
             theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
-            yield theirs + "input_layernorm.weight", WeightSlot(ours + "attention_norm.weight", 0, s.hidden_size)
-            yield theirs + "post_attention_layernorm.weight", WeightSlot(ours + "mlp_norm.weight", 0, s.hidden_size)
+            yield theirs + "input_layernorm.weight", WeightSlot(ours + "attention_norm", 0, s.hidden_size)
+            yield theirs + "post_attention_layernorm.weight", WeightSlot(ours + "mlp_norm", 0, s.hidden_size)
             if s.qk_norm:
-                yield theirs + "self_attn.q_norm.weight", WeightSlot(ours + "attention.q_norm.weight", 0, s.head_dim)
-                yield theirs + "self_attn.k_norm.weight", WeightSlot(ours + "attention.k_norm.weight", 0, s.head_dim)
+                fused = ours + "attention.qk_norm"
+                yield theirs + "self_attn.q_norm.weight", WeightSlot(fused, 0, s.head_dim)
+                yield theirs + "self_attn.k_norm.weight", WeightSlot(fused, s.head_dim, 2 * s.head_dim)
             for kind in ("weight", "bias") if s.qkv_bias else ("weight",):
                 fused = f"{ours}attention.qkv.{kind}"
                 yield f"{theirs}self_attn.q_proj.{kind}", WeightSlot(fused, 0, q)
@@ -215,6 +216,6 @@ class Decoder(nn.Module):
                 yield f"{theirs}mlp.gate_proj.{kind}", WeightSlot(fused, 0, mlp)
                 yield f"{theirs}mlp.up_proj.{kind}", WeightSlot(fused, mlp, 2 * mlp)
                 yield f"{theirs}mlp.down_proj.{kind}", WeightSlot(f"{ours}mlp.down.{kind}", 0, s.hidden_size)
-        yield "model.norm.weight", WeightSlot("norm.weight", 0, s.hidden_size)
+        yield "model.norm.weight", WeightSlot("norm", 0, s.hidden_size)
         if not s.tied:
             yield "lm_head.weight", WeightSlot("head.weight", 0, s.vocab_size)

@@ -101,28 +101,21 @@ def _llama3(base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
 
 
 class Rope(nn.Module):
-    """Angles for each row, computed once a forward pass and shared by all layers."""
+    """Cosines and sines of every position up to `length`, computed once and shared by all layers and steps."""
 
-    inverse: torch.Tensor
+    cos: torch.Tensor
+    """[length, D / 2] float32."""
+    sin: torch.Tensor
 
-    def __init__(self, spec: RopeSpec) -> None:
+    def __init__(self, spec: RopeSpec, length: int) -> None:
         super().__init__()
-        # Not on the meta device, whose arithmetic imports torch's compiler, a second or more.
-        with torch.device("cpu"):
-            inverse, self.factor = spec.frequencies()
-        self.register_buffer("inverse", inverse, persistent=False)
+        self.spec = spec
+        self.length = length
 
-    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N] positions -> cos and signed sin, each [N, 1, D]: the sin of the lower half is negated, so that
-        `rotate` needs no negation of its own."""
-        angles = positions[:, None].float() * self.inverse.float()
-        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
-
-
-def rotate(x_NHD: torch.Tensor, cos_N1D: torch.Tensor, sin_N1D: torch.Tensor) -> torch.Tensor:
-    """Turn each head of each row by its position's angles."""
-    half = x_NHD.shape[-1] // 2
-    swapped = torch.cat((x_NHD[..., half:], x_NHD[..., :half]), -1)
-    return torch.addcmul(x_NHD * cos_N1D, swapped, sin_N1D)
+    def prepare(self, device: torch.device | str) -> None:
+        """Compute the tables. Not when the model is built: that may be on the meta device, whose arithmetic imports
+        torch's compiler, a second or more."""
+        inverse, factor = self.spec.frequencies()
+        angles = torch.arange(self.length, device=device, dtype=torch.float32)[:, None] * inverse.to(device)
+        self.register_buffer("cos", angles.cos() * factor, persistent=False)
+        self.register_buffer("sin", angles.sin() * factor, persistent=False)

@@ -1,0 +1,309 @@
+"""How long the GPU kernels take, one group of kernels after another.
+
+    python benchmarks/gpu_kernels.py [GROUP ...] --json results/gpu_kernels.json
+
+Every figure is the median over replays of a CUDA graph that holds many calls, divided by their number, so that
+launches cost nothing. The calls of a graph read different pages, enough of them to be too much for the L2 cache.
+
+A group is a function from Settings to a Section. To add one, write it and name it in GROUPS.
+
+attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages of 16, bfloat16):
+  decode    spans of 1 to 16 rows (the last real row and a chain of draft rows) behind a context, in microseconds.
+            GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
+  prefill   one span of many rows behind nothing, beside torch's flash attention over dense keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stridelm.bench.report import write_json
+
+L2_BYTES = 256 << 20
+"""What the calls of a graph must read at least, all together: five times an H200's cache."""
+MOST_CALLS = 64
+MODES = (False, True)
+"""Fast, deterministic."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    batches: tuple[int, ...] = (1, 16, 64, 256)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16)
+    chunks: tuple[int, ...] = (512, 2048, 8192)
+    replays: int = 5
+
+
+@dataclass
+class Section:
+    """What one group of kernels came to: tables for the eye, rows for JSON."""
+
+    tables: list[Table]
+    rows: list[dict[str, Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"which kernels (default: all): {', '.join(GROUPS)}")
+    parser.add_argument("--quick", action="store_true", help="two contexts and batches")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    unknown = sorted(set(args.groups) - set(GROUPS))
+    if unknown:
+        parser.error(f"no such group: {', '.join(unknown)}; choose from: {', '.join(GROUPS)}")
+    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
+    if not torch.cuda.is_available():
+        console.print("benchmarks/gpu_kernels.py times kernels on a GPU, and torch sees no CUDA device here")
+        return 1
+    settings = Settings()
+    if args.quick:
+        settings = replace(settings, contexts=(512, 8192), batches=(1, 64))
+    console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in args.groups or GROUPS:
+        section = GROUPS[name](settings)
+        for table in section.tables:
+            console.print(table)
+        results[name] = section.rows
+        torch.cuda.empty_cache()
+    if args.json:
+        write_json(args.json, "gpu_kernels", settings, **results)
+    return 0
+
+
+def call_us(calls: list[Callable[[], object]], replays: int) -> float:
+    """Microseconds of a call, the mean over the calls of a graph and the median over its replays."""
+    calls[0]()  # compiles
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end) / len(calls))
+    return statistics.median(times)
+
+
+def right_table(title: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+# Attention
+
+
+HEADS, KV_HEADS, DIM, PAGE_SIZE = 32, 8, 128, 16
+TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
+"""Keys and values of one token in one layer."""
+POOL_SHARE = 0.6
+"""Of the free memory, for the pool. Decode steps that need more are left out."""
+
+
+class AttentionPool:
+    """A pool of random keys and values, with its pages in random order, and the launches over it."""
+
+    def __init__(self, tokens: int) -> None:
+        free, _ = torch.cuda.mem_get_info()
+        tokens = min(tokens, int(free * POOL_SHARE) // TOKEN_BYTES)
+        self.pages = tokens // PAGE_SIZE
+        shape = (self.pages * PAGE_SIZE, KV_HEADS, DIM)
+        self.keys, self.values = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+        self.order = torch.randperm(self.pages, device="cuda").int()
+
+    def decode(self, batch: int, context: int, rows: int, deterministic: bool) -> list[Callable[[], object]]:
+        """Calls over different pages: `batch` spans of one real row and `rows - 1` draft rows in a chain. Empty if
+        the pool is too small for one call."""
+        width = -(-(context + rows) // PAGE_SIZE)
+        fit = self.pages // (batch * width)
+        calls = min(fit, MOST_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
+        chain = [0, *((1 << row) - 1 for row in range(1, rows))]
+        return [
+            self._launch(
+                tables=self.order[n * batch * width : (n + 1) * batch * width].view(batch, width),
+                start=context,
+                real=1,
+                rows=rows,
+                tiles=[(span, 0) for span in range(batch)],
+                rows_per_tile=rows,
+                ancestors=chain * batch,
+                deterministic=deterministic,
+            )
+            for n in range(calls)
+        ]
+
+    def prefill(self, rows: int, deterministic: bool) -> list[Callable[[], object]]:
+        from stridelm.kernels.attention import max_rows_per_tile
+
+        width = -(-rows // PAGE_SIZE)
+        height = max_rows_per_tile(HEADS // KV_HEADS, torch.bfloat16, deterministic)
+        return [
+            self._launch(
+                tables=self.order[n * width : (n + 1) * width].view(1, width),
+                start=0,
+                real=rows,
+                rows=rows,
+                tiles=[(0, row) for row in range(0, rows, height)][::-1],
+                rows_per_tile=height,
+                ancestors=[0] * rows,
+                deterministic=deterministic,
+            )
+            for n in range(4)
+        ]
+
+    def _launch(
+        self,
+        *,
+        tables: torch.Tensor,
+        start: int,
+        real: int,
+        rows: int,
+        tiles: list[tuple[int, int]],
+        rows_per_tile: int,
+        ancestors: list[int],
+        deterministic: bool,
+    ) -> Callable[[], object]:
+        from stridelm.kernels.attention import paged_attention
+
+        batch = tables.shape[0]
+        q = torch.randn(batch * rows, HEADS, DIM, device="cuda").bfloat16()
+        out = torch.empty_like(q)
+        tile_span, tile_row = torch.tensor(tiles, dtype=torch.int32, device="cuda").t().contiguous()
+        one_each = torch.ones(batch, dtype=torch.int32, device="cuda")
+        inputs = {
+            "tables_RP": tables,
+            "tile_span_T": tile_span,
+            "tile_row_T": tile_row,
+            "firsts_R": torch.arange(batch, dtype=torch.int32, device="cuda") * rows,
+            "counts_R": one_each * rows,
+            "starts_R": one_each * start,
+            "reals_R": one_each * real,
+            "ancestors_N": torch.tensor(ancestors, device="cuda"),
+            "positions_N": (torch.arange(rows, device="cuda") + start).repeat(batch),
+        }
+        options = {
+            "page_size": PAGE_SIZE,
+            "rows_per_tile": rows_per_tile,
+            "scale": DIM**-0.5,
+            "max_keys": start + rows,
+            "deterministic": deterministic,
+        }
+        return lambda: paged_attention(q, self.keys, self.values, out, **inputs, **options)
+
+
+def attention(settings: Settings) -> Section:
+    pool = AttentionPool(max(settings.contexts) * max(settings.batches) * 9 // 8)
+    decode = decode_rows(pool, settings)
+    prefill = prefill_rows(pool, settings)
+    return Section([decode_table(decode, settings), prefill_table(prefill)], [*decode, *prefill])
+
+
+def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for batch in settings.batches:
+        for context in settings.contexts:
+            for deterministic in MODES:
+                times = {}
+                for rows in settings.rows:
+                    calls = pool.decode(batch, context, rows, deterministic)
+                    if calls:
+                        times[rows] = call_us(calls, settings.replays)
+                if not times:
+                    continue
+                bandwidth = {
+                    rows: batch * (context + rows) * TOKEN_BYTES / 1000 / taken for rows, taken in times.items()
+                }
+                ratio = times[8] / times[1] if {1, 8} <= times.keys() else None
+                found.append(
+                    {
+                        "kernel": "decode",
+                        "batch": batch,
+                        "context": context,
+                        "deterministic": deterministic,
+                        "us": times,
+                        "gb_per_s": bandwidth,
+                        "ratio_8_to_1": ratio,
+                    }
+                )
+    return found
+
+
+def decode_table(found: list[dict[str, Any]], settings: Settings) -> Table:
+    columns = [f"{rows} rows us" for rows in settings.rows]
+    table = right_table("attention: decode", "batch", "context", "mode", *columns, "GB/s", "8:1")
+    for row in found:
+        times = [f"{row['us'][rows]:.1f}" if rows in row["us"] else "-" for rows in settings.rows]
+        bandwidth, ratio = row["gb_per_s"].get(1), row["ratio_8_to_1"]
+        table.add_row(
+            str(row["batch"]),
+            str(row["context"]),
+            mode_name(row["deterministic"]),
+            *times,
+            "-" if bandwidth is None else f"{bandwidth:.0f}",
+            "-" if ratio is None else f"{ratio:.2f}x",
+        )
+    return table
+
+
+def prefill_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for rows in settings.chunks:
+        flops = 2 * HEADS * DIM * rows * (rows + 1)
+        timed = {mode_name(mode): call_us(pool.prefill(rows, mode), settings.replays) for mode in MODES}
+        timed["torch flash"] = call_us([flash(rows)] * 4, settings.replays)
+        for name, taken in timed.items():
+            found.append(
+                {"kernel": "prefill", "rows": rows, "by": name, "us": taken, "tflop_per_s": flops / taken / 1e6}
+            )
+    return found
+
+
+def flash(rows: int) -> Callable[[], object]:
+    """torch's flash attention over dense, causal keys of the same shape."""
+    q = torch.randn(1, HEADS, rows, DIM, device="cuda").bfloat16()
+    k, v = torch.randn(2, 1, KV_HEADS, rows, DIM, device="cuda").bfloat16()
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return call
+
+
+def prefill_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("attention: prefill", "rows", "by", "us", "TFLOP/s")
+    for row in found:
+        table.add_row(str(row["rows"]), row["by"], f"{row['us']:.1f}", f"{row['tflop_per_s']:.0f}")
+    return table
+
+
+def mode_name(deterministic: bool) -> str:
+    return "deterministic" if deterministic else "fast"
+
+
+GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention}
+
+if __name__ == "__main__":
+    sys.exit(main())

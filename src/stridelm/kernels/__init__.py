@@ -1,0 +1,28 @@
+"""What is computed row by row, and attention, in the fastest form a device has.
+
+`ops.py` says what the operations are; `plain.py` is their meaning in torch, the twin that every other form is tested
+against and the one that training differentiates. `host/` compiles them for a CPU, `triton_rows.py` for a GPU.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from stridelm.kernels.ops import Ops
+from stridelm.registry import Registry
+
+OPS: Registry[type[Ops]] = Registry("kernel set")
+OPS.add("plain", "stridelm.kernels.plain:PlainOps")
+OPS.add("host", "stridelm.kernels.host.ops:HostOps")
+if find_spec("triton"):  # which torch brings along where it brings CUDA
+    OPS.add("triton", "stridelm.kernels.triton_rows:TritonOps")
+
+
+def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
+    """The set made for a device, if it has the dtype; else the plain one."""
+    for name in OPS:
+        if OPS.get(name).device == device.type and dtype in OPS.get(name).dtypes:
+            return OPS.get(name)()
+    return OPS.get("plain")()

@@ -1,0 +1,314 @@
+"""Attention over paged KV on a GPU: softmax(q k / sqrt(D)) v for spans of any length in one launch.
+
+The rows of a batch lie span after span. Span r has rows firsts[r] .. firsts[r] + counts[r], of which the first reals[r]
+are real and the others are draft rows. Storage index s of a span is pool slot
+tables[r, s // page_size] * page_size + s % page_size.
+
+    storage     0 ............ start  base            a real row sees   [0, own index]
+    of a span   [ committed   ][real ][draft rows]    a draft row sees  [0, base) and the draft rows of its bitmask
+
+Tiles. The rows of a tile and the query heads that share a KV head make one stack of M query vectors, so that a span of
+16 rows reads its keys once, like a span of one. Where tiles are few, several programs share the keys of one and leave
+partial sums in a workspace, which a second kernel merges (flash decoding, https://pytorch.org/blog/flash-decoding).
+
+Graphs. Starts, lengths, tables and masks are read on the device alone. The host decides from shapes and from the bound
+`max_keys`, so a captured launch stays right when the values change.
+
+`deterministic`: a row's bits depend on its query, its keys and their order, and on nothing else: not on the rows and
+spans beside it, the tiles, `max_keys`, nor the number of programs. Keys are summed in splits of SPLIT_KEYS counted from
+storage index 0, splits are merged first to last, and all products have one shape, that of the matrix instruction for 64
+query vectors: the instruction for 16 adds in another order. A draft row whose ancestors do not lie in storage in order
+of depth sums them in another order than the real row that may one day stand there; for such rows pass `paths_N64`.
+
+Legend: R spans, N rows, T tiles, P slots of the pool, H query heads, G KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+
+from stridelm.kernels.attention_device import attend, merge
+from stridelm.types import MAX_DRAFT_ROWS
+
+SPLIT_KEYS = 512
+"""Keys of a split in deterministic mode. Shorter ones keep more processors busy at batch 1, and cost more merging."""
+LEAST_KEYS = 128
+"""Fewest keys worth a program of their own otherwise."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Keys of a tile are shared out until there are about this many programs for each multiprocessor."""
+MERGED_QUERIES = 4
+"""Query vectors that one program merges."""
+WORKSPACE_LIMIT = 1 << 28
+"""Most floats of workspace (1 GiB). A launch that would need more has fewer programs, down to one a tile."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LN_2 = 0.6931471805599453
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Block sizes of a launch, and how it is pipelined."""
+
+    queries: int
+    """Query vectors of a tile's stack, padded: M."""
+    keys: int
+    """Keys of a block."""
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the host decides about a launch, from shapes alone."""
+
+    shape: Shape
+    programs: int
+    """Programs that share a tile's keys; 1 writes the output itself."""
+    splits: int
+    """Most splits that a tile can leave in the workspace; 0: none is used."""
+    workspace: int
+    """Floats of workspace."""
+
+
+def paged_attention(
+    q_NHD: torch.Tensor,
+    keys_PGD: torch.Tensor,
+    values_PGD: torch.Tensor,
+    out_NHD: torch.Tensor,
+    *,
+    tables_RP: torch.Tensor,
+    tile_span_T: torch.Tensor,
+    tile_row_T: torch.Tensor,
+    firsts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    reals_R: torch.Tensor,
+    ancestors_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    page_size: int,
+    rows_per_tile: int,
+    scale: float,
+    max_keys: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    deterministic: bool = False,
+    paths_N64: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    programs: int | None = None,
+) -> None:
+    """Write the attention values of the tiles' rows into `out_NHD`; other rows keep what they hold.
+
+    q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of DTYPES; the last dimension is contiguous.
+    tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
+    tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as
+      they exist. Programs start in this order, so put the tiles with the most keys first.
+    firsts_R, counts_R, starts_R, reals_R: int32 or int64, see the module.
+    ancestors_N: int64 bitmask of each draft row: bit j is the span's draft row j, its own bit included. Bits of rows
+      behind it must be 0. Read for draft rows alone.
+    positions_N: int64 position of each draft row; a real row's is its storage index. Read with a window alone.
+    rows_per_tile: at most `max_rows_per_tile(...)`.
+    scale: positive, for instance D^-0.5. soft_cap: scores become cap * tanh(score / cap) (Gemma 2).
+    max_keys: at least start + count of every span that will ever run in this launch.
+    window: a row sees keys less than this many positions before its own, itself included.
+    paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
+      the row is then draft row paths[row, n], and ancestors_N is not read. Needs rows_per_tile == 1.
+    workspace: float32, at least `workspace_floats(...)` long, to be used instead of a fresh one.
+    programs: how many share the keys of a tile, instead of as many as seem best.
+
+    Raises ValueError for a dtype or a number of heads that it cannot do.
+    """
+    (rows, heads, dim), kv_heads = q_NHD.shape, keys_PGD.shape[1]
+    _check(q_NHD, keys_PGD, values_PGD, out_NHD)
+    assert paths_N64 is None or (rows_per_tile == 1 and paths_N64.shape == (rows, MAX_DRAFT_ROWS))
+    assert scale > 0 and (window is None or window > 0) and (soft_cap is None or soft_cap > 0)
+    tiles = len(tile_span_T)
+    if tiles == 0:
+        return
+    plan = make_plan(
+        tiles, heads, kv_heads, dim, rows_per_tile, q_NHD.dtype, max_keys, window, deterministic, q_NHD.device, programs
+    )
+    if workspace is None:
+        workspace = torch.empty(plan.workspace, dtype=torch.float32, device=q_NHD.device)
+    assert workspace.dtype == torch.float32 and workspace.numel() >= plan.workspace
+    sums = workspace
+    stats = workspace[plan.workspace // (dim + 2) * dim :] if plan.splits else workspace
+
+    # Scores in units of ln 2, so that the kernel needs powers of two alone; a capped score is factor * tanh.
+    factor = (scale if soft_cap is None else soft_cap) / LN_2
+    cap = 0.0 if soft_cap is None else 2 * scale / soft_cap / LN_2
+    ieee = q_NHD.dtype == torch.float32
+    fixed = {
+        "HEADS": heads // kv_heads,
+        "D": dim,
+        "BLOCK_B": plan.shape.keys,
+        "BLOCK_D": _power_of_two(dim),
+        "UNIT": SPLIT_KEYS // plan.shape.keys if deterministic else 0,
+        "LEAST": LEAST_KEYS // plan.shape.keys,
+        "WINDOWED": window is not None,
+    }
+    attend[(tiles, kv_heads, plan.programs)](
+        q_NHD,
+        keys_PGD,
+        values_PGD,
+        out_NHD,
+        sums,
+        stats,
+        tables_RP,
+        tile_span_T,
+        tile_row_T,
+        firsts_R,
+        counts_R,
+        starts_R,
+        reals_R,
+        ancestors_N,
+        positions_N,
+        tables_RP if paths_N64 is None else paths_N64,
+        *q_NHD.stride()[:2],
+        *out_NHD.stride()[:2],
+        *keys_PGD.stride()[:2],
+        *values_PGD.stride()[:2],
+        tables_RP.stride(0),
+        plan.splits,
+        window or 0,
+        factor,
+        cap,
+        rows_per_tile,
+        PAGE=page_size,
+        BLOCK_M=plan.shape.queries,
+        PARTIAL=plan.splits > 0,
+        CAPPED=soft_cap is not None,
+        PATHS=paths_N64 is not None,
+        PRECISION="ieee" if ieee else "tf32",
+        num_warps=plan.shape.warps,
+        num_stages=plan.shape.stages,
+        **fixed,
+    )
+    if plan.splits:
+        runs = -(-rows_per_tile * fixed["HEADS"] // MERGED_QUERIES)
+        merge[(tiles, kv_heads, runs)](
+            out_NHD,
+            sums,
+            stats,
+            tile_span_T,
+            tile_row_T,
+            firsts_R,
+            counts_R,
+            starts_R,
+            reals_R,
+            *out_NHD.stride()[:2],
+            plan.programs,
+            plan.splits,
+            window or 0,
+            rows_per_tile,
+            BLOCK_M=MERGED_QUERIES,
+            num_warps=4,
+            **fixed,
+        )
+
+
+@lru_cache(maxsize=1024)
+def make_plan(
+    tiles: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rows_per_tile: int,
+    dtype: torch.dtype,
+    max_keys: int,
+    window: int | None,
+    deterministic: bool,
+    device: torch.device,
+    programs: int | None = None,
+) -> Plan:
+    """How `paged_attention` will launch with these arguments.
+
+    Raises ValueError for a dtype or a number of heads that it cannot do.
+    """
+    per_head = heads // kv_heads
+    most = max_rows_per_tile(per_head, dtype, deterministic)
+    assert 1 <= rows_per_tile <= most, f"{rows_per_tile} rows a tile, of at most {most}"
+    shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
+    # A tile's keys, seen through its window; the window may begin anywhere in a split.
+    span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
+    unit = SPLIT_KEYS if deterministic else LEAST_KEYS
+    splits = -(-span // unit) + (window is not None)
+    floats = tiles * kv_heads * rows_per_tile * per_head * (dim + 2)
+    if programs is None:
+        programs = -(-PROGRAMS_PER_PROCESSOR * _multiprocessors(device) // (tiles * kv_heads))
+        if deterministic and splits * floats > WORKSPACE_LIMIT:
+            programs = 1
+    programs = min(programs, splits)
+    if not deterministic:
+        splits = programs
+    if programs == 1:
+        return Plan(shape, 1, 0, 0)
+    return Plan(shape, programs, splits, splits * floats)
+
+
+def workspace_floats(
+    tiles: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rows_per_tile: int,
+    dtype: torch.dtype,
+    max_keys: int,
+    window: int | None,
+    deterministic: bool,
+    device: torch.device,
+) -> int:
+    """Floats of workspace that `paged_attention` needs with these arguments; often none."""
+    return make_plan(
+        tiles, heads, kv_heads, dim, rows_per_tile, dtype, max_keys, window, deterministic, device
+    ).workspace
+
+
+def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
+    """Most rows that a tile may have; per_head: query heads a KV head.
+
+    Raises ValueError for a dtype or a number of heads that the kernel cannot do.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"the triton attention backend cannot compute in {dtype}; use reference, or another dtype")
+    if per_head > 128:
+        raise ValueError(f"{per_head} query heads share a KV head, the triton attention backend can do 128")
+    return _most_queries(per_head, dtype, deterministic) // per_head
+
+
+def _most_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
+    # float32 is multiplied without matrix instructions, where a taller stack gains nothing.
+    most = 16 if dtype == torch.float32 else 64 if deterministic else 128
+    return max(most, _power_of_two(per_head))
+
+
+@cache
+def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, deterministic: bool) -> Shape:
+    """Block sizes for `queries` vectors a tile. In deterministic mode they depend on the model alone."""
+    if deterministic:
+        queries = _most_queries(per_head, dtype, deterministic)
+    height = max(16, _power_of_two(queries))
+    if dtype == torch.float32:
+        return Shape(height, 32, warps=4, stages=2)
+    wide = _power_of_two(dim) > 128
+    warps = 8 if height > 64 or (wide and height == 64) else 4
+    return Shape(height, 64, warps=warps, stages=2 if wide else 3)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    # The interpreter plans as if it were an H200.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (number - 1).bit_length()
+
+
+def _check(q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, out_NHD: torch.Tensor) -> None:
+    assert q_NHD.shape == out_NHD.shape and keys_PGD.shape == values_PGD.shape
+    assert q_NHD.shape[1] % keys_PGD.shape[1] == 0 and q_NHD.shape[2] == keys_PGD.shape[2]
+    for tensor in (q_NHD, keys_PGD, values_PGD, out_NHD):
+        assert tensor.stride(2) == 1 and tensor.dtype == q_NHD.dtype

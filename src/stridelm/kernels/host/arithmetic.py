@@ -1,0 +1,116 @@
+"""What the CPU kernels share: storage formats and elementary functions that compile to vector instructions.
+
+Every function here is compiled into its caller. bfloat16 arrays come as uint16, the upper half of a float32: numba has no
+name for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+import torch
+from numba import types
+from numba.core.extending import overload, register_jitable
+
+IN_ORDER = {"contract", "nsz"}
+"""What the compiler may assume: a product and a sum may become one instruction. Sums stay in the order written."""
+BY_LANES = IN_ORDER | {"reassoc"}
+"""The same, and a sum may be split over lanes: always in the same way for the same length.
+
+Neither assumes that there are no NaN: weights that were never loaded must show."""
+
+
+DTYPES = frozenset((torch.bfloat16, torch.float32))
+"""What the kernels read and write. They compute in float32."""
+
+
+def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's memory as numba takes it."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def follow_torch() -> None:
+    """Use as many threads as torch does. More, and the two would fight for the cores."""
+    nb.set_num_threads(min(torch.get_num_threads(), nb.config.NUMBA_NUM_THREADS))
+
+
+def widen(stored: Any) -> Any:
+    """A stored number as float32."""
+    raise NotImplementedError("only in compiled code")
+
+
+def narrow(x: Any, target: Any) -> Any:
+    """float32 as an element of the array `target`, rounded to the nearest, ties to even."""
+    raise NotImplementedError("only in compiled code")
+
+
+@overload(widen, inline="always", strict=False)
+def _widen(stored: Any) -> Any:
+    if isinstance(stored, types.Integer):
+        return lambda stored: np.uint32(np.uint32(stored) << np.uint32(16)).view(np.float32)
+    return lambda stored: stored
+
+
+@overload(narrow, inline="always", strict=False)
+def _narrow(x: Any, target: Any) -> Any:
+    if isinstance(target.dtype, types.Integer):
+        return lambda x, target: _to_bfloat16(x)
+    return lambda x, target: x
+
+
+@register_jitable
+def _to_bfloat16(x: Any) -> Any:
+    bits = np.float32(x).view(np.uint32)
+    rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(rounded) if x == x else np.uint16(0x7FC0)
+
+
+@register_jitable
+def exp(x: Any) -> Any:
+    """e^x in float32 for x <= 88, within 2 units of the last place; 0 below -87.
+
+    2^n * e^r with |r| <= ln(2) / 2, e^r by the polynomial of Cephes' expf (Moshier 1992). The library's own exp is a
+    call for each number, which keeps a loop from being vectorised.
+    """
+    x = max(np.float32(x), np.float32(-87.0))
+    n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return (p * r * r + r + np.float32(1.0)) * power
+
+
+@register_jitable
+def ordered(x: Any) -> Any:
+    """float32 as an int32 of the same order, because a maximum of integers is vectorised. NaN is the largest."""
+    bits = np.float32(x).view(np.int32)
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@register_jitable
+def unordered(x: Any) -> Any:
+    """The float32 that `ordered` gives x for."""
+    bits = np.int32(x ^ ((x >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return bits.view(np.float32)
+
+
+def kernel(function: Any) -> Any:
+    """Compile for this machine on first use, loops marked `prange` over threads; kept on disk between runs."""
+    return nb.njit(parallel=True, fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
+
+
+def in_order(function: Any) -> Any:
+    """Compile a part of a kernel whose sums are added as written."""
+    return nb.njit(fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
+
+
+def by_lanes(function: Any) -> Any:
+    """Compile a part of a kernel whose sums are split over lanes."""
+    return nb.njit(fastmath=BY_LANES, error_model="numpy", cache=True)(function)

@@ -1,0 +1,68 @@
+"""The row operations on a CPU: tensors in and out, one compiled call each.
+
+Legend: as in kernels/ops.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from stridelm.kernels.host import rows
+from stridelm.kernels.host.arithmetic import DTYPES, array
+from stridelm.kernels.ops import Turn
+
+_NO_NORMS = np.empty((0, 0), np.uint16)
+
+
+class HostOps:
+    device: ClassVar[str | None] = "cpu"
+    dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
+
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+        from stridelm.kernels.host.warm import compile_kernels  # which runs these operations
+
+        compile_kernels(dtype, normed_heads=normed_heads)
+
+    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x_NC)
+        rows.norm(array(x_NC), array(weight_C), np.float32(eps), array(out))
+        return out
+
+    def add_norm(
+        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x_NC)
+        rows.add_norm(array(x_NC), array(delta_NC), array(weight_C), np.float32(eps), array(out))
+        return x_NC, out
+
+    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+        out = gate_up_N2I.new_empty(gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2)
+        rows.gate(array(gate_up_N2I), array(out))
+        return out
+
+    def turn_and_store(
+        self,
+        qkv_NXD: torch.Tensor,
+        turn: Turn,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        count, _, size = qkv_NXD.shape
+        q = qkv_NXD.new_empty(count, turn.heads, size)
+        rows.turn_and_store(
+            array(qkv_NXD),
+            _NO_NORMS if turn.norms is None else array(turn.norms.view(2, size)),
+            np.float32(turn.eps),
+            array(turn.positions),
+            array(turn.cos_LF),
+            array(turn.sin_LF),
+            array(slots_N),
+            array(q),
+            array(keys_PGD),
+            array(values_PGD),
+        )
+        return q

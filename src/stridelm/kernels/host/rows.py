@@ -1,0 +1,84 @@
+"""What a decoder does to each row by itself, on a CPU. Everything is computed in float32 and rounded once.
+
+Legend: N rows, C hidden width, I MLP width, H query heads, G KV heads, D head size, P pool slots.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from stridelm.kernels.host.arithmetic import by_lanes, exp, kernel, narrow, widen
+
+
+@by_lanes
+def _inverse_rms(x, eps):
+    total = np.float32(0)
+    for i in range(x.shape[0]):
+        value = widen(x[i])
+        total += value * value
+    return np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+
+
+@kernel
+def norm(x_NC, weight_C, eps, out_NC):
+    """Root-mean-square norm of each row."""
+    for row in prange(x_NC.shape[0]):
+        scale = _inverse_rms(x_NC[row], eps)
+        for i in range(x_NC.shape[1]):
+            out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
+
+
+@kernel
+def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
+    """Add delta to x in place, rounded as it is stored, and write its norm."""
+    for row in prange(x_NC.shape[0]):
+        for i in range(x_NC.shape[1]):
+            x_NC[row, i] = narrow(widen(x_NC[row, i]) + widen(delta_NC[row, i]), x_NC)
+        scale = _inverse_rms(x_NC[row], eps)
+        for i in range(x_NC.shape[1]):
+            out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
+
+
+@kernel
+def gate(gate_up_N2I, out_NI):
+    """silu(gate) * up."""
+    width = out_NI.shape[1]
+    for row in prange(out_NI.shape[0]):
+        for i in range(width):
+            x = widen(gate_up_N2I[row, i])
+            out_NI[row, i] = narrow(x / (np.float32(1) + exp(-x)) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+@kernel
+def turn_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
+    """Normalise queries and keys head by head (unless weights_2D is empty), turn them by their row's position, and
+    write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G value heads."""
+    heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
+    half = size // 2
+    normalised = weights_2D.shape[0] > 0
+    for row in prange(qkv_NXD.shape[0]):
+        slot, position = slots_N[row], positions_N[row]
+        lane = np.empty(size, np.float32)
+        for head in range(heads + kv_heads):
+            scale = _inverse_rms(qkv_NXD[row, head], eps) if normalised else np.float32(1)
+            for d in range(size):
+                lane[d] = widen(qkv_NXD[row, head, d]) * scale
+            if normalised:
+                kind = 0 if head < heads else 1
+                for d in range(size):
+                    lane[d] *= widen(weights_2D[kind, d])
+            for d in range(half):
+                low, high = lane[d], lane[half + d]
+                c, s = cos_LD[position, d], sin_LD[position, d]
+                a, b = low * c - high * s, high * c + low * s
+                if head < heads:
+                    q_NHD[row, head, d] = narrow(a, q_NHD)
+                    q_NHD[row, head, half + d] = narrow(b, q_NHD)
+                else:
+                    keys_PGD[slot, head - heads, d] = narrow(a, keys_PGD)
+                    keys_PGD[slot, head - heads, half + d] = narrow(b, keys_PGD)
+        for head in range(kv_heads):
+            for d in range(size):
+                values_PGD[slot, head, d] = qkv_NXD[row, heads + kv_heads + head, d]

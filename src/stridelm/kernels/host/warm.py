@@ -1,0 +1,54 @@
+"""Compiling ahead of the first request, so that no request waits for it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+import numpy as np
+import torch
+
+from stridelm.kernels.host.arithmetic import array, follow_torch
+from stridelm.kernels.host.attention import attend
+from stridelm.kernels.host.ops import HostOps
+from stridelm.kernels.ops import Turn
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 1.0
+
+
+@torch.inference_mode()
+def compile_kernels(dtype: torch.dtype, *, normed_heads: bool) -> None:
+    """Run every kernel once on one row. Reading them from disk takes a quarter of a second; a machine that never ran
+    this dtype compiles for about ten, and says so."""
+    notice = threading.Timer(
+        PATIENCE_S, logger.warning, ("compiling the CPU's kernels for %s: about ten seconds, once on a machine", dtype)
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        follow_torch()
+        _run_once(dtype, normed_heads)
+    finally:
+        notice.cancel()
+
+
+def _run_once(dtype: torch.dtype, normed_heads: bool) -> None:
+    ops, size = HostOps(), 16
+    row, weight = torch.ones(1, size, dtype=dtype), torch.ones(size, dtype=dtype)
+    ops.norm(row, weight, 1e-5)
+    ops.add_norm(row, row.clone(), weight, 1e-5)
+    ops.gate(row)
+    zero = torch.zeros(1, dtype=torch.int64)
+    angles = torch.zeros(1, size // 2)
+    norms = torch.ones(2 * size, dtype=dtype) if normed_heads else None
+    keys, values = torch.zeros(2, 1, 1, size, dtype=dtype)
+    q = ops.turn_and_store(
+        torch.ones(1, 3, size, dtype=dtype), Turn(1, 1, zero, angles, angles, norms), keys, values, zero
+    )
+    slots, tiles, one = np.zeros((1, 1), np.int64), np.array([[0, 0, 1]]), np.ones(1, np.int64)
+    attend(
+        array(q), array(keys), array(values), slots, tiles, one, one, array(zero), sys.maxsize, np.float32(1), array(q)
+    )

@@ -1,0 +1,67 @@
+"""The row operations of a decoder, as one interface with several implementations.
+
+Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
+P pool slots, L positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
+class Turn:
+    """How a layer's queries and keys are made from their projections: a norm over each head where the model has one,
+    then the rotation of the row's position."""
+
+    heads: int
+    kv_heads: int
+    positions: torch.Tensor
+    """[N] int64."""
+    cos_LF: torch.Tensor
+    """[L, D / 2] float32 by position; dimension i is paired with i + D / 2."""
+    sin_LF: torch.Tensor
+    norms: torch.Tensor | None = None
+    """[2 D] weights for queries, then for keys."""
+    eps: float = 0.0
+
+
+class Ops(Protocol):
+    """Every number is computed in float32 (float64 for float64) and rounded once, where it is stored."""
+
+    device: ClassVar[str | None]
+    """Device type that the set is made for; None: any."""
+    dtypes: ClassVar[frozenset[torch.dtype]]
+
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+        """Compile what a model of this dtype needs, so that no request waits for it."""
+        ...
+
+    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
+        ...
+
+    def add_norm(
+        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, its norm). x may be overwritten."""
+        ...
+
+    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202)."""
+        ...
+
+    def turn_and_store(
+        self,
+        qkv_NXD: torch.Tensor,
+        turn: Turn,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write each row's turned keys and its values to its slot of a layer's pool; returns the turned queries
+        [N, H, D]. slots_N: int64."""
+        ...

@@ -1,0 +1,69 @@
+"""The row operations in plain torch: what they mean, on any device, differentiable.
+
+Legend: as in ops.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.kernels.ops import Turn
+
+
+class PlainOps:
+    device: ClassVar[str | None] = None
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
+        (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    )
+
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+        pass
+
+    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)
+
+    def add_norm(
+        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x_NC + delta_NC
+        return total, self.norm(total, weight_C, eps)
+
+    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up_N2I.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def turn_and_store(
+        self,
+        qkv_NXD: torch.Tensor,
+        turn: Turn,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        q, k, v = turned(qkv_NXD, turn)
+        keys_PGD.index_copy_(0, slots_N, k)
+        values_PGD.index_copy_(0, slots_N, v)
+        return q
+
+
+def turned(qkv_NXD: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [N, H, D], keys and values [N, G, D] of all rows."""
+    heads, kv_heads = turn.heads, turn.kv_heads
+    qk, v = qkv_NXD.split((heads + kv_heads, kv_heads), dim=1)
+    qk = qk if qk.element_size() > 2 else qk.float()
+    if turn.norms is not None:
+        of_queries, of_keys = turn.norms.view(2, -1)
+        weight = torch.cat((of_queries.expand(heads, -1), of_keys.expand(kv_heads, -1)))
+        qk = F.rms_norm(qk, qk.shape[-1:], None, turn.eps) * weight
+    q, k = rotate(qk, turn).to(qkv_NXD.dtype).split((heads, kv_heads), dim=1)
+    return q, k, v
+
+
+def rotate(x_NHD: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """Turn each head of each row by its position's angles."""
+    cos, sin = (table[turn.positions][:, None].to(x_NHD.dtype) for table in (turn.cos_LF, turn.sin_LF))
+    low, high = x_NHD.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

@@ -1,0 +1,283 @@
+"""The row operations on a GPU, in Triton, and the move of accepted paths through the cache.
+
+A program works on one row (or on some columns or heads of one), in blocks whose sizes and warps follow from the widths
+alone: neither the number of rows nor a measurement chooses among kernels. With inputs that all start at multiples of 16
+bytes there is then one compiled form of a width, and one order in which it adds. So a row's bits depend on that row.
+
+Nothing is read on the host, so launches can be captured into a CUDA graph and replayed over new values.
+
+Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
+P pool slots; in kernels B columns of a block, K heads or cache entries that are worked on at once.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import triton
+import triton.language as tl
+
+from stridelm.kernels.ops import Turn
+
+VECTOR_BYTES = 16
+"""What a thread loads at once, if the address is a multiple of it."""
+GATE_COLUMNS = 1024
+"""Columns of a row that a program gates: several programs share even a lone row."""
+TURN_HEADS = 8
+"""Heads of a row that a program turns."""
+MOVED_ENTRIES, MOVED_WORDS = 64, 32
+"""Cache entries that a program moves at once, and 32-bit words of each: a cache line."""
+
+
+@triton.jit
+def _rms_scale(sum_of_squares, width: tl.constexpr, eps):
+    """What a vector of `width` numbers is multiplied with to have a root mean square of 1."""
+    return tl.rsqrt(sum_of_squares / width + eps)
+
+
+@triton.jit
+def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (N,). Where there is a delta it is added to x in place first, and rounded as it is stored."""
+    row = tl.program_id(0).to(tl.int64)
+    column_B = tl.arange(0, BLOCK)
+    exists_B = column_B < C
+    at_B = row * C + column_B
+    x_B = tl.load(x + at_B, mask=exists_B, other=0.0)
+    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # here, so that the sum need not be waited for
+    if delta is not None:
+        delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0)
+        x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + at_B, x_B, mask=exists_B)
+    x_B = x_B.to(tl.float32)
+    scale = _rms_scale(tl.sum(x_B * x_B, 0), C, eps)
+    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
+
+
+@triton.jit
+def _gate_kernel(gate_up, out, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
+    """Grid (N, blocks of columns)."""
+    row = tl.program_id(0).to(tl.int64)
+    column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists_B = column_B < I
+    at_B = gate_up + row * (2 * I) + column_B
+    gate_B = tl.load(at_B, mask=exists_B, other=0.0).to(tl.float32)
+    up_B = tl.load(at_B + I, mask=exists_B, other=0.0).to(tl.float32)
+    tl.store(out + row * I + column_B, gate_B / (1.0 + tl.exp(-gate_B)) * up_B, mask=exists_B)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["positions", "slots"]
+)  # read one by one, and often views of a larger buffer
+def _turn_kernel(
+    qkv,
+    positions,
+    cos,
+    sin,
+    norms,
+    eps,
+    slots,
+    queries,
+    keys,
+    values,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (N, blocks of HEADS of the X heads). A head is held as its low and its high half, which turn together."""
+    HALF: tl.constexpr = D // 2
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    head_K = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dim_B = tl.arange(0, BLOCK)
+    real_B = dim_B < HALF
+    exists_KB = (head_K < H + 2 * G)[:, None] & real_B[None, :]
+    at_KB = qkv + (row * (H + 2 * G) + head_K)[:, None] * D + dim_B[None, :]
+    stored_low_KB = tl.load(at_KB, mask=exists_KB, other=0.0)
+    stored_high_KB = tl.load(at_KB + HALF, mask=exists_KB, other=0.0)
+
+    low_KB, high_KB = stored_low_KB.to(tl.float32), stored_high_KB.to(tl.float32)
+    if norms is not None:
+        weight_KB = norms + tl.where(head_K < H, 0, D)[:, None] + dim_B[None, :]
+        weight_low_KB = tl.load(weight_KB, mask=exists_KB, other=0.0).to(tl.float32)
+        weight_high_KB = tl.load(weight_KB + HALF, mask=exists_KB, other=0.0).to(tl.float32)
+        scale_K1 = _rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
+        low_KB = low_KB * scale_K1 * weight_low_KB
+        high_KB = high_KB * scale_K1 * weight_high_KB
+    # Loaded for each head anew, straight to the threads that need it: sharing one load would cost a barrier.
+    angle_KB = position * HALF + tl.broadcast_to(dim_B[None, :], [HEADS, BLOCK])
+    cos_KB = tl.load(cos + angle_KB, mask=real_B[None, :], other=0.0)
+    sin_KB = tl.load(sin + angle_KB, mask=real_B[None, :], other=0.0)
+    turned_low_KB = low_KB * cos_KB - high_KB * sin_KB
+    turned_high_KB = high_KB * cos_KB + low_KB * sin_KB
+
+    # A block may hold heads of all three kinds, each of which goes to a place of its own.
+    at_KB = queries + (row * H + head_K)[:, None] * D + dim_B[None, :]
+    mine_KB = exists_KB & (head_K < H)[:, None]
+    tl.store(at_KB, turned_low_KB, mask=mine_KB)
+    tl.store(at_KB + HALF, turned_high_KB, mask=mine_KB)
+    at_KB = keys + (slot * G + head_K - H)[:, None] * D + dim_B[None, :]
+    mine_KB = exists_KB & ((head_K >= H) & (head_K < H + G))[:, None]
+    tl.store(at_KB, turned_low_KB, mask=mine_KB)
+    tl.store(at_KB + HALF, turned_high_KB, mask=mine_KB)
+    at_KB = values + (slot * G + head_K - H - G)[:, None] * D + dim_B[None, :]
+    mine_KB = exists_KB & (head_K >= H + G)[:, None]
+    tl.store(at_KB, stored_low_KB, mask=mine_KB)
+    tl.store(at_KB + HALF, stored_high_KB, mask=mine_KB)
+
+
+class TritonOps:
+    device: ClassVar[str | None] = "cuda"
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
+    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        return _norm(_whole(x_NC), None, weight_C, eps)
+
+    def add_norm(
+        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_NC = _whole(x_NC)
+        return x_NC, _norm(x_NC, _whole(delta_NC), weight_C, eps)
+
+    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
+        out_NI = gate_up_N2I.new_empty(rows, width)
+        block = min(GATE_COLUMNS, triton.next_power_of_2(width))
+        grid = (rows, triton.cdiv(width, block))
+        _gate_kernel[grid](_whole(gate_up_N2I), out_NI, width, block, num_warps=_warps(block))
+        return out_NI
+
+    def turn_and_store(
+        self,
+        qkv_NXD: torch.Tensor,
+        turn: Turn,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, heads, size = qkv_NXD.shape
+        assert heads == turn.heads + 2 * turn.kv_heads and size % 2 == 0
+        assert _is_whole(keys_PGD) and _is_whole(values_PGD)
+        q_NHD = qkv_NXD.new_empty(rows, turn.heads, size)
+        block = triton.next_power_of_2(size // 2)
+        _turn_kernel[rows, triton.cdiv(heads, TURN_HEADS)](
+            _whole(qkv_NXD),
+            turn.positions.contiguous(),
+            _whole(turn.cos_LF),
+            _whole(turn.sin_LF),
+            None if turn.norms is None else _whole(turn.norms),
+            turn.eps,
+            slots_N.contiguous(),
+            q_NHD,
+            keys_PGD,
+            values_PGD,
+            turn.heads,
+            turn.kv_heads,
+            size,
+            TURN_HEADS,
+            block,
+            num_warps=_warps(TURN_HEADS * block),
+        )
+        return q_NHD
+
+
+def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+    rows, width = x_NC.shape
+    out_NC = torch.empty_like(x_NC)
+    block = triton.next_power_of_2(width)
+    _norm_kernel[(rows,)](x_NC, delta_NC, _whole(weight_C), out_NC, eps, width, block, num_warps=_warps(block))
+    return out_NC
+
+
+def _warps(numbers: int) -> int:
+    """Enough that a thread has one vector of eight 16-bit numbers; from 4,096 numbers on it has more."""
+    return min(16, max(1, numbers // 256))
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and x.data_ptr() % VECTOR_BYTES == 0
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    """x without gaps and starting at a multiple of 16 bytes; a copy where it is not. Triton compiles another form for
+    other addresses, with other vectors and so another order of adding."""
+    return x if _is_whole(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """Tensors [P, ...] that share their slots (the keys and values of one page group's layers), as a kernel can find
+    them all. Make it once: that copies addresses to the device."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """Held, so that their memory stays theirs."""
+    places_T2: torch.Tensor
+    """int64 address and 32-bit words a slot, of each tensor."""
+    widest: int
+    """Most words a slot."""
+    unit: int
+    """Words that a thread moves at once: 4 if each tensor's slot is a number of 16-byte vectors, else 1."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Pools:
+        assert tensors and all(_is_whole(tensor) for tensor in tensors)
+        sizes = [tensor[0].nbytes for tensor in tensors]
+        assert all(size % 4 == 0 for size in sizes), "a head has an even size, so a slot's KV are whole words"
+        places = [(tensor.data_ptr(), size // 4) for tensor, size in zip(tensors, sizes, strict=True)]
+        unit = 4 if all(size % VECTOR_BYTES == 0 for size in sizes) else 1
+        return cls(tuple(tensors), torch.tensor(places, device=tensors[0].device), max(sizes) // 4, unit)
+
+
+def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
+    """Copy slots source[i] to target[i], in all tensors of `pools`, in one launch. Both int64 on the device.
+
+    No two targets are the same, except that pairs of one slot with itself (0, 0) may stand anywhere as padding. Slots
+    may be both source and target, as long as no entry reads what an entry *before* it has overwritten. Paths that move
+    down keep this rule if each request's entries stand in order: entry d comes from storage index base + path[d] >=
+    base + d and goes to base + d, and all entries before it went lower. Then the result is that of reading everything
+    first (`PagePool.compact` in torch).
+    """
+    assert source_N.dtype == target_N.dtype == torch.int64
+    count = source_N.shape[0]
+    if not count:
+        return
+    _move_kernel[len(pools.tensors), triton.cdiv(pools.widest, MOVED_WORDS)](
+        pools.places_T2,
+        source_N.contiguous(),
+        target_N.contiguous(),
+        count,
+        pools.unit,
+        MOVED_ENTRIES,
+        MOVED_WORDS,
+        num_warps=4,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["count"],
+    do_not_specialize_on_alignment=["sources", "targets"],  # one form, however they came to lie in a buffer
+)
+def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: tl.constexpr, WORDS: tl.constexpr):
+    """Grid (tensors, blocks of words). A program moves its words of all entries, so programs share nothing.
+
+    Block after block of entries is read whole and then written. What a later block reads no earlier block has
+    overwritten, by the rule, and what an earlier one reads has been read when a later one writes.
+    """
+    place = places + tl.program_id(0) * 2
+    pool = tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.int32)), 16)
+    words = tl.load(place + 1) // UNIT * UNIT  # the same number, but now the compiler knows it to be a multiple
+    word_B = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    for first in range(0, count, ENTRIES):
+        entry_K = first + tl.arange(0, ENTRIES)
+        source_K = tl.load(sources + entry_K, mask=entry_K < count, other=0)
+        target_K = tl.load(targets + entry_K, mask=entry_K < count, other=0)
+        moved_KB = (source_K != target_K)[:, None] & (word_B < words)[None, :]
+        held_KB = tl.load(pool + (source_K * words)[:, None] + word_B[None, :], mask=moved_KB)
+        tl.debug_barrier()  # until all threads have read
+        tl.store(pool + (target_K * words)[:, None] + word_B[None, :], held_KB, mask=moved_KB)

@@ -1,0 +1,274 @@
+"""From drawn tokens to a Verdict on a GPU, one program a request, and what was emitted into the token table.
+
+`walk` is the exact rule (verify/exact.py), `cut_windows` the trust rule (verify/trust.py). Both then append the emitted
+tokens as run/state.py's TokenTable does. All is read on the device, so a captured launch serves any requests: one whose
+slot is negative is padding, it emits nothing and the table stays as it is.
+
+All fields of a Verdict are views of one tensor, which one copy brings to the host:
+
+    counts kept leaf drafted accepted reached | tokens [K] | rows [K] | path [W]
+
+Beyond what a request emitted, and for one that does not decide, tokens, rows and path are 0.
+
+Legend: R requests, W draft rows, K = W + 1 nodes (the last real row, then the draft rows), S slots, L token columns.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
+
+_CANDIDATE = tl.constexpr(CANDIDATE)
+_NUMBERS = tl.constexpr(6)
+"""Fields of a Verdict that are one number a request."""
+_WARPS = 1
+"""One warp a program: what it stores cannot be seen by its own earlier loads."""
+
+
+# Device code
+
+
+@triton.jit
+def _store_numbers(verdict, count, kept, leaf, drafted, accepted, reached):
+    tl.store(verdict, count)
+    tl.store(verdict + 1, kept)
+    tl.store(verdict + 2, leaf)
+    tl.store(verdict + 3, drafted)
+    tl.store(verdict + 4, accepted)
+    tl.store(verdict + 5, reached)
+
+
+@triton.jit
+def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, token_K, source_K, node_K, nodes):
+    """Each emitted node's token, and the decision row it was drawn from, to its place: in the verdict, 0 behind the
+    last, and in the token table, behind the known ones."""
+    verdict_tokens = verdict + _NUMBERS
+    verdict_rows = verdict_tokens + nodes
+    rest_K = (node_K >= count) & (node_K < nodes)
+    tl.store(verdict_tokens + place_K, token_K, mask=emitted_K)
+    tl.store(verdict_tokens + node_K, tl.zeros_like(token_K), mask=rest_K)
+    tl.store(verdict_rows + place_K, source_K, mask=emitted_K)
+    tl.store(verdict_rows + node_K, tl.zeros_like(source_K), mask=rest_K)
+    if count > 0:
+        length = tl.load(known + slot)
+        tl.store(tokens + slot * stride_s + length + place_K, token_K, mask=emitted_K)
+        tl.store(known + slot, length + count)
+
+
+@triton.jit
+def walk_trees(
+    verdict,
+    tokens,
+    known,
+    drawn,
+    index,
+    drafts,
+    parents,
+    roles,
+    depths,
+    ancestors,
+    live,
+    decides,
+    slots,
+    stride_verdict,
+    stride_s,
+    stride_drawn,
+    stride_index,
+    stride_drafts,
+    stride_parents,
+    stride_roles,
+    stride_depths,
+    stride_ancestors,
+    stride_live,
+    width,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (R). A draft row is emitted from if it and all its ancestors are live candidates that hold the token drawn
+    at their parent. Siblings hold different tokens, so there is one such row at a depth, and its depth is its place."""
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + request)
+    decided = (slot >= 0) & (tl.load(decides + request) != 0)
+    verdict += request * stride_verdict
+    drawn += request * stride_drawn
+    node_K = tl.arange(0, BLOCK_K)
+    row_K = node_K - 1
+    root_K = (row_K < 0) & decided
+    drafted_K = (row_K >= 0) & (row_K < width) & decided
+
+    live_K = tl.load(live + request * stride_live + row_K, mask=drafted_K, other=0) != 0
+    role_K = tl.load(roles + request * stride_roles + row_K, mask=drafted_K, other=-1)
+    candidate_K = live_K & (role_K == _CANDIDATE)
+    guess_K = tl.load(drafts + request * stride_drafts + row_K, mask=candidate_K, other=0)
+    parent_K = tl.load(parents + request * stride_parents + row_K, mask=candidate_K, other=-1)
+    depth_K = tl.load(depths + request * stride_depths + row_K, mask=candidate_K, other=0)
+    ancestors_K = tl.load(ancestors + request * stride_ancestors + row_K, mask=candidate_K, other=0)
+
+    right_K = candidate_K & (guess_K == tl.load(drawn + parent_K + 1, mask=candidate_K, other=0))
+    # A bit a row, so that the sum is the union.
+    right = tl.sum(tl.where(right_K, tl.full([BLOCK_K], 1, tl.int64) << tl.maximum(row_K, 0), 0))
+    accepted_K = right_K & ((ancestors_K & ~right) == 0)
+    kept = tl.sum(accepted_K.to(tl.int64))
+    leaf = tl.max(tl.where(accepted_K & (depth_K == kept), row_K, -1))
+    tested_below = tl.max((candidate_K & (parent_K == leaf)).to(tl.int64))
+    drafted = tl.sum(candidate_K.to(tl.int64))
+    count = kept + decided.to(tl.int64)
+
+    emitted_K = root_K | accepted_K
+    token_K = tl.load(drawn + node_K, mask=emitted_K, other=0)
+    source_K = tl.load(index + request * stride_index + node_K, mask=emitted_K, other=0)
+    _store_numbers(verdict, count, kept, leaf.to(tl.int64), drafted, kept, kept + tested_below)
+    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, depth_K, token_K, source_K, node_K, width + 1)
+    path = verdict + _NUMBERS + 2 * (width + 1)
+    tl.store(path + depth_K - 1, row_K.to(tl.int64), mask=accepted_K)
+    tl.store(path + node_K, tl.zeros_like(depth_K), mask=(node_K >= kept) & (node_K < width))
+
+
+@triton.jit
+def cut_to_confident(
+    verdict,
+    tokens,
+    known,
+    drawn,
+    index,
+    peaks,
+    levels,
+    decides,
+    slots,
+    stride_verdict,
+    stride_s,
+    stride_drawn,
+    stride_index,
+    stride_peaks,
+    width,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (R). peaks, levels: None if no request asks for confidence."""
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + request)
+    decided = (slot >= 0) & (tl.load(decides + request) != 0)
+    verdict += request * stride_verdict
+    node_K = tl.arange(0, BLOCK_K)
+    exists_K = (node_K <= width) & (slot >= 0)
+    source_K = tl.load(index + request * stride_index + node_K, mask=exists_K, other=-1)
+    live_K = source_K >= 0
+    sure_K = live_K
+    if levels is not None:
+        peak_K = tl.load(peaks + request * stride_peaks + node_K, mask=live_K, other=0.0)
+        sure_K = live_K & (peak_K >= tl.load(levels + request))
+    first_unsure = tl.min(tl.where(sure_K | (node_K == 0), BLOCK_K, node_K))
+    count = tl.where(decided, first_unsure, 0).to(tl.int64)
+
+    drafted = tl.sum((live_K & (node_K > 0)).to(tl.int64))
+    accepted = tl.maximum(count - 1, 0)
+    zero = accepted * 0
+    _store_numbers(verdict, count, zero, zero - 1, drafted, accepted, tl.minimum(accepted + 1, drafted))
+    emitted_K = node_K < count
+    token_K = tl.load(drawn + request * stride_drawn + node_K, mask=emitted_K, other=0)
+    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, node_K, token_K, source_K, node_K, width + 1)
+    path = verdict + _NUMBERS + 2 * (width + 1)
+    tl.store(path + node_K, tl.zeros_like(token_K), mask=node_K < width)
+
+
+# Host code
+
+
+def walk(
+    draft: Draft,
+    drawn_RK: torch.Tensor,
+    nodes_RK: torch.Tensor,
+    decides_R: torch.Tensor,
+    slots_R: torch.Tensor,
+    tokens_SL: torch.Tensor,
+    known_S: torch.Tensor,
+) -> Verdict:
+    """Follow the drawn tokens down each request's tree, and append them to the token table.
+
+    drawn_RK: int64 token drawn at the last real row and at each live candidate; others are not read.
+    nodes_RK: int64 decision row of each. decides_R: bool. slots_R: int64, no two alike but for padding.
+    tokens_SL, known_S: the TokenTable's; L leaves room for K tokens behind the known ones.
+    """
+    verdict = _new_verdict(drawn_RK, draft.width)
+    trees = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors, draft.live.view(torch.uint8))
+    rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
+    _check(rows, decides_R, slots_R, known_S)
+    if len(drawn_RK):
+        walk_trees[(len(drawn_RK),)](
+            verdict,
+            tokens_SL,
+            known_S,
+            drawn_RK,
+            nodes_RK,
+            *trees,
+            decides_R.view(torch.uint8),
+            slots_R,
+            *(each.stride(0) for each in rows),
+            draft.width,
+            BLOCK_K=triton.next_power_of_2(draft.width + 1),
+            num_warps=_WARPS,
+        )
+    return _as_verdict(verdict, draft.width)
+
+
+def cut_windows(
+    drawn_RK: torch.Tensor,
+    nodes_RK: torch.Tensor,
+    decides_R: torch.Tensor,
+    slots_R: torch.Tensor,
+    tokens_SL: torch.Tensor,
+    known_S: torch.Tensor,
+    confidence_RK: torch.Tensor | None = None,
+    levels_R: torch.Tensor | None = None,
+) -> Verdict:
+    """Emit each window's longest prefix in which every row is sure enough, and always one token.
+
+    drawn_RK: int64 token drawn at each row of the window. nodes_RK: int64 decision row of each, -1 where none.
+    confidence_RK: float32, as `kernels.draw.confidence` has it. levels_R: float32, what it must reach (0: the whole
+    window is emitted); None: no request asks for any. The others as for `walk`.
+    """
+    width = drawn_RK.shape[1] - 1
+    verdict = _new_verdict(drawn_RK, width)
+    assert (confidence_RK is None) == (levels_R is None)
+    rows = (verdict, tokens_SL, drawn_RK, nodes_RK)
+    _check(rows, decides_R, slots_R, known_S)
+    if len(drawn_RK):
+        cut_to_confident[(len(drawn_RK),)](
+            verdict,
+            tokens_SL,
+            known_S,
+            drawn_RK,
+            nodes_RK,
+            confidence_RK,
+            levels_R,
+            decides_R.view(torch.uint8),
+            slots_R,
+            *(each.stride(0) for each in rows),
+            0 if confidence_RK is None else confidence_RK.stride(0),
+            width,
+            BLOCK_K=triton.next_power_of_2(width + 1),
+            num_warps=_WARPS,
+        )
+    return _as_verdict(verdict, width)
+
+
+def _new_verdict(drawn_RK: torch.Tensor, width: int) -> torch.Tensor:
+    rows, nodes = drawn_RK.shape
+    assert nodes == width + 1 and width <= MAX_DRAFT_ROWS
+    return torch.empty(rows, _NUMBERS.value + 2 * nodes + width, dtype=torch.int64, device=drawn_RK.device)
+
+
+def _as_verdict(verdict: torch.Tensor, width: int) -> Verdict:
+    counts, kept, leaf, drafted, accepted, reached = verdict[:, : _NUMBERS.value].unbind(1)
+    tokens, rows, path = verdict[:, _NUMBERS.value :].split((width + 1, width + 1, width), dim=1)
+    return Verdict(tokens, counts, rows, path, kept, leaf, drafted, accepted, reached)
+
+
+def _check(
+    rows: tuple[torch.Tensor, ...], decides_R: torch.Tensor, slots_R: torch.Tensor, known_S: torch.Tensor
+) -> None:
+    # An expanded skeleton has stride 0 between requests, and a draft without rows any stride at all.
+    assert all(each.shape[1] < 2 or each.stride(1) == 1 for each in rows)
+    assert decides_R.is_contiguous() and slots_R.is_contiguous() and known_S.is_contiguous()

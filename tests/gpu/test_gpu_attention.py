@@ -1,0 +1,226 @@
+"""The paged attention kernel on a GPU: against the definition, against itself bit for bit, and in a captured graph."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.attention import BACKENDS
+from stridelm.attention.triton import TritonAttention
+from stridelm.kernels.attention import max_rows_per_tile, paged_attention, workspace_floats
+from support.attention import (
+    Case,
+    Piece,
+    check_attention,
+    check_path_invariance,
+    check_row_invariance,
+    check_values,
+    geometry,
+    make,
+    naive,
+    part,
+    random_pieces,
+    random_tree,
+)
+from support.gpu import NEEDS_GPU
+from support.paged_attention import FastTriton, launch
+
+pytestmark = NEEDS_GPU
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HALF = (torch.bfloat16, torch.float16)
+MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
+RATIOS = ((3, 3), (4, 2), (6, 2), (8, 1), (32, 8))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    for name, backend in MODES.items():
+        BACKENDS.add(name, backend)
+    yield
+    for name in MODES:
+        BACKENDS.remove(name)
+
+
+# Against the definition
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), RATIOS)
+@pytest.mark.parametrize("backend", MODES)
+def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
+    for seed, page_size in enumerate((1, 5, 16)):
+        pieces = [*random_pieces(seed, 6, longest=300), Piece(1500, 1), Piece(700, 5, (-1, 0, 0))]
+        sizes = {"heads": heads, "kv_heads": kv_heads, "page_size": page_size}
+        check_attention(backend, make(pieces, **sizes, head_dim=64, dtype=dtype, device="cuda", seed=seed))
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("backend", MODES)
+def test_head_sizes(backend: str, window: int | None, head_dim: int) -> None:
+    for dtype in DTYPES:
+        pieces = [Piece(700, 3, (-1, 0, 0)), Piece(0, 300), Piece(65, 1)]
+        case = make(pieces, head_dim=head_dim, window=window, dtype=dtype, device="cuda", page_size=16)
+        check_attention(backend, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_launches(deterministic: bool, dtype: torch.dtype) -> None:
+    """Tiles of any height, any number of programs, capped scores; garbage wherever nobody should look."""
+    pieces = [Piece(3000, 1), Piece(0, 1), Piece(1500, 2, (-1, -1, 0, 1)), Piece(63, 1), Piece(64, 90)]
+    case = make(pieces, heads=8, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, device="cuda")
+    wanted = naive(case)
+    for rows_per_tile in (1, 2, 4, None):
+        for programs in (1, 2, 9, None):
+            options = {"rows_per_tile": rows_per_tile, "programs": programs, "deterministic": deterministic}
+            check_values(launch(case, **options), wanted)
+    check_values(launch(case, deterministic=deterministic, by_paths=True), wanted)
+    check_values(launch(case, deterministic=deterministic, soft_cap=3.0), naive(case, soft_cap=3.0))
+
+
+# Bit for bit
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_invariance(dtype: torch.dtype, head_dim: int, window: int | None) -> None:
+    """A row has the same bits alone, in a chunk and in a batch; a candidate has those of the row it may become."""
+    rng = random.Random(head_dim)
+    for seed, (heads, kv_heads) in enumerate(((8, 2), (3, 1))):
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": 16, "window": window}
+        pieces = [*random_pieces(seed, 4, longest=300), Piece(1900, 1), Piece(0, 700)]
+        check_row_invariance("exact-triton", make(pieces, **sizes, dtype=dtype, device="cuda", seed=seed), seed)
+        trees = [Piece(rng.randrange(1, 1500), 2, random_tree(rng, count)) for count in (12, 40)]
+        check_path_invariance("exact-triton", make(trees, **sizes, dtype=dtype, device="cuda", seed=seed))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8), (16, 2)])
+def test_decode_is_prefill(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """One row, alone and with its keys shared among programs, has the bits that it had in a prompt of thousands."""
+    whole = [Piece(0, 5000), Piece(2000, 3000)]
+    case = make(whole, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=16, dtype=dtype, device="cuda")
+    prefill = case.attend("exact-triton")
+    where = {row: n for n, row in enumerate(case.rows)}
+    rng = random.Random(0)
+    for rows in (1, 1, 2, 8, 16, 17, 500):
+        for request, span in enumerate(whole):
+            first = rng.randrange(span.real - rows)
+            chunk = part(case, [(request, Piece(span.start + first, rows))])
+            n = where[request, first]
+            height = min(rows, max_rows_per_tile(heads // kv_heads, dtype, True))
+            for programs in (1, 2, 5, None):
+                got = launch(chunk, deterministic=True, programs=programs, rows_per_tile=height)
+                assert torch.equal(got, prefill[n : n + rows]), (rows, programs)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_decode_batch_is_decode_alone(dtype: torch.dtype) -> None:
+    """In a batch that fills the GPU a program goes through all keys of a tile; alone, many share them."""
+    lengths = [random.Random(n).randrange(1, 6000) for n in range(256)]
+    pieces = [Piece(length, 1) for length in lengths]
+    case = make(pieces, heads=8, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, device="cuda")
+    together = case.attend("exact-triton")
+    for n in range(0, 256, 16):
+        alone = part(case, [(n, pieces[n])]).attend("exact-triton")
+        assert torch.equal(alone[0], together[n]), lengths[n]
+
+
+# In a captured graph
+
+
+class Captured:
+    """A captured launch over six spans of at most eight rows, all of whose values can be set between replays."""
+
+    spans, rows, max_keys, page_size = 6, 8, 3000, 16
+    heads, kv_heads, dim, rows_per_tile = 8, 2, 128, 4
+
+    def __init__(self, deterministic: bool) -> None:
+        width = -(-self.max_keys // self.page_size)
+        rows = self.spans * self.rows
+        slots = (self.spans * width + 3) * self.page_size
+        self.keys, self.values = torch.randn(2, slots, self.kv_heads, self.dim, device="cuda").bfloat16()
+        self.queries, self.out = torch.randn(2, rows, self.heads, self.dim, device="cuda").bfloat16()
+        tiles = [(span, row) for span in range(self.spans) for row in range(0, self.rows, self.rows_per_tile)]
+        self.tile_span, self.tile_row = torch.tensor(tiles, dtype=torch.int32, device="cuda").t().contiguous()
+        self.inputs = {
+            name: torch.zeros(self.spans, dtype=torch.int32, device="cuda")
+            for name in ("firsts_R", "counts_R", "starts_R", "reals_R")
+        }
+        self.inputs["tables_RP"] = torch.zeros(self.spans, width, dtype=torch.int32, device="cuda")
+        self.inputs["ancestors_N"] = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        self.inputs["positions_N"] = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        self.deterministic = deterministic
+        shape = (len(tiles), self.heads, self.kv_heads, self.dim, self.rows_per_tile, torch.bfloat16, self.max_keys)
+        floats = workspace_floats(*shape, None, deterministic, self.queries.device)
+        self.workspace = torch.empty(floats, device="cuda")
+        self.run()  # compiles
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.run()
+
+    def run(self) -> None:
+        paged_attention(
+            self.queries,
+            self.keys,
+            self.values,
+            self.out,
+            tile_span_T=self.tile_span,
+            tile_row_T=self.tile_row,
+            page_size=self.page_size,
+            rows_per_tile=self.rows_per_tile,
+            scale=self.dim**-0.5,
+            max_keys=self.max_keys,
+            deterministic=self.deterministic,
+            workspace=self.workspace,
+            **self.inputs,
+        )
+
+    def case(self, pieces: list[Piece]) -> Case:
+        """A step over this pool, written into the inputs."""
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim, "page_size": self.page_size}
+        case = make(pieces, **sizes, dtype=torch.bfloat16, device="cuda")
+        case.keys, case.values, case.queries = self.keys, self.values, self.queries[: len(case.rows)]
+        shape = geometry(case)
+        firsts = [sum(shape.counts[:span]) for span in range(len(pieces))]
+        wanted = {"firsts_R": firsts, "counts_R": shape.counts, "starts_R": shape.starts, "reals_R": shape.reals}
+        for tensor in self.inputs.values():
+            tensor.zero_()
+        for name, values in wanted.items():
+            self.inputs[name][: len(pieces)] = torch.tensor(values)
+        for span, table in enumerate(case.tables):
+            self.inputs["tables_RP"][span, : len(table)] = torch.tensor(table)
+        self.inputs["ancestors_N"][: len(case.rows)] = shape.ancestors
+        self.inputs["positions_N"][: len(case.rows)] = shape.positions
+        return case
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_graph(deterministic: bool) -> None:
+    """A captured launch stays right when starts, lengths, trees and tables change between replays."""
+    captured = Captured(deterministic)
+    rng = random.Random(0)
+    for _ in range(6):
+        pieces = []
+        for _ in range(rng.randint(1, captured.spans)):
+            real = rng.randint(1, captured.rows)
+            tree = random_tree(rng, rng.randint(0, captured.rows - real))
+            pieces.append(Piece(rng.randrange(captured.max_keys - captured.rows), real, tree))
+        case = captured.case(pieces)
+        captured.workspace.fill_(float("nan"))
+        captured.out.fill_(7.0)
+        captured.graph.replay()
+        replayed = captured.out.clone()
+        check_values(replayed[: len(case.rows)], naive(case))
+        assert bool((replayed[len(case.rows) :] == 7.0).all()), "a row of nobody was written"
+        captured.run()
+        assert torch.equal(captured.out, replayed)

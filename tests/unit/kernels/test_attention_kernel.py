@@ -1,0 +1,191 @@
+"""Paged attention in Triton, run by its interpreter: against the definition in float64, and against itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.attention import BACKENDS
+from stridelm.attention.triton import TritonAttention, paths
+from stridelm.kernels import attention
+from stridelm.kernels.attention import make_plan, max_rows_per_tile, workspace_floats
+from support.attention import (
+    Piece,
+    check_attention,
+    check_path_invariance,
+    check_row_invariance,
+    check_values,
+    geometry,
+    make,
+    naive,
+    random_pieces,
+)
+from support.paged_attention import FastTriton, launch
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
+)
+DTYPES = (torch.float32, torch.float16)  # the interpreter has no bfloat16 products
+MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    for name, backend in MODES.items():
+        BACKENDS.add(name, backend)
+    yield
+    for name in MODES:
+        BACKENDS.remove(name)
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Splits of 64 keys, so that small contexts have many."""
+    monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(attention, "LEAST_KEYS", 64)
+    make_plan.cache_clear()
+    yield
+    make_plan.cache_clear()
+
+
+# Against the definition
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(2, 2, 1), (4, 2, 5), (3, 1, 16), (8, 1, 32)])
+@pytest.mark.parametrize("backend", MODES)
+def test_ragged_spans(backend: str, heads: int, kv_heads: int, page_size: int) -> None:
+    """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
+    for seed, dtype in enumerate(DTYPES):
+        pieces = random_pieces(heads + 8 * seed, 3, longest=60, rows=12)
+        check_attention(backend, make(pieces, heads=heads, kv_heads=kv_heads, dtype=dtype, page_size=page_size))
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 80, 128, 256])
+@pytest.mark.parametrize("backend", MODES)
+def test_head_sizes(backend: str, head_dim: int) -> None:
+    """Head sizes from 16 to 256, powers of two or not."""
+    for dtype in DTYPES:
+        pieces = [Piece(70, 3, (-1, 0, 0)), Piece(0, 20)]
+        check_attention(backend, make(pieces, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, page_size=16))
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 1000])
+@pytest.mark.parametrize("backend", MODES)
+def test_windows(backend: str, window: int) -> None:
+    """A sliding window counts positions: along a branch it forgets the prompt, not the branch's siblings."""
+    case = make(random_pieces(window, 3, longest=150, rows=12), heads=2, kv_heads=1, window=window)
+    check_attention(backend, case)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_soft_cap(deterministic: bool) -> None:
+    """Scores are capped before the mask, so that what is masked stays masked."""
+    case = make([Piece(80, 2, (-1, 0, 0, 2)), Piece(0, 30)])
+    check_values(launch(case, soft_cap=3.0, deterministic=deterministic), naive(case, soft_cap=3.0))
+
+
+@pytest.mark.parametrize("backend", MODES)
+def test_whole_trees(backend: str) -> None:
+    """Chains and stars of 64 rows: the last row uses the bitmask's sign bit."""
+    for parents in (tuple(range(-1, 63)), (-1,) * 64, tuple(max(-1, row - 2) for row in range(64))):
+        check_attention(backend, make([Piece(60, 2, parents), Piece(3, 1)], heads=2, kv_heads=1, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("programs", [1, 2, 9])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.usefixtures("short_splits")
+def test_shared_keys(deterministic: bool, programs: int, window: int | None) -> None:
+    """Any number of programs may share the keys of a tile, spans shorter than a split and windows among them."""
+    pieces = [Piece(400, 1), Piece(0, 1), Piece(150, 2, (-1, -1, 0, 1)), Piece(63, 1), Piece(64, 10)]
+    case = make(pieces, heads=2, kv_heads=1, window=window, page_size=16, dtype=torch.float16)
+    wanted = naive(case)
+    for rows_per_tile in (2, 8):
+        got = launch(case, programs=programs, rows_per_tile=rows_per_tile, deterministic=deterministic)
+        check_values(got, wanted)
+
+
+def test_long_context() -> None:
+    """Splits as long as they are outside the tests, and more of them than `merge` has on their way at once."""
+    case = make([Piece(5000, 1, (-1,)), Piece(3, 1)], heads=2, kv_heads=1, page_size=16, dtype=torch.float16)
+    for deterministic in (True, False):
+        check_values(launch(case, deterministic=deterministic), naive(case))
+
+
+# Against itself
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("short_splits")
+def test_row_invariance(dtype: torch.dtype, window: int | None) -> None:
+    """A real row has the same bits alone, in a chunk of any size, and in a batch."""
+    case = make([Piece(130, 9), Piece(0, 40)], heads=3, kv_heads=1, window=window, dtype=dtype)
+    check_row_invariance("exact-triton", case)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("short_splits")
+def test_path_invariance(dtype: torch.dtype, window: int | None) -> None:
+    """A candidate of any tree has the bits of the real row that may one day stand in its place."""
+    pieces = [Piece(124, 2, (-1, 0, 0, 1, 2, 2, -1, 6, 3, 8, 5, 7))]
+    check_path_invariance("exact-triton", make(pieces, heads=2, kv_heads=1, window=window, dtype=dtype))
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_what_the_host_decides_is_not_in_the_bits() -> None:
+    """Neither the height of the tiles, nor the programs that share keys, nor the bound on the keys."""
+    pieces = [Piece(300, 1), Piece(90, 12), Piece(0, 30), Piece(129, 1, (-1, 0, 1))]
+    case = make(pieces, heads=2, kv_heads=1, dtype=torch.float16)
+    wanted = launch(case, deterministic=True, programs=1)
+    for rows, programs, max_keys in ((4, 2, 500), (3, 3, 301), (32, 9, 10_000), (8, 1, 4096)):
+        got = launch(case, deterministic=True, rows_per_tile=rows, programs=programs, max_keys=max_keys)
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_paths_are_the_bitmasks(window: int | None) -> None:
+    """Columns by path give what the bitmask gives; for rows whose path lies in order, to the bit."""
+    case = make([Piece(60, 2, (-1, 0, 1, 0, 3, -1)), Piece(0, 3)], window=window)
+    by_paths, by_masks = launch(case, deterministic=True, by_paths=True), launch(case, deterministic=True)
+    check_values(by_paths, naive(case))
+    straight = ~geometry(case).ordered
+    assert torch.equal(by_paths[straight], by_masks[straight])
+
+
+def test_paths_of_bitmasks() -> None:
+    masks = torch.tensor([0, 0b1, 0b1011, -(1 << 63) | 0b100])
+    wanted = [[], [0], [0, 1, 3], [2, 63]]
+    assert [[row for row in path if row >= 0] for path in paths(masks).tolist()] == wanted
+    assert all(path == sorted(path, key=lambda row: row < 0) for path in paths(masks).tolist())
+
+
+# What the host decides
+
+
+def test_workspace() -> None:
+    """A full grid needs none; a small one needs room for its splits, in deterministic mode for all of `max_keys`."""
+
+    def floats(tiles: int, max_keys: int, deterministic: bool, rows: int = 1, window: int | None = None) -> int:
+        return workspace_floats(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, window, deterministic, CPU)
+
+    assert floats(256, 1 << 17, True) == floats(256, 1 << 17, False) == 0
+    assert floats(1, 64, True) == floats(1, 64, False) == 0
+    assert floats(1, 1 << 15, True) == 64 * 32 * 130
+    assert floats(1, 1 << 15, False) == 33 * 32 * 130
+    assert floats(1, 1 << 20, True, window=1000) == 4 * 32 * 130
+    assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program a tile"
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        max_rows_per_tile(4, torch.float64, True)
+    with pytest.raises(ValueError, match="256 query heads"):
+        max_rows_per_tile(256, torch.float16, True)

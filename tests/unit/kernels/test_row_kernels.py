@@ -1,0 +1,90 @@
+"""The row operations in Triton, run by its interpreter: against the definitions in float64, and against themselves."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.kernels import OPS, ops_for
+from stridelm.kernels.plain import PlainOps
+from stridelm.kernels.triton_rows import Pools, TritonOps, compact
+from stridelm.models.layers.decoder import LayerKV
+from support.compaction import check_compact
+from support.row_ops import check_gate, check_nan, check_norms, check_turn, noise
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
+)
+DTYPES = (torch.float32, torch.float16)  # the interpreter cuts bfloat16 off instead of rounding it
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("width", [1, 63, 384])
+def test_norms(dtype: torch.dtype, width: int) -> None:
+    check_norms(TritonOps(), 5, width, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("width", [2, 50, 1500])
+def test_gate(dtype: torch.dtype, width: int) -> None:
+    """Rows of one program and of two."""
+    check_gate(TritonOps(), 5, width, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (3, 3, 16), (8, 1, 80), (4, 2, 24)])
+def test_turn(dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: bool) -> None:
+    """Programs whose heads are of one kind, two or three."""
+    check_turn(TritonOps(), 5, heads, kv_heads, size, norms, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+def test_nan(dtype: torch.dtype) -> None:
+    check_nan(TritonOps(), dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+def test_views(dtype: torch.dtype) -> None:
+    """Rows with gaps between them, rows at odd addresses: the bits of the same rows elsewhere. No rows: no rows."""
+    ops, weight, x = TritonOps(), noise(1, 100, dtype=dtype, device="cpu"), noise(2, 4, 100, dtype=dtype, device="cpu")
+    wide = torch.nn.functional.pad(x, (1, 2))
+    odd = wide.flatten()[1:-2].as_strided((4, 100), (103, 1))
+    for view in (wide[:, 1:101], odd):
+        assert torch.equal(ops.norm(view, weight, 1e-5), ops.norm(x, weight, 1e-5))
+        assert torch.equal(ops.gate(view), ops.gate(x))
+        assert all(map(torch.equal, ops.add_norm(view, view, weight, 1e-5), ops.add_norm(x.clone(), x, weight, 1e-5)))
+    assert ops.norm(x[:0], weight, 1e-5).shape == (0, 100) and ops.gate(x[:0]).shape == (0, 50)
+
+
+@interpreted
+@pytest.mark.parametrize(("requests", "depth"), [(1, 1), (3, 7), (30, 9)])
+@pytest.mark.parametrize("sizes", [[(2, 8)], [(1, 6), (3, 24)], [(2, 32), (1, 8)]], ids=str)
+def test_compact(sizes: list[tuple[int, int]], requests: int, depth: int) -> None:
+    """Fewer entries than are moved at once, and more; layers of one width or several, in 16-byte vectors or not."""
+    layout = tuple(LayerKV("main", kv_heads, size) for kv_heads, size in sizes)
+    for dtype in (torch.float32, torch.bfloat16):
+        check_compact(layout, requests, depth, dtype, "cpu")
+
+
+@interpreted
+def test_nothing_to_compact() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    compact(Pools.of([torch.zeros(4, 2, 8)]), none, none)
+
+
+def test_choice() -> None:
+    """A GPU gets this set, in the dtypes that it has."""
+    cuda = torch.device("cuda")
+    assert type(ops_for(cuda, torch.bfloat16)) is OPS.get("triton") is TritonOps
+    assert type(ops_for(cuda, torch.float64)) is PlainOps

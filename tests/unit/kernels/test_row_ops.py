@@ -1,0 +1,43 @@
+"""Every kernel set against the definitions in float64, and against itself in other company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stridelm.kernels import OPS, ops_for
+from support.row_ops import check_gate, check_nan, check_norms, check_turn, sets
+
+CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
+every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+
+
+@every_set
+@pytest.mark.parametrize("width", [1, 63, 384])
+def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
+    check_norms(OPS.get(name)(), 17, width, dtype, "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("width", [2, 50, 960])
+def test_gate(name: str, dtype: torch.dtype, width: int) -> None:
+    check_gate(OPS.get(name)(), 17, width, dtype, "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (3, 3, 16), (8, 1, 80), (4, 2, 24)])
+def test_turn(name: str, dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: bool) -> None:
+    check_turn(OPS.get(name)(), 17, heads, kv_heads, size, norms, dtype, "cpu")
+
+
+@every_set
+def test_nan(name: str, dtype: torch.dtype) -> None:
+    check_nan(OPS.get(name)(), dtype, "cpu")
+
+
+def test_choice() -> None:
+    """A device gets the set made for it, where that set has the dtype."""
+    cpu = torch.device("cpu")
+    assert type(ops_for(cpu, torch.bfloat16)) is OPS.get("host")
+    assert type(ops_for(cpu, torch.float64)) is OPS.get("plain")
