@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table,
 
 
 def cases(rows: tuple[int, ...]) -> Iterator[Case]:
-    """One after another, so that the tensors of one are gone before the next one's are made."""
+    """Made one after another: their tensors are gigabytes."""
     for make in (norm, add_norm, gate, turn_and_store, compact):
         for count in rows:
             yield make(count)
@@ -125,10 +126,8 @@ def both(run: Callable[[Ops, int], object]) -> dict[str, list[Call]]:
     """`run(ops, n)` for each place n, by either set of operations."""
     from stridelm.kernels.triton_rows import TritonOps
 
-    return {
-        name: [lambda ops=ops, n=n: run(ops, n) for n in range(CALLS)]  # type: ignore[misc]
-        for name, ops in (("triton", TritonOps()), ("plain", PlainOps()))
-    }
+    sets: dict[str, Ops] = {"triton": TritonOps(), "plain": PlainOps()}
+    return {name: [partial(run, ops, n) for n in range(CALLS)] for name, ops in sets.items()}
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -180,8 +179,8 @@ def compact(rows: int) -> Case:
         "compact",
         rows,
         2 * rows * len(tensors) * KV_HEADS * SIZE * ITEM,
-        triton=[lambda pair=pair: triton_rows.compact(pools, *pair) for pair in pairs],  # type: ignore[misc]
-        plain=[lambda pair=pair: plainly(*pair) for pair in pairs],  # type: ignore[misc]
+        triton=[partial(triton_rows.compact, pools, *pair) for pair in pairs],
+        plain=[partial(plainly, *pair) for pair in pairs],
     )
 
 

@@ -1,4 +1,4 @@
-"""The row operations in Triton on a GPU: against the definitions, against themselves bit for bit, in a captured graph."""
+"""The row operations in Triton on a GPU: against the definitions, against themselves bit for bit, and captured."""
 
 from __future__ import annotations
 

@@ -58,20 +58,19 @@ def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def _gate_kernel(gate_up, out, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
-    """Grid (N, blocks of columns)."""
+def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (N, blocks of columns). WIDTH: I."""
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    exists_B = column_B < I
-    at_B = gate_up + row * (2 * I) + column_B
+    exists_B = column_B < WIDTH
+    at_B = gate_up + row * (2 * WIDTH) + column_B
     gate_B = tl.load(at_B, mask=exists_B, other=0.0).to(tl.float32)
-    up_B = tl.load(at_B + I, mask=exists_B, other=0.0).to(tl.float32)
-    tl.store(out + row * I + column_B, gate_B / (1.0 + tl.exp(-gate_B)) * up_B, mask=exists_B)
+    up_B = tl.load(at_B + WIDTH, mask=exists_B, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + column_B, gate_B / (1.0 + tl.exp(-gate_B)) * up_B, mask=exists_B)
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["positions", "slots"]
-)  # read one by one, and often views of a larger buffer
+# Positions and slots are read one by one and are often views of a larger buffer, wherever in it they begin.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _turn_kernel(
     qkv,
     positions,
@@ -135,6 +134,9 @@ def _turn_kernel(
 class TritonOps:
     device: ClassVar[str | None] = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+        """Nothing: every width is a kernel of its own, which the first launch compiles, and Triton keeps on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         return _norm(_whole(x_NC), None, weight_C, eps)
@@ -259,10 +261,7 @@ def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> Non
     )
 
 
-@triton.jit(
-    do_not_specialize=["count"],
-    do_not_specialize_on_alignment=["sources", "targets"],  # one form, however they came to lie in a buffer
-)
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sources", "targets"])
 def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: tl.constexpr, WORDS: tl.constexpr):
     """Grid (tensors, blocks of words). A program moves its words of all entries, so programs share nothing.
 
