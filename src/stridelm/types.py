@@ -38,8 +38,9 @@ class Request:
     """One sequence being completed.
 
     `computed` counts the leading tokens whose KV is committed. Only the ledger moves it (admit, commit, release).
-    `ahead` bounds the rows launched for this request whose verdict the CPU has not read; it is 0 whenever the
-    engine's lag is 0, and the planner adds it wherever a length would otherwise be taken for exact.
+    `ahead` counts the rows launched for this request whose verdict the CPU has not read, and `due` the tokens that are
+    sure to come of them. The planner adds them wherever a length would otherwise be taken for exact. A `host_bound`
+    request (the host must see its tokens before it can go on) is planned only when nothing of it is in flight.
     """
 
     id: str
@@ -59,6 +60,8 @@ class Request:
     slot: int = -1
     computed: int = 0
     ahead: int = 0
+    due: int = 0
+    host_bound: bool = False
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     stats: RequestStats = field(default_factory=lambda: RequestStats())
@@ -105,6 +108,9 @@ class Span:
     """
 
     request: Request
+    start: int
+    """Storage index of the first real row. With rows in flight ahead of it, for a span that decides, a bound on it, as
+    `real` is a bound then; start + real bounds the known tokens."""
     real: int
     depth: int = 0
     draft: int = 0
@@ -117,7 +123,7 @@ class Span:
     @property
     def end(self) -> int:
         """One past the highest storage index that the span may write."""
-        return self.request.computed + self.request.ahead + self.rows
+        return self.start + self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +197,8 @@ class ForwardBatch:
     """[R, K] int64: decision row of the last real row (column 0) and of draft row j (column j + 1); -1 where none."""
     decision_host: np.ndarray
     """[M, 2] host copy of `decision_span` and `decision_draft`."""
+    reals: torch.Tensor
+    """[R] int64 real rows of each span, exact."""
     prompt_rows: torch.Tensor | None = None
     """[P] int64 rows whose logits score the next prompt token, for requests that want prompt log-probabilities."""
 

@@ -90,7 +90,7 @@ class Requests(RuleBasedStateMachine):
         for one in self.rng.sample(self.running, self.rng.randint(1, len(self.running))):
             owed = one.known - one.computed
             real = self.rng.randint(1, owed)
-            span = Span(one, real, draft=drafts if real == owed else 0, decides=real == owed)
+            span = Span(one, one.computed, real, draft=drafts if real == owed else 0, decides=real == owed)
             need = self.ledger.missing(one, span.end)
             if need <= spare:
                 spare -= need
@@ -141,7 +141,7 @@ TestRequests.settings = settings(max_examples=150, stateful_step_count=30, deadl
 def run(ledger: Ledger, one: Request) -> list[int]:
     """Admit a request and commit all that it knows. Returns its pages."""
     ledger.admit(one)
-    with ledger.reserve([Span(one, one.known - one.computed)]) as transaction:
+    with ledger.reserve([Span(one, one.computed, one.known - one.computed)]) as transaction:
         transaction.commit([0])
     return list(ledger.table(one, "main"))
 
@@ -193,7 +193,7 @@ def test_commit_only_once() -> None:
     ledger = Ledger({"main": 4}, 2)
     one = request("a", [1, 2, 3])
     ledger.admit(one)
-    with ledger.reserve([Span(one, 3)]) as transaction:
+    with ledger.reserve([Span(one, one.computed, 3)]) as transaction:
         transaction.commit([0])
         with pytest.raises(AssertionError, match="once"):
             transaction.commit([0])

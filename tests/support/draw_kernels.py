@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.draw import draw, gumbel_of, noise_words
+from stridelm.kernels.truncate import Cut, truncate
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
@@ -26,6 +27,20 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "min_p": 1.0},
 )
 """Requests that need no history: greedy, sampled, and with min-p from loose to nothing but the likeliest."""
+
+TRUNCATED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.5},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 0.6, "top_k": 40},
+    {"temperature": 1.3, "top_p": 0.05},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.999},
+    {"temperature": 1.1, "top_k": 17, "top_p": 0.8},
+    {"temperature": 0.9, "min_p": 0.1, "top_k": 5},
+    {"temperature": 1.5, "min_p": 0.001, "top_k": 100, "top_p": 0.97},
+)
+"""Requests with top-k and top-p, alone and together."""
 
 
 @dataclass
@@ -86,6 +101,32 @@ def twin(
     """The sampler's tokens."""
     rows = Rows(torch.tensor(slots, device=table.device), positions_M)
     return sampler_of(table).draw(logits_MV, rows, slots, stream)
+
+
+def cut_of(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable, **options: Any) -> Cut:
+    """The kernels' cut, with min-p, top-k and top-p."""
+    names = ("temperature_S", "sampled_S", "log_min_p_S")
+    params = {name: column for name, column in columns(table).items() if name in names}
+    params |= {"top_k_S": table.top_k, "top_p_S": table.top_p, **options}
+    return truncate(logits_MV, torch.tensor(slots, device=table.device), **params)
+
+
+def kept_by(cut: Cut, scaled_MV: torch.Tensor) -> torch.Tensor:
+    """[M, V] which of the scaled logits a cut leaves, as `draw` reads it."""
+    depth_MV, edge_M1 = cut.peak_M[:, None] - scaled_MV, cut.edge_M[:, None]
+    first_MV = torch.arange(scaled_MV.shape[1], device=scaled_MV.device) <= cut.last_M[:, None]
+    return (scaled_MV >= cut.low_M[:, None]) & ((depth_MV < edge_M1) | ((depth_MV == edge_M1) & first_MV))
+
+
+def check_kept(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable) -> None:
+    """The cut leaves of every sampled row what the sampler leaves, to the last of the equals."""
+    sampled = [row for row, slot in enumerate(slots) if Feature.SAMPLED in table.features(slot)]
+    slots_M = torch.tensor(slots, device=table.device)
+    rows = Rows(slots_M, torch.ones_like(slots_M))
+    wanted = sampler_of(table).processed(logits_MV, rows, slots) > float("-inf")
+    scaled = logits_MV.float() / table.temperature[slots_M, None]
+    got = kept_by(cut_of(logits_MV, slots, table), scaled) & (scaled > float("-inf"))
+    assert torch.equal(got[sampled], wanted[sampled])
 
 
 @triton.jit(do_not_specialize=["position", "sample", "stream"])

@@ -144,7 +144,7 @@ class Lab:
 
     def _step(self, requests: list[Request]) -> None:
         depth = len(requests[0].ladder) - 1
-        spans = tuple(Span(r, 1, depth, r.ladder[depth]) for r in requests)
+        spans = tuple(Span(r, r.known - 1, 1, depth, r.ladder[depth]) for r in requests)
         slots = torch.tensor([r.slot for r in requests], device=self.target.device)
         draft = self.drafters.propose(spans, slots)
         batch = self._batch(spans, slots, draft)
@@ -181,6 +181,7 @@ class Lab:
             decision_draft=row,
             decision_index=index,
             decision_host=np.stack((span.cpu().numpy(), row.cpu().numpy()), 1),
+            reals=torch.ones_like(slots),
         )
 
     def _model(self, batch: ForwardBatch, draft: Draft) -> torch.Tensor:

@@ -11,16 +11,20 @@ from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, PROBE, Draft, Verdict
 from support.attention import random_tree
 
-VOCAB, SPANS, LENGTH = 6, 14, 40
+VOCAB, SPANS = 6, 14
+SLOTS, LENGTH = SPANS + 3, 40
 NUMBERS = ("counts", "kept", "leaf", "drafted", "accepted", "reached")
+SKELETON = ("parents", "roles", "depths", "ancestors")
 
 
-def random_draft(rng: random.Random, width: int) -> Draft:
-    """Trees of all shapes, with probes and dead rows; live siblings hold different tokens."""
+def random_draft(rng: random.Random, width: int, device: str = "cpu") -> Draft:
+    """Trees and chains, with probes and dead rows; live siblings hold different tokens."""
     shapes, tokens, live = [], [], []
     for _ in range(SPANS):
         parents = tuple(random_tree(rng, width)) if rng.random() < 0.5 else tuple(range(-1, width - 1))
-        roles, said, alive = [], [], []
+        roles: list[int] = []
+        said: list[int] = []
+        alive: list[bool] = []
         for row, parent in enumerate(parents):
             under_probe = parent >= 0 and roles[parent] == PROBE
             roles.append(PROBE if under_probe or rng.random() < 0.1 else CANDIDATE)
@@ -28,11 +32,11 @@ def random_draft(rng: random.Random, width: int) -> Draft:
             free = [token for token in range(VOCAB) if token not in taken]
             said.append(rng.choice(free or range(VOCAB)))
             alive.append(bool(free) and (parent < 0 or alive[parent]) and rng.random() < 0.95)
-        shapes.append(TreeShape.of(parents, roles, CPU))
+        shapes.append(TreeShape.of(parents, roles, torch.device(device)))
         tokens.append(said)
         live.append(alive)
-    draft = shapes[0].draft(torch.tensor(tokens), torch.tensor(live))
-    for name in ("parents", "roles", "depths", "ancestors"):
+    draft = shapes[0].draft(torch.tensor(tokens, device=device), torch.tensor(live, device=device))
+    for name in SKELETON:
         setattr(draft, name, torch.stack([getattr(shape, name) for shape in shapes]))
     draft.max_depth = max(shape.max_depth for shape in shapes)
     return draft
@@ -41,25 +45,30 @@ def random_draft(rng: random.Random, width: int) -> Draft:
 def agreeable(rng: random.Random, draft: Draft) -> torch.Tensor:
     """[R, K] drawn tokens that many of the candidates hold; -1 where nothing is drawn."""
     drawn = torch.tensor([[rng.randrange(VOCAB) for _ in range(draft.width + 1)] for _ in range(SPANS)])
-    candidates = draft.live & (draft.roles == CANDIDATE)
+    candidates = (draft.live & (draft.roles == CANDIDATE)).cpu()
+    parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
     drawn[:, 1:][~candidates] = -1
     for span, row in candidates.nonzero().tolist():
         if rng.random() < 0.6:
-            drawn[span, draft.parents[span, row] + 1] = draft.tokens[span, row]
-    return drawn
+            drawn[span, parents[span][row] + 1] = tokens[span][row]
+    return drawn.to(draft.tokens.device)
+
+
+def random_nodes(rng: random.Random, width: int, device: str = "cpu") -> torch.Tensor:
+    return torch.tensor([[rng.randrange(1000) for _ in range(width + 1)] for _ in range(SPANS)], device=device)
 
 
 class Tables:
-    """A token table twice: as the kernel leaves it, and as TokenTable does. Half the requests are padding."""
+    """Requests, some of them padding, and their token table twice: as a kernel leaves it, and as TokenTable does."""
 
-    def __init__(self, rng: random.Random, spans: int) -> None:
-        self.padding = torch.tensor([rng.random() < 0.2 for _ in range(spans)])
-        self.slots = torch.tensor(rng.sample(range(spans + 3), spans)).masked_fill(self.padding, -1)
-        self.decides = torch.tensor([rng.random() < 0.8 for _ in range(spans)])
-        self.ours, self.theirs = (TokenTable(spans + 3, LENGTH, CPU) for _ in range(2))
+    def __init__(self, rng: random.Random, device: str = "cpu") -> None:
+        self.padding = torch.tensor([rng.random() < 0.2 for _ in range(SPANS)], device=device)
+        self.slots = torch.tensor(rng.sample(range(SLOTS), SPANS), device=device).masked_fill(self.padding, -1)
+        self.decides = torch.tensor([rng.random() < 0.8 for _ in range(SPANS)], device=device)
+        self.ours, self.theirs = (TokenTable(SLOTS, LENGTH, torch.device(device)) for _ in range(2))
         for table in (self.ours, self.theirs):
             table.tokens.copy_(torch.arange(table.tokens.numel()).view(table.tokens.shape) + 1000)
-            table.known.copy_(torch.arange(spans + 3) * 2)
+            table.known.copy_(torch.arange(SLOTS) * 2)
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         return self.decides, self.slots, self.ours.tokens, self.ours.known
@@ -76,11 +85,12 @@ class Tables:
         for name, counts in (("tokens", got.counts), ("rows", got.counts), ("path", got.kept)):
             said, expected = getattr(got, name), getattr(wanted, name)
             assert said.dtype == torch.int64
-            within = torch.arange(said.shape[1]) < counts[:, None]
-            narrow = min(said.shape[1], expected.shape[1])
-            assert not bool(within[:, narrow:].any())
-            assert torch.equal(said[:, :narrow][within[:, :narrow]], expected[:, :narrow][within[:, :narrow]]), name
+            within = torch.arange(said.shape[1], device=said.device) < counts[:, None]
             assert not bool(said[~within].any()), name
+            shared = min(said.shape[1], expected.shape[1])  # the rule's own is as wide as its deepest tree
+            assert not bool(within[:, shared:].any())
+            of_real = within[:, :shared] & real[:, None]
+            assert torch.equal(said[:, :shared][of_real], expected[:, :shared][of_real]), name
 
 
 def trusted(drawn: torch.Tensor, nodes: torch.Tensor, decides: torch.Tensor, sure: torch.Tensor) -> Verdict:

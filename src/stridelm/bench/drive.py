@@ -71,8 +71,7 @@ class PageWatch:
         ledger = self._ledger
         held = sum(counts["held"] for counts in ledger.counts().values())
         given_back = sum(
-            max(0, ledger.pages_for(start + span.rows) - ledger.pages_for(span.request.computed))
-            for span, start in zip(plan.spans, batch.geometry.starts, strict=True)
+            max(0, ledger.pages_for(span.end) - ledger.pages_for(span.request.computed)) for span in plan.spans
         )
         self.peak = max(self.peak, held + given_back)
 

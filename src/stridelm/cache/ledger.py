@@ -124,7 +124,7 @@ class Ledger:
         """Give back everything the request holds. Its full pages linger for prefix hits."""
         lease = self._leases.pop(request.id, None)
         self._waiting_names.pop(request.id, None)
-        request.computed = 0
+        request.computed = request.ahead = request.due = 0
         if lease is not None:
             for group, table in lease.tables.items():
                 self._pages[group].drop(reversed(table))
@@ -148,8 +148,8 @@ class Ledger:
             table.extend(self._pages[group].take(missing))
 
     def trim(self, request: Request) -> None:
-        """Give back pages behind the last computed token."""
-        keep = self.pages_for(request.computed)
+        """Give back pages behind the last computed token and whatever is in flight behind it."""
+        keep = self.pages_for(request.computed + request.ahead)
         for group, table in self._leases[request.id].tables.items():
             self._pages[group].drop(reversed(table[keep:]))
             del table[keep:]
@@ -157,8 +157,9 @@ class Ledger:
     def table(self, request: Request, group: str) -> list[int]:
         return self._leases[request.id].tables[group]
 
-    def holds(self, request: Request) -> bool:
-        return request.id in self._leases
+    def lease(self, request: Request) -> Lease | None:
+        """What the request holds now. A lease is one admission's: another admission's is another object."""
+        return self._leases.get(request.id)
 
     # The law.
 

@@ -1,6 +1,7 @@
 """KV as a transaction: open with slots up to every span's bound, run, commit what was accepted.
 
-Leaving without commit gives back every page that was taken for it, as if the step had never been.
+Leaving without commit gives back every page that was taken for it, as if the step had never been. A step whose verdict
+the host reads later holds its transaction open meanwhile; several may be open at once, and commit in order.
 """
 
 from __future__ import annotations
@@ -20,23 +21,45 @@ class Transaction:
         self.spans = spans
         self._ledger = ledger
         self._open = True
+        self._held = False
         for span in spans:
             ledger.grow(span.request, span.end)
+            span.request.ahead += span.rows
+            span.request.due += span.decides
+        self._leases = [ledger.lease(span.request) for span in spans]
 
     def tables(self, group: str) -> list[list[int]]:
         """Page table of each span's request, long enough for the span's bound."""
         return [self._ledger.table(span.request, group) for span in self.spans]
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def hold(self) -> None:
+        """Stay open beyond the `with` block: the step is in flight."""
+        self._held = True
+
+    def commit(self, kept: Sequence[int], reals: Sequence[int] | None = None) -> list[bool]:
         """Keep each span's real rows and its first `kept` draft rows, and take the rest back.
 
-        The draft rows to keep must already lie in order behind the real rows (`PagePool.compact`).
+        reals: how many real rows each span had, where the plan knew a bound only. The draft rows to keep must already
+        lie in order behind the real rows. A span whose request has lost its lease since (it finished, was preempted or
+        aborted) keeps nothing; returns which spans kept theirs.
         """
         assert self._open, "a transaction commits once"
         self._open = False
-        for span, rows in zip(self.spans, kept, strict=True):
-            assert 0 <= rows <= span.draft
-            self._ledger.advance(span.request, span.real + rows)
+        alive = self._current()
+        for span, rows, here, n in zip(self.spans, kept, alive, range(len(self.spans)), strict=True):
+            real = span.real if reals is None else reals[n]
+            assert 0 <= rows <= span.draft and 0 < real <= span.real
+            if here:
+                self._take_off(span)
+                self._ledger.advance(span.request, real + rows)
+        return alive
+
+    def _current(self) -> list[bool]:
+        return [self._ledger.lease(span.request) is lease for span, lease in zip(self.spans, self._leases, strict=True)]
+
+    def _take_off(self, span: Span) -> None:
+        span.request.ahead -= span.rows
+        span.request.due -= span.decides
 
     def __enter__(self) -> Transaction:
         return self
@@ -44,8 +67,9 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._open:
+        if self._open and not (self._held and error is None):
             self._open = False
-            for span in self.spans:
-                if self._ledger.holds(span.request):
+            for span, here in zip(self.spans, self._current(), strict=True):
+                if here:
+                    self._take_off(span)
                     self._ledger.trim(span.request)

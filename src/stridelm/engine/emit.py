@@ -42,8 +42,13 @@ class Emitter:
         self._engine = engine
         self._live: dict[str, _Live] = {}
 
-    def emit(self, batch: ForwardBatch, logits: Logits, verdict: Verdict, outcome: Outcome) -> list[StepOutput]:
-        """Read a step's outcome into outputs; finished requests leave the engine here."""
+    def emit(
+        self, batch: ForwardBatch, logits: Logits, verdict: Verdict, outcome: Outcome, alive: list[bool]
+    ) -> list[StepOutput]:
+        """Read a step's outcome into outputs; finished requests leave the engine here.
+
+        alive: the spans whose requests are still the ones that were launched.
+        """
         now = time.perf_counter()
         engine = self._engine
         engine.stats.steps += 1
@@ -52,6 +57,8 @@ class Emitter:
         logprobs = self._score_tokens(batch, logits, verdict)
         outputs = []
         for i, span in enumerate(batch.spans):
+            if not alive[i]:
+                continue
             request = span.request
             count_acceptance(request, outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
             engine.stats.drafted += outcome.drafted[i]
@@ -167,8 +174,8 @@ class Emitter:
         if logits.prompt is None or batch.prompt_rows is None or not batch.prompt_rows.shape[0]:
             return
         targets: list[tuple[Request, int]] = []
-        for span, start in zip(batch.spans, batch.geometry.starts, strict=True):
-            targets += _scored_positions(span, start)
+        for span in batch.spans:
+            targets += _scored_positions(span)
         tokens = torch.tensor([r.prompt_ids[at] for r, at in targets], device=logits.prompt.device)
         counts = [r.params.prompt_logprobs or 0 for r, _ in targets]
         entries = self._with_text(as_dicts(raw_logprobs(logits.prompt, tokens, max(counts)), counts))
@@ -186,10 +193,10 @@ class Emitter:
         return entries
 
 
-def _scored_positions(span: Span, start: int) -> list[tuple[Request, int]]:
-    """Prompt positions whose tokens the span's real rows score; start: storage index of the first of them."""
+def _scored_positions(span: Span) -> list[tuple[Request, int]]:
+    """Prompt positions whose tokens the span's real rows score."""
     request = span.request
     if request.params.prompt_logprobs is None:
         return []
-    last = min(start + span.real, len(request.prompt_ids) - 1)
-    return [(request, at + 1) for at in range(start, last)]
+    last = min(span.start + span.real, len(request.prompt_ids) - 1)
+    return [(request, at + 1) for at in range(span.start, last)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from stridelm.engine.emit import Emitter
 from stridelm.engine.intake import Intake
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
-from stridelm.engine.step import step
+from stridelm.engine.step import Flight, step
 from stridelm.engine.wiring import Parts, load_parts
 from stridelm.params import SamplingParams
 from stridelm.run.eager import EagerRunner
@@ -61,6 +62,9 @@ class Engine:
         self.intake.check_default()
         self.emitter = Emitter(self)
         self.tracer: Tracer | None = None
+        self.flights: deque[Flight] = deque()
+        self.lag = 0
+        """Launched steps that the host leaves unread while it plans the next."""
         self._arrivals = 0
 
     def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
@@ -96,7 +100,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return not self.queue.empty
+        return not self.queue.empty or bool(self.flights)
 
     def check(self) -> None:
         """Raise RuntimeError naming the leak if the ledger does not balance."""
@@ -105,12 +109,24 @@ class Engine:
     def _start_over(self) -> None:
         """After a step that broke off, the device may know tokens that the host never saw. Preempting everybody makes
         the host's tokens the truth again."""
+        self.flights.clear()
         running = tuple(self.queue.running)
         for request in running:
             self.ledger.release(request)
         self.queue.apply(StepPlan(preempted=running))
 
     # What the step asks of the wiring.
+
+    def lag_behind(self, flight: Flight | None) -> int:
+        """Launched steps to leave unread behind this one. Log-probabilities and traces are read off the step's own
+        tensors, so it lands at once; with nothing launched, what is in flight lands."""
+        if flight is None or self.tracer is not None:
+            return 0
+        scored = any(
+            span.request.params.logprobs is not None or span.request.params.prompt_logprobs is not None
+            for span in flight.plan.spans
+        )
+        return 0 if scored else self.lag
 
     def enter(self, plan: StepPlan) -> None:
         """Apply the plan to the queue, the ledger and the request table."""

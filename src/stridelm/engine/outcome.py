@@ -18,16 +18,33 @@ class Outcome:
     drafted: list[int]
     accepted: list[int]
     reached: list[int]
+    reals: list[int]
 
 
-def read(verdict: Verdict) -> Outcome:
-    """Copy what the CPU needs of a verdict, in one transfer."""
-    columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached)
-    table = torch.cat((torch.stack(columns, 1), verdict.tokens), 1).tolist()
-    return Outcome(
-        tokens=[row[5 : 5 + row[0]] for row in table],
-        kept=[row[1] for row in table],
-        drafted=[row[2] for row in table],
-        accepted=[row[3] for row in table],
-        reached=[row[4] for row in table],
-    )
+class Reading:
+    """A verdict on its way to the host: the copy starts here and is waited for by `outcome`."""
+
+    def __init__(self, verdict: Verdict, reals_R: torch.Tensor) -> None:
+        columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
+        table = torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
+        self._arrived: torch.cuda.Event | None = None
+        if table.is_cuda:
+            self._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+            self._table.copy_(table, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._table = table
+
+    def outcome(self) -> Outcome:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        table = self._table.tolist()
+        return Outcome(
+            tokens=[row[6 : 6 + row[0]] for row in table],
+            kept=[row[1] for row in table],
+            drafted=[row[2] for row in table],
+            accepted=[row[3] for row in table],
+            reached=[row[4] for row in table],
+            reals=[row[5] for row in table],
+        )

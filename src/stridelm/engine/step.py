@@ -1,30 +1,61 @@
-"""One step, whole. Prompt chunks, plain decodes, chains, trees and mask-token windows all come through here.
+"""The step, whole. docs/path.md walks through it.
 
-plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
+    plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
+
+The device runs ahead of the host: a step is launched on bounds, and lands (its verdict is read, committed and emitted)
+when the engine's lag says so. On a CPU the lag is zero and a step lands at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from stridelm.engine.outcome import read
+from stridelm.cache.transaction import Transaction
+from stridelm.engine.outcome import Reading
 from stridelm.run.batch import build
-from stridelm.types import StepOutput
+from stridelm.run.eager import Logits
+from stridelm.types import Draft, ForwardBatch, StepOutput, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
 
 
+@dataclass(slots=True)
+class Flight:
+    """A launched step whose verdict the host has not read."""
+
+    plan: StepPlan
+    transaction: Transaction
+    draft: Draft
+    batch: ForwardBatch
+    logits: Logits
+    verdict: Verdict
+    reading: Reading
+
+
 @torch.inference_mode()
 def step(engine: Engine) -> list[StepOutput]:
-    """Run one step and say what it gave each request. Empty if nothing could run."""
+    """Launch a step and land those that are due; say what they gave each request. Nothing to launch: land one."""
+    flight = launch(engine)
+    lag = engine.lag_behind(flight)
+    if flight is not None:
+        engine.flights.append(flight)
+    outputs: list[StepOutput] = []
+    while len(engine.flights) > lag:
+        outputs += land(engine, engine.flights.popleft())
+    return outputs
+
+
+def launch(engine: Engine) -> Flight | None:
+    """Everything up to the host's look at the verdict. None if nothing could run."""
     plan = engine.planner.plan(engine.queue, engine.ledger)
     engine.enter(plan)
     if not plan.spans:
-        assert plan.preempted or engine.queue.empty, "requests are queued and none can run"
-        return []
+        assert plan.preempted or engine.queue.empty or engine.flights, "requests are queued and none can run"
+        return None
     slots = engine.slots(plan)
     with engine.ledger.reserve(plan.spans) as transaction:
         draft = engine.drafters.propose(plan.spans, slots)
@@ -32,8 +63,15 @@ def step(engine: Engine) -> list[StepOutput]:
         logits = engine.runner.forward(batch)
         verdict = engine.door.verify(batch, draft, logits.decisions)
         engine.runner.compact(batch, draft, verdict)
-        outcome = read(verdict)
-        transaction.commit(outcome.kept)
         engine.drafters.observe(plan.spans, slots, batch, logits.decisions, verdict)
-    engine.trace(plan, draft, batch, outcome)
-    return engine.emitter.emit(batch, logits, verdict, outcome)
+        reading = Reading(verdict, batch.reals)
+        transaction.hold()
+    return Flight(plan, transaction, draft, batch, logits, verdict, reading)
+
+
+def land(engine: Engine, flight: Flight) -> list[StepOutput]:
+    """Commit what was accepted and emit what was said. Requests that left since get nothing."""
+    outcome = flight.reading.outcome()
+    alive = flight.transaction.commit(outcome.kept, outcome.reals)
+    engine.trace(flight.plan, flight.draft, flight.batch, outcome)
+    return engine.emitter.emit(flight.batch, flight.logits, flight.verdict, outcome, alive)

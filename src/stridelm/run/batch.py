@@ -79,12 +79,13 @@ def build(
         decision_draft=torch.from_numpy(layout.draft[decisions]).to(device),
         decision_index=torch.from_numpy(index).to(device),
         decision_host=np.stack((spans_of, layout.draft[decisions]), 1),
+        reals=torch.from_numpy(layout.reals).to(device),
         prompt_rows=_prompt_rows(layout, spans, device),
     )
 
 
 def _layout(spans: tuple[Span, ...], draft: Draft) -> _Layout:
-    starts = np.array([s.request.computed for s in spans], dtype=np.int64)
+    starts = np.array([s.start for s in spans], dtype=np.int64)
     reals = np.array([s.real for s in spans], dtype=np.int64)
     bounds = np.array([s.draft for s in spans], dtype=np.int64)
     room = np.arange(draft.width) < bounds[:, None]

@@ -14,7 +14,7 @@ from collections import deque
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.purse import Grant, Purse
 from stridelm.schedule.queue import Queue
-from stridelm.schedule.rows import least_span, useful_depth
+from stridelm.schedule.rows import least_span, resting, useful_depth
 from stridelm.types import Request, StepPlan
 
 
@@ -28,16 +28,17 @@ class Planner:
         A plan may preempt and have no span: pages shared by several victims count only once those are gone.
         """
         purse = Purse(self.budget.tokens, pages)
-        running = queue.running
+        running = [request for request in queue.running if not resting(request)]
         grants, preempted = _serve(running, purse)
         for grant in grants:
             _widen(grant, purse)
         # Whoever was left out or preempted comes before any newcomer.
-        admitted = self._admit(queue, grants, purse) if len(grants) == len(running) else []
+        slots = self.budget.requests - len(queue.running)
+        admitted = self._admit(queue, grants, slots, purse) if len(grants) == len(running) else []
         spans = tuple(grant.span() for grant in [*grants, *admitted])
         return StepPlan(spans, tuple(grant.request for grant in admitted), tuple(preempted))
 
-    def _admit(self, queue: Queue, grants: list[Grant], purse: Purse) -> list[Grant]:
+    def _admit(self, queue: Queue, grants: list[Grant], slots: int, purse: Purse) -> list[Grant]:
         """Waiting requests in order of rank. The first that does not fit stops it, so none is overtaken.
 
         A newcomer must fit with all it knows beside what those before it still need; otherwise it would be
@@ -45,7 +46,6 @@ class Planner:
         harmed.
         """
         admitted: list[Grant] = []
-        slots = self.budget.requests - len(grants)
         if slots == 0 or purse.rows == 0 or not queue.waiting:
             return admitted
         kept = sum(purse.promised(grant) for grant in grants)

@@ -34,7 +34,7 @@ class Grant:
         return self.real == self.owed
 
     def span(self) -> Span:
-        return Span(self.request, self.real, self.depth, self.request.ladder[self.depth], self.decides)
+        return Span(self.request, self.start, self.real, self.depth, self.request.ladder[self.depth], self.decides)
 
 
 class Purse:

@@ -16,6 +16,15 @@ def first_row(request: Request) -> int:
     return request.computed + request.ahead
 
 
+def resting(request: Request) -> bool:
+    """Whether to leave a running request out until what is in flight of it has landed: the host must see its tokens
+    first, or they are sure to be its last."""
+    if not request.ahead:
+        return False
+    most = request.params.max_tokens
+    return request.host_bound or (most is not None and len(request.output_ids) + request.due >= most)
+
+
 def owed_rows(request: Request, start: int) -> int:
     """Real rows from storage index `start` until the request decides.
 
@@ -44,7 +53,7 @@ def useful_depth(request: Request) -> int:
     deepest = len(request.ladder) - 1
     if request.whole or request.params.max_tokens is None:
         return deepest
-    return max(0, min(deepest, request.params.max_tokens - len(request.output_ids) - 1))
+    return max(0, min(deepest, request.params.max_tokens - len(request.output_ids) - request.due - 1))
 
 
 def smallest_budget(request: Request) -> int:

@@ -33,7 +33,7 @@ class Hearing:
     @property
     def longest(self) -> int:
         """What the host knows no request's length to exceed."""
-        return max(span.request.known + span.request.ahead for span in self.spans)
+        return max(span.start + span.real for span in self.spans)
 
     @property
     def uses_history(self) -> bool:

@@ -45,7 +45,7 @@ def test_lookup(vocab: int) -> None:
             request = Request(str(slot), ids[:cut], SamplingParams(), speculation, slot=slot, output_ids=ids[cut:])
             table.admit(slot, ids)
             requests.append(request)
-            spans.append(Span(request, 1, 0, rng.randint(1, 8)))
+            spans.append(Span(request, request.known - 1, 1, 0, rng.randint(1, 8)))
         slots = torch.arange(count)
         group = Group(tuple(spans), list(range(count)), slots, slots, table)
         draft = NgramDrafter(Target(vocab, 64, count, (), None, CPU), None).propose(group)  # type: ignore[arg-type]

@@ -38,11 +38,13 @@ class World:
             self.ledger.admit(request)
             done = rng.randrange(request.known)
             if done:
-                with self.ledger.reserve([Span(request, done)]) as transaction:
+                with self.ledger.reserve([Span(request, 0, done)]) as transaction:
                     transaction.commit([0])
             real = rng.randint(1, request.known - done)
             decides = done + real == request.known
-            self.spans.append(Span(request, real, draft=rng.randint(0, draft_rows) if decides else 0, decides=decides))
+            self.spans.append(
+                Span(request, done, real, draft=rng.randint(0, draft_rows) if decides else 0, decides=decides)
+            )
         self.slots = torch.tensor([span.request.slot for span in self.spans])
         self.draft = _draft(rng, self.spans)
         self.transaction = self.ledger.reserve(self.spans)

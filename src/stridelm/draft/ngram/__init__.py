@@ -33,7 +33,7 @@ class NgramDrafter(Drafter):
         width = max(span.draft for span in group.spans)
         device = group.slots.device
         # The CPU knows a bound on every length, so only that much of the table is searched.
-        reach = max(span.request.known + span.request.ahead for span in group.spans)
+        reach = max(span.start + span.real for span in group.spans)
         tokens = group.table.tokens[group.slots, :reach]
         known = group.table.known[group.slots]
         lengths = [_lengths(span.request.speculation) for span in group.spans]

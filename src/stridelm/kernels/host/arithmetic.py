@@ -1,7 +1,7 @@
 """What the CPU kernels share: storage formats and elementary functions that compile to vector instructions.
 
-Every function here is compiled into its caller. bfloat16 arrays come as uint16, the upper half of a float32: numba has no
-name for them.
+Every function here is compiled into its caller. bfloat16 arrays come as uint16, the upper half of a float32: numba has
+no name for them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
+# Workers beyond torch's would fight with it for the cores, even idle ones: they are woken for every call.
+nb.config.NUMBA_NUM_THREADS = torch.get_num_threads()
+
+
 def follow_torch() -> None:
-    """Use as many threads as torch does. More, and the two would fight for the cores."""
+    """Use as many threads as torch does now."""
     nb.set_num_threads(min(torch.get_num_threads(), nb.config.NUMBA_NUM_THREADS))
 
 

@@ -1,0 +1,143 @@
+"""Rows of logits, read by a grid of programs: (rows, splits of the vocabulary). What the kernels over logits share.
+
+A program goes through its split tile by tile and leaves one entry in a workspace [M, P], whence another kernel puts the
+splits together. What is put together is a maximum or a sum of integers, so that a row's result cannot depend on how it
+was split, nor on timing.
+
+Legend: M rows, V vocabulary, P splits, T tokens of a tile.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+TILE = tl.constexpr(1024)
+"""Tokens that a program looks at together. One number for all launches, so that all run the same code."""
+MOST_SPLITS = tl.constexpr(128)
+WARPS = 4
+PROGRAMS_PER_PROCESSOR = 8
+"""Rows are split until there are about this many programs for each multiprocessor."""
+
+UNIT = tl.constexpr(2.0**40)
+"""The mass of the likeliest token, as in sample/mass.py."""
+LAST = tl.constexpr(2**31 - 1)
+"""An id behind all others."""
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+
+
+# Device code
+
+
+@triton.jit
+def _log1p_by_log(x_T):
+    """log(1 + x), with the rounding of 1 + x made good (Goldberg 1991, "What every computer scientist should know about
+    floating-point arithmetic", theorem 4)."""
+    rounded_T = 1.0 + x_T
+    exact_T = rounded_T == 1.0
+    return tl.where(exact_T, x_T, tl.log(rounded_T) * (x_T / tl.where(exact_T, 1.0, rounded_T - 1.0)))
+
+
+@triton.jit
+def _plain_exp(x_T):
+    return tl.exp(x_T)
+
+
+# What torch calls on a GPU. The interpreter has no libdevice.
+if triton.knobs.runtime.interpret:
+    exp, log1p = _plain_exp, _log1p_by_log
+else:
+    exp, log1p = libdevice.exp, libdevice.log1p
+
+
+@triton.jit
+def my_tiles(vocab):
+    """[first, last) tile of this program."""
+    tiles = tl.cdiv(vocab, TILE)
+    share = tl.cdiv(tiles, tl.num_programs(1))
+    first = tl.program_id(1) * share
+    return first, tl.minimum(first + share, tiles)
+
+
+@triton.jit
+def my_entry():
+    """Where this program leaves its split's result: workspaces are [M, P]."""
+    return tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+
+
+@triton.jit
+def row_entries(splits):
+    """([MOST_SPLITS] where the splits of a row's results stand, which of them exist)."""
+    split_P = tl.arange(0, MOST_SPLITS)
+    return tl.program_id(0) * splits + split_P, split_P < splits
+
+
+@triton.jit
+def load_tile(logits, tile, vocab):
+    """(token ids [T], their logits [T] float32, -inf behind the end)"""
+    token_T = tile * TILE + tl.arange(0, TILE)
+    return token_T, tl.load(logits + token_T, mask=token_T < vocab, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def row_peak(peaks, splits):
+    """The largest logit of this program's row, from its splits' peaks."""
+    entry_P, exists_P = row_entries(splits)
+    return tl.max(tl.load(peaks + entry_P, mask=exists_P, other=float("-inf")))
+
+
+@triton.jit
+def mass_of(depth):
+    """exp(-depth) in whole units: `masses` in sample/mass.py."""
+    return (exp(-depth) * UNIT).to(tl.int64)
+
+
+@triton.jit
+def find_peaks(logits, peaks, slots, log_min_p, stride_m, stride_min_p, vocab):
+    """Each split's largest logit, for the rows that min-p cuts; for all rows if there are no slots."""
+    row = tl.program_id(0)
+    if slots is not None:
+        slot = tl.load(slots + row)
+        if slot < 0:
+            return
+        if tl.load(log_min_p + slot * stride_min_p) == float("-inf"):
+            return
+    first, last = my_tiles(vocab)
+    peak_T = tl.full([TILE], float("-inf"), tl.float32)
+    for tile in range(first, last):
+        _, logit_T = load_tile(logits + row.to(tl.int64) * stride_m, tile, vocab)
+        peak_T = tl.maximum(peak_T, logit_T)
+    tl.store(peaks + my_entry(), tl.max(peak_T))
+
+
+# Host code
+
+
+def check_logits(logits_MV: torch.Tensor) -> tuple[int, int]:
+    """(rows, vocabulary)"""
+    assert logits_MV.dtype in DTYPES and logits_MV.stride(1) == 1
+    rows, vocab = logits_MV.shape
+    assert vocab < 2**31 - TILE.value
+    return rows, vocab
+
+
+@cache
+def splits_of(rows: int, vocab: int, device: torch.device) -> int:
+    """How many programs share a row."""
+    tiles = -(-vocab // TILE.value)
+    wanted = -(-PROGRAMS_PER_PROCESSOR * _multiprocessors(device) // rows)
+    share = -(-tiles // min(wanted, tiles, MOST_SPLITS.value))
+    return -(-tiles // share)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    # The interpreter plans as if it were an H200.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

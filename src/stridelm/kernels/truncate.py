@@ -1,0 +1,309 @@
+"""Where top-k and top-p cut a row of logits, on a GPU: `draw` then keeps exactly what sample/processors.py keeps.
+
+Three searches, one after another, each for the least key up to which a row's weights reach a limit:
+
+    search   key of a token                           weight   limit                            finds
+    LOGITS   order of the logits, largest first       1        top_k                            the k-th largest logit
+    DEPTHS   bits of depth = largest - own logit      mass     top_p of the mass                the nucleus's edge
+    IDS      token id, of those at the edge           1        how many of them it takes        the last of them
+
+Masses are sample/mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
+highest: `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit; `settle`
+puts the splits together and takes the digit at which the limit is reached (radix selection).
+
+Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens of a tile, D values of a digit.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from stridelm.kernels.logit_rows import (
+    LAST,
+    LOWEST,
+    WARPS,
+    check_logits,
+    find_peaks,
+    load_tile,
+    mass_of,
+    my_entry,
+    my_tiles,
+    row_entries,
+    row_peak,
+    splits_of,
+)
+
+LOGITS = tl.constexpr(0)
+DEPTHS = tl.constexpr(1)
+IDS = tl.constexpr(2)
+
+BITS = tl.constexpr(4)
+"""Bits of a digit."""
+DIGITS = tl.constexpr(16)
+"""D."""
+KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
+"""High bits of a float32 that can tell logits of a dtype apart, in whole digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is kept of each row, for sampled rows alone: scaled logits of at least `low` whose depth is under `edge`, or
+    at it with an id of at most `last`. A row that asks for nothing has -inf, inf and the last id of all."""
+
+    peak_M: torch.Tensor
+    """float32: the largest scaled logit, from which depths are measured."""
+    low_M: torch.Tensor
+    """float32: min-p and top-k."""
+    edge_M: torch.Tensor
+    """float32: top-p."""
+    last_M: torch.Tensor
+    """int64: top-p, of equals."""
+
+
+# Device code
+
+
+@triton.jit(do_not_specialize=["splits"])
+def begin(
+    split_peaks,
+    slots,
+    temperature,
+    sampled,
+    log_min_p,
+    top_k,
+    top_p,
+    heats,
+    top_ks,
+    top_ps,
+    peaks,
+    lows,
+    edges,
+    lasts,
+    stride_temperature,
+    stride_sampled,
+    stride_min_p,
+    stride_top_k,
+    stride_top_p,
+    splits,
+    vocab,
+):
+    """What each row asks for, from its slot; min-p. Grid (M). A top-k of 0 and a top-p of 1 ask for nothing."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    asks = slot >= 0
+    asks &= tl.load(sampled + slot * stride_sampled, mask=asks, other=0) != 0
+    heat = tl.load(temperature + slot * stride_temperature, mask=asks, other=1.0)
+    peak = tl.div_rn(row_peak(split_peaks, splits), heat)
+    tl.store(heats + row, heat)
+    # A row of nothing but -inf would have nan for its depths.
+    tl.store(peaks + row, tl.maximum(peak, LOWEST))
+    relative = tl.load(log_min_p + slot * stride_min_p, mask=asks, other=float("-inf"))
+    tl.store(lows + row, tl.where(relative == float("-inf"), float("-inf"), peak + relative))
+    tl.store(edges + row, float("inf"))
+    tl.store(lasts + row, tl.full([], LAST, tl.int64))
+    if top_k is not None:
+        most = tl.load(top_k + slot * stride_top_k, mask=asks, other=0)
+        tl.store(top_ks + row, tl.where((most > 0) & (most < vocab), most, 0))
+    if top_p is not None:
+        tl.store(top_ps + row, tl.load(top_p + slot * stride_top_p, mask=asks, other=1.0))
+
+
+@triton.jit
+def _searches(row, top_ks, top_ps, KEY: tl.constexpr):
+    """Whether the row takes part in this search."""
+    if KEY == LOGITS:
+        return tl.load(top_ks + row) > 0
+    else:
+        return tl.load(top_ps + row) < 1.0
+
+
+@triton.jit
+def _order_key(logit_T):
+    """uint32 that ascends as the logits descend. Its own inverse, on bits."""
+    bits_T = (logit_T + 0.0).to(tl.int32, bitcast=True)  # + 0.0: minus zero equals zero
+    return tl.where(bits_T < 0, bits_T, bits_T ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _logit_of_prefix(prefix, shift):
+    """The logit whose key begins with these digits; its bits under `shift` are 0."""
+    bits = (prefix << shift).to(tl.int32)
+    bits = tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF)
+    return (bits >> shift << shift).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["shift"])
+def weigh(
+    logits,
+    sums,
+    prefixes,
+    heats,
+    top_ks,
+    top_ps,
+    peaks,
+    lows,
+    edges,
+    stride_m,
+    vocab,
+    shift,
+    KEY: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """Each split's weights by the digit at `shift`, of the tokens whose higher digits are the row's prefix. The first
+    digit has none before it. Grid (M, P)."""
+    row = tl.program_id(0)
+    if not _searches(row, top_ks, top_ps, KEY):
+        return
+    heat = tl.load(heats + row)
+    peak = tl.load(peaks + row)
+    low = tl.load(lows + row)
+    edge = tl.load(edges + row)
+    if not FIRST:
+        prefix = tl.load(prefixes + row).to(tl.uint32)
+    digit_D = tl.arange(0, DIGITS)
+    sum_D = tl.zeros([DIGITS], tl.int64)
+    first, last = my_tiles(vocab)
+    for tile in range(first, last):
+        token_T, logit_T = load_tile(logits + row.to(tl.int64) * stride_m, tile, vocab)
+        if KEY == LOGITS:
+            counts_T = token_T < vocab
+            key_T = _order_key(logit_T)
+        else:
+            logit_T = tl.div_rn(logit_T, heat)
+            depth_T = peak - logit_T
+            counts_T = logit_T >= low
+            if KEY == DEPTHS:
+                key_T = depth_T.to(tl.uint32, bitcast=True)
+            else:
+                counts_T &= depth_T == edge
+                key_T = token_T.to(tl.uint32)
+        if not FIRST:
+            counts_T &= (key_T >> (shift + BITS).to(tl.uint32)) == prefix
+        # Soon few tiles hold a token that still counts.
+        if tl.max(counts_T.to(tl.int32)) != 0:
+            if KEY == DEPTHS:
+                weight_T = tl.where(counts_T, mass_of(depth_T), 0)
+            else:
+                weight_T = counts_T.to(tl.int64)
+            own_T = ((key_T >> shift.to(tl.uint32)) & (DIGITS - 1)).to(tl.int32)
+            sum_D += tl.sum(tl.where(own_T[None, :] == digit_D[:, None], weight_T[None, :], 0), 1)
+    tl.store(sums + my_entry() * DIGITS + digit_D, sum_D)
+
+
+@triton.jit(do_not_specialize=["splits", "shift"])
+def settle(
+    sums,
+    prefixes,
+    rests,
+    heats,
+    top_ks,
+    top_ps,
+    lows,
+    edges,
+    lasts,
+    splits,
+    shift,
+    KEY: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST_DIGIT: tl.constexpr,
+):
+    """One digit more of each row's key; behind the last one, what the search found. Grid (M).
+
+    rests: what the limit is over the weights of all tokens before the prefix.
+    """
+    row = tl.program_id(0)
+    if not _searches(row, top_ks, top_ps, KEY):
+        return
+    digit_D = tl.arange(0, DIGITS)
+    entry_P, exists_P = row_entries(splits)
+    sum_PD = tl.load(sums + entry_P[:, None] * DIGITS + digit_D[None, :], mask=exists_P[:, None], other=0)
+    upto_D = tl.cumsum(tl.sum(sum_PD, 0), 0)
+    if FIRST:
+        prefix = tl.zeros([], tl.int64)
+        if KEY == LOGITS:
+            rest = tl.load(top_ks + row)
+        elif KEY == DEPTHS:
+            share = tl.max(upto_D).to(tl.float64) * tl.load(top_ps + row).to(tl.float64)
+            rest = tl.ceil(share).to(tl.int64)
+        else:
+            # Of equals at the edge, as many as it takes: the last of them starts under the limit.
+            rest = tl.cdiv(tl.load(rests + row), tl.maximum(mass_of(tl.load(edges + row)), 1))
+    else:
+        prefix = tl.load(prefixes + row)
+        rest = tl.load(rests + row)
+    under_D = upto_D < rest
+    digit = tl.minimum(tl.sum(under_D.to(tl.int64)), DIGITS - 1)
+    prefix = (prefix << BITS) + digit
+    tl.store(prefixes + row, prefix)
+    tl.store(rests + row, rest - tl.max(tl.where(under_D, upto_D, 0)))
+    if LAST_DIGIT:
+        if KEY == LOGITS:
+            least = tl.div_rn(_logit_of_prefix(prefix, shift), tl.load(heats + row))
+            tl.store(lows + row, tl.maximum(least, tl.load(lows + row)))
+        elif KEY == DEPTHS:
+            tl.store(edges + row, prefix.to(tl.int32).to(tl.float32, bitcast=True))
+        else:
+            tl.store(lasts + row, prefix)
+
+
+# Host code
+
+
+def truncate(
+    logits_MV: torch.Tensor,
+    slots_M: torch.Tensor,
+    temperature_S: torch.Tensor,
+    sampled_S: torch.Tensor,
+    log_min_p_S: torch.Tensor,
+    top_k_S: torch.Tensor | None = None,
+    top_p_S: torch.Tensor | None = None,
+) -> Cut:
+    """Where min-p, then top-k, then top-p cut each sampled row.
+
+    top_k_S: int64, nothing asked for outside [1, V). top_p_S: float32, nothing asked for from 1 on. None: no row asks,
+    which spares the launches. The others as for `draw`.
+    """
+    rows, vocab = check_logits(logits_MV)
+    assert slots_M.shape == (rows,) and slots_M.is_contiguous()
+    heats, top_ps, peaks, lows, edges = torch.empty(5, rows, dtype=torch.float32, device=logits_MV.device)
+    top_ks, lasts, prefixes, rests = torch.empty(4, rows, dtype=torch.int64, device=logits_MV.device)
+    cut = Cut(peaks, lows, edges, lasts)
+    if rows == 0:
+        return cut
+    splits = splits_of(rows, vocab, logits_MV.device)
+    stride = logits_MV.stride(0)
+    split_peaks = torch.empty(rows, splits, dtype=torch.float32, device=logits_MV.device)
+    sums = torch.empty(rows, splits, DIGITS.value, dtype=torch.int64, device=logits_MV.device)
+    find_peaks[(rows, splits)](logits_MV, split_peaks, None, None, stride, 0, vocab, num_warps=WARPS)
+    columns = (temperature_S, sampled_S.view(torch.uint8), log_min_p_S, top_k_S, top_p_S)
+    strides = (0 if each is None else each.stride(0) for each in columns)
+    results = (heats, top_ks, top_ps, peaks, lows, edges, lasts)
+    begin[(rows,)](split_peaks, slots_M, *columns, *results, *strides, splits, vocab, num_warps=1)
+    asked, found = (heats, top_ks, top_ps), (lows, edges, lasts)
+    for key, shifts in _searches_of(logits_MV.dtype, vocab, top_k_S is not None, top_p_S is not None):
+        for shift in shifts:
+            digit = {"KEY": key, "FIRST": shift == shifts[0]}
+            weigh[(rows, splits)](
+                logits_MV, sums, prefixes, *asked, peaks, lows, edges, stride, vocab, shift, num_warps=WARPS, **digit
+            )
+            digit["LAST_DIGIT"] = shift == shifts[-1]
+            settle[(rows,)](sums, prefixes, rests, *asked, *found, splits, shift, num_warps=WARPS, **digit)
+    return cut
+
+
+def _searches_of(dtype: torch.dtype, vocab: int, top_k: bool, top_p: bool) -> list[tuple[int, range]]:
+    """(key, shifts of its digits from the highest) of each search, in order."""
+    step = BITS.value
+    searches = []
+    if top_k:
+        searches.append((LOGITS.value, range(32 - step, 32 - KEY_BITS[dtype] - 1, -step)))
+    if top_p:
+        id_digits = max(1, -(-(vocab - 1).bit_length() // step))
+        searches.append((DEPTHS.value, range(32 - step, -1, -step)))
+        searches.append((IDS.value, range((id_digits - 1) * step, -1, -step)))
+    return searches

@@ -1,0 +1,94 @@
+"""The door's kernels, run by Triton's interpreter: against the rules' torch code, and the token table."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.draft.base import TreeShape, empty_draft
+from stridelm.kernels.walk import cut_windows, walk
+from stridelm.types import CANDIDATE, Verdict
+from stridelm.verify import exact
+from support.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes, trusted
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
+)
+CPU = torch.device("cpu")
+
+
+# The exact rule
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 20, 63, 64])
+def test_walk(width: int) -> None:
+    """Down any tree, siblings, probes and dead rows in it, as the rule's own walk goes."""
+    longest = 0
+    for seed in range(3):
+        rng = random.Random(100 * width + seed)
+        draft, tables = random_draft(rng, width), Tables(rng)
+        drawn, nodes = agreeable(rng, draft), random_nodes(rng, width)
+        verdict = walk(draft, drawn, nodes, *tables.arguments())
+        tables.check(verdict, exact.walk(draft, drawn, nodes, tables.decides))
+        longest = max(longest, int(verdict.kept.max()))
+    assert longest >= min(width, 3)
+
+
+def test_whole_chain() -> None:
+    """64 rows, all accepted: the last is the bitmask's sign bit. The skeleton is one, expanded over the requests."""
+    tokens = torch.arange(64).repeat(SPANS, 1)
+    draft = TreeShape.of(range(-1, 63), [CANDIDATE] * 64, CPU).draft(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    drawn = torch.arange(65).repeat(SPANS, 1)
+    drawn[::2, 63] = 0  # all but the last row
+    tables = Tables(random.Random(0))
+    verdict = walk(draft, drawn, drawn + 7, *tables.arguments())
+    tables.check(verdict, exact.walk(draft, drawn, drawn + 7, tables.decides))
+    assert set(verdict.kept.tolist()) == {0, 63, 64} and set(verdict.leaf.tolist()) == {-1, 62, 63}
+
+
+def test_plain_decoding_walks_an_empty_tree() -> None:
+    tables = Tables(random.Random(1))
+    drawn, draft = torch.arange(SPANS)[:, None] + 5, empty_draft(SPANS, CPU)
+    verdict = walk(draft, drawn, drawn * 3, *tables.arguments())
+    tables.check(verdict, exact.walk(draft, drawn, drawn * 3, tables.decides))
+    assert verdict.path.shape == (SPANS, 0)
+
+
+def test_one_copy_brings_a_verdict_to_the_host() -> None:
+    tables = Tables(random.Random(2))
+    drawn = torch.arange(SPANS)[:, None]
+    verdict = walk(empty_draft(SPANS, CPU), drawn, drawn, *tables.arguments())
+    storages = {getattr(verdict, field.name).untyped_storage().data_ptr() for field in fields(Verdict)}
+    assert len(storages) == 1
+    nobody = walk(empty_draft(0, CPU), drawn[:0], drawn[:0], *(each[:0] for each in tables.arguments()))
+    assert nobody.tokens.shape == (0, 1)
+
+
+# The trust rule
+
+
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("width", [0, 1, 3, 15, 64])
+def test_windows(width: int, confident: bool) -> None:
+    """The longest prefix that is sure enough, of windows of any length, and one token at least."""
+    rng = random.Random(width)
+    tables = Tables(rng)
+    lengths = torch.tensor([rng.randrange(width + 1) for _ in range(SPANS)])
+    nodes = torch.arange(SPANS * (width + 1)).view(SPANS, -1) * 2
+    nodes[torch.arange(width + 1) > lengths[:, None]] = -1
+    drawn = torch.randint(0, 1000, nodes.shape, generator=torch.Generator().manual_seed(width))
+    sure, options = torch.ones_like(nodes, dtype=torch.bool), dict[str, Any]()
+    if confident:
+        peaks = torch.rand(nodes.shape, generator=torch.Generator().manual_seed(width + 1))
+        levels = torch.tensor([rng.choice((0.0, 0.1, 0.5)) for _ in range(SPANS)])
+        peaks[:, width // 2], levels[:5] = 0.5, 0.5  # as sure as it needs to be
+        sure, options = peaks >= levels[:, None], {"confidence_RK": peaks, "levels_R": levels}
+    verdict = cut_windows(drawn, nodes, *tables.arguments(), **options)
+    tables.check(verdict, trusted(drawn, nodes, tables.decides, sure))
