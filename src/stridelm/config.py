@@ -27,7 +27,9 @@ class EngineConfig:
     drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    attention: str = option("auto", "attention backend: auto for the best on the device, cpu, or reference")
+    attention: str = option(
+        "auto", "attention backend: auto for the best on the device, host (CPU), triton (GPU), or reference"
+    )
     deterministic: bool | None = option(
         None, "promise equal bits whatever shares the batch; by default on a CPU and not on a GPU"
     )

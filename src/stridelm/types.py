@@ -10,6 +10,7 @@ M decision rows of a step (rows from whose logits a token may be drawn), K = W +
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -183,7 +184,7 @@ class ForwardBatch:
     """[N] int64: a draft row's position is its parent's plus one."""
     slots: dict[str, torch.Tensor]
     """Page group -> [N] int64 index into the pool where the row's KV is written (0, the null slot, for padding)."""
-    geometry: Geometry
+    geometry: Geometry | DeviceGeometry
     spans: tuple[Span, ...]
     request_slots: torch.Tensor
     """[R] int64 row of each span's request in the request table."""
@@ -199,8 +200,17 @@ class ForwardBatch:
     """[M, 2] host copy of `decision_span` and `decision_draft`."""
     reals: torch.Tensor
     """[R] int64 real rows of each span, exact."""
+    decides: torch.Tensor
+    """[R] bool."""
+    grid: bool = False
+    """Every span has K decision rows, in order: decision row r K + j is node j of span r."""
     prompt_rows: torch.Tensor | None = None
     """[P] int64 rows whose logits score the next prompt token, for requests that want prompt log-probabilities."""
+
+    @property
+    def row_counts(self) -> Sequence[int]:
+        """Rows of each span in this batch, padding included."""
+        return self.geometry.bounds if isinstance(self.geometry, DeviceGeometry) else self.geometry.counts
 
 
 @dataclass(slots=True)
@@ -226,6 +236,35 @@ class Geometry:
     """Page group -> page ids of each span's request, enough for `base` plus its draft bound."""
     page_size: int
     has_ordered: bool = False
+
+
+@dataclass(slots=True)
+class DeviceGeometry:
+    """The same for kernels that read lengths and page tables on the device: the host knows only bounds."""
+
+    bounds: tuple[int, ...]
+    """Most rows of each span; the rows of the batch lie by these."""
+    firsts: torch.Tensor
+    """[R] int32 first row of each span."""
+    counts: torch.Tensor
+    """[R] int32 rows that the span has."""
+    starts: torch.Tensor
+    """[R] int32 KV entries committed before the span."""
+    reals: torch.Tensor
+    """[R] int32."""
+    draft_rows: torch.Tensor
+    """[N] int64 draft row of each row; negative for real rows."""
+    ancestors: torch.Tensor
+    """[N] int64 bitmask over the span's draft rows; 0 for real rows and padding."""
+    positions: torch.Tensor
+    """[N] int64."""
+    tables: dict[str, torch.Tensor]
+    """Page group -> [R, P] int32."""
+    page_size: int
+    max_keys: int
+    """A bound on the entries that any row sees."""
+    straight: bool
+    """No row's ancestors have others between them in storage."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from stridelm.attention import BACKENDS
 from stridelm.models.layers.decoder import LayerKV
-from stridelm.types import Geometry
+from stridelm.types import DeviceGeometry, Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Largest deviation from float64, of values up to 4. bfloat16 has eight bits to write its answer with."""
@@ -67,8 +67,38 @@ class Case:
 
     def attend(self, backend: str) -> torch.Tensor:
         """[N, H, D] by the backend."""
-        prepared = BACKENDS.get(backend)().prepare(geometry(self), (self.kv,), self.heads)
+        made = BACKENDS.get(backend)(True)
+        shape = geometry(self)
+        prepared = made.prepare(on_device(shape) if made.reads_device else shape, (self.kv,), self.heads)
         return prepared.attend(self.kv, self.queries, self.keys, self.values)
+
+
+def on_device(shape: Geometry) -> DeviceGeometry:
+    """The same for backends that read lengths and pages on the device."""
+    device = shape.positions.device
+
+    def tensor(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    ends = [sum(shape.counts[: i + 1]) for i in range(len(shape.counts))]
+    width = max(len(table) for tables in shape.page_tables.values() for table in tables)
+    return DeviceGeometry(
+        bounds=tuple(shape.counts),
+        firsts=tensor([end - count for end, count in zip(ends, shape.counts)]),
+        counts=tensor(shape.counts),
+        starts=tensor(shape.starts),
+        reals=tensor(shape.reals),
+        draft_rows=shape.draft_rows,
+        ancestors=shape.ancestors,
+        positions=shape.positions,
+        tables={
+            group: tensor([table + [0] * (width - len(table)) for table in tables])
+            for group, tables in shape.page_tables.items()
+        },
+        page_size=shape.page_size,
+        max_keys=max(start + count for start, count in zip(shape.starts, shape.counts)),
+        straight=not shape.has_ordered,
+    )
 
 
 def make(

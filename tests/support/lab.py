@@ -182,6 +182,7 @@ class Lab:
             decision_index=index,
             decision_host=np.stack((span.cpu().numpy(), row.cpu().numpy()), 1),
             reals=torch.ones_like(slots),
+            decides=torch.ones_like(slots, dtype=torch.bool),
         )
 
     def _model(self, batch: ForwardBatch, draft: Draft) -> torch.Tensor:

@@ -13,9 +13,9 @@ GARBAGE = 1 << 28
 
 
 class FastTriton(TritonAttention):
-    """The backend as a registry makes it, without arguments, in its other mode."""
+    """The backend in its other mode, whatever is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, deterministic: bool) -> None:
         super().__init__(deterministic=False)
 
 

@@ -1,6 +1,9 @@
-"""Attention backends by name. `reference` runs everywhere and is the oracle for all others; `host` is for CPUs."""
+"""Attention backends by name. `reference` runs everywhere and is the oracle for all others; `host` is for CPUs,
+`triton` for GPUs."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from stridelm.attention.base import AttentionBackend
 from stridelm.registry import Registry
@@ -8,3 +11,5 @@ from stridelm.registry import Registry
 BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend")
 BACKENDS.add("reference", "stridelm.attention.reference:ReferenceAttention")
 BACKENDS.add("host", "stridelm.attention.host:HostAttention")
+if find_spec("triton"):  # which torch brings along where it brings CUDA
+    BACKENDS.add("triton", "stridelm.attention.triton:TritonAttention")

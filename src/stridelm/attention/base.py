@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from stridelm.models.layers.decoder import LayerKV
-from stridelm.types import Geometry
+from stridelm.types import DeviceGeometry, Geometry
 
 
 class PreparedAttention(Protocol):
@@ -23,7 +23,13 @@ class PreparedAttention(Protocol):
 class AttentionBackend(Protocol):
     device: ClassVar[str | None]
     """Device type that the backend is made for; None: any."""
+    reads_device: ClassVar[bool]
+    """It finds lengths and pages on the device (DeviceGeometry); otherwise the host says them (Geometry)."""
 
-    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedAttention:
+    def __init__(self, deterministic: bool) -> None: ...
+
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedAttention:
         """Work done once a step, shared by all layers."""
         ...

@@ -13,7 +13,7 @@ from stridelm.attention.reference import ReferenceAttention
 from stridelm.kernels.host.arithmetic import DTYPES, array, follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.models.layers.decoder import LayerKV
-from stridelm.types import Geometry
+from stridelm.types import DeviceGeometry, Geometry
 
 TILE_QUERIES = 48
 """Most query vectors in a tile. They share what is read of the pool; more would not fit the second-level cache beside
@@ -22,8 +22,15 @@ it."""
 
 class HostAttention:
     device: ClassVar[str | None] = "cpu"
+    reads_device: ClassVar[bool] = False
 
-    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedAttention:
+    def __init__(self, deterministic: bool = True) -> None:
+        """Deterministic whether asked for or not."""
+
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedAttention:
+        assert isinstance(geometry, Geometry)
         follow_torch()
         return PreparedHost(geometry, layout, query_heads)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from stridelm.attention.tiles import BLOCK, TileGroup, tile_groups
 from stridelm.models.layers.decoder import LayerKV
-from stridelm.types import Geometry
+from stridelm.types import DeviceGeometry, Geometry
 
 MAX_SCORES = 1 << 25
 """Most scores held at once: tiles are computed in slices of this many."""
@@ -27,8 +27,15 @@ BATCH = 64
 
 class ReferenceAttention:
     device: ClassVar[str | None] = None
+    reads_device: ClassVar[bool] = False
 
-    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedReference:
+    def __init__(self, deterministic: bool = True) -> None:
+        """Deterministic whether asked for or not."""
+
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedReference:
+        assert isinstance(geometry, Geometry)
         return PreparedReference(geometry, query_heads)
 
 

@@ -1,26 +1,28 @@
 """Attention over paged KV by the Triton kernel: the backend for GPUs.
 
 A step's spans fall into launches: short spans in low tiles and long ones in full tiles, so that a decode step beside a
-prompt chunk still shares its keys among many programs; and last, one row a tile, the draft rows whose ancestors do not
-lie in storage in order of depth, which overwrite what the first launches gave them.
+prompt chunk still shares its keys among many programs; and last, one row a tile, the draft rows whose ancestors may not
+lie in storage in order of depth, which overwrite what the first launches gave them. Tiles are cut by the bounds that
+the host knows; a tile beyond what its span turns out to have ends at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 
 from stridelm.kernels.attention import max_rows_per_tile, paged_attention
 from stridelm.models.layers.decoder import LayerKV
-from stridelm.types import MAX_DRAFT_ROWS, Geometry
+from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
 
 SHORT = 16
 """Rows of a span up to which it counts as short."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, eq=False)
 class Launch:
     """Tiles of one height."""
 
@@ -29,105 +31,111 @@ class Launch:
     tile_row: torch.Tensor
     """[T] int32 first row of each tile, counted from its span's first."""
     rows_per_tile: int
-    max_keys: int
-    paths: torch.Tensor | None = None
 
 
 class TritonAttention:
     """deterministic: a row's bits do not depend on what runs beside it; kernels/attention.py says how."""
 
     device: ClassVar[str | None] = "cuda"
+    reads_device: ClassVar[bool] = True
 
-    def __init__(self, deterministic: bool = True) -> None:
+    def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
 
-    def prepare(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> PreparedTriton:
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedTriton:
+        assert isinstance(geometry, DeviceGeometry)
         return PreparedTriton(geometry, query_heads, self.deterministic)
 
 
 class PreparedTriton:
-    """The geometry as device tensors, made once, and the launches for each number of queries a KV head."""
+    """One step's launches, for each number of queries a KV head."""
 
-    def __init__(self, geometry: Geometry, query_heads: int, deterministic: bool) -> None:
+    def __init__(self, geometry: DeviceGeometry, query_heads: int, deterministic: bool) -> None:
         self.geometry = geometry
         self.query_heads = query_heads
         self.deterministic = deterministic
-        counts = self._tensor(geometry.counts)
         self._spans: dict[str, Any] = {
-            "firsts_R": counts.cumsum(0).to(torch.int32) - counts,
-            "counts_R": counts,
-            "starts_R": self._tensor(geometry.starts),
-            "reals_R": self._tensor(geometry.reals),
+            "firsts_R": geometry.firsts,
+            "counts_R": geometry.counts,
+            "starts_R": geometry.starts,
+            "reals_R": geometry.reals,
             "ancestors_N": geometry.ancestors,
             "positions_N": geometry.positions,
             "page_size": geometry.page_size,
+            "max_keys": geometry.max_keys,
         }
-        self._tables = {group: self._table(pages) for group, pages in geometry.page_tables.items()}
-        self._launches: dict[tuple[int, torch.dtype], list[Launch]] = {}
+        self._paths: torch.Tensor | None = None
 
     def attend(
         self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        key = (self.query_heads // kv.kv_heads, q_NHD.dtype)
-        if key not in self._launches:
-            self._launches[key] = self._cut(max_rows_per_tile(*key, self.deterministic))
+        most = max_rows_per_tile(self.query_heads // kv.kv_heads, q_NHD.dtype, self.deterministic)
         q_NHD = q_NHD.contiguous()
         out = torch.empty_like(q_NHD)
-        for launch in self._launches[key]:
-            paged_attention(
-                q_NHD,
-                keys_PGD,
-                values_PGD,
-                out,
-                tables_RP=self._tables[kv.group],
-                tile_span_T=launch.tile_span,
-                tile_row_T=launch.tile_row,
-                rows_per_tile=launch.rows_per_tile,
-                max_keys=launch.max_keys,
-                paths_N64=launch.paths,
-                window=kv.window,
-                scale=kv.head_dim**-0.5,
-                deterministic=self.deterministic,
-                **self._spans,
-            )
+        for launch in _cut(self.geometry.bounds, most, q_NHD.device):
+            self._run(launch, None, kv, q_NHD, keys_PGD, values_PGD, out)
+        if self.deterministic and not self.geometry.straight:
+            if self._paths is None:
+                self._paths = paths(self.geometry.ancestors)
+            self._run(_single(self.geometry.bounds, q_NHD.device), self._paths, kv, q_NHD, keys_PGD, values_PGD, out)
         return out
 
-    def _cut(self, most: int) -> list[Launch]:
-        """The step's launches, tiles of at most `most` rows."""
-        geometry = self.geometry
-        spans = range(len(geometry.counts))
-        short = [span for span in spans if geometry.counts[span] <= SHORT]
-        long = [span for span in spans if geometry.counts[span] > SHORT]
-        launches = [self._launch(part, most) for part in (short, long) if part]
-        if geometry.has_ordered and self.deterministic:
-            launches.append(self._ordered())
-        return launches
+    def _run(
+        self,
+        launch: Launch,
+        paths_N64: torch.Tensor | None,
+        kv: LayerKV,
+        q_NHD: torch.Tensor,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        paged_attention(
+            q_NHD,
+            keys_PGD,
+            values_PGD,
+            out,
+            tables_RP=self.geometry.tables[kv.group],
+            tile_span_T=launch.tile_span,
+            tile_row_T=launch.tile_row,
+            rows_per_tile=launch.rows_per_tile,
+            paths_N64=paths_N64,
+            window=kv.window,
+            scale=kv.head_dim**-0.5,
+            deterministic=self.deterministic,
+            **self._spans,
+        )
 
-    def _launch(self, spans: list[int], most: int) -> Launch:
-        counts = self.geometry.counts
-        longest = max(counts[span] for span in spans)
-        rows = min(most, 1 << (longest - 1).bit_length())
-        tiles = [(span, row) for span in spans for row in range(0, counts[span], rows)]
-        tiles.sort(key=lambda tile: -self.geometry.starts[tile[0]] - tile[1])  # those with the most keys first
-        keys = max(self.geometry.starts[span] + counts[span] for span in spans)
-        return Launch(self._tensor([t[0] for t in tiles]), self._tensor([t[1] for t in tiles]), rows, keys)
 
-    def _ordered(self) -> Launch:
-        geometry = self.geometry
-        rows = geometry.ordered.nonzero()[:, 0]
-        ends = torch.tensor(geometry.counts, device=rows.device).cumsum(0)
-        spans = torch.searchsorted(ends, rows, right=True)
-        keys = max(map(sum, zip(geometry.starts, geometry.counts, strict=True)))
-        inside = (rows - self._spans["firsts_R"][spans]).to(torch.int32)
-        return Launch(spans.to(torch.int32), inside, 1, keys, paths(geometry.ancestors))
+@lru_cache(maxsize=256)
+def _cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:
+    """The launches of spans with these bounds, tiles of at most `most` rows."""
+    spans = range(len(bounds))
+    short = [span for span in spans if 0 < bounds[span] <= SHORT]
+    long = [span for span in spans if bounds[span] > SHORT]
+    return tuple(_launch(part, bounds, most, device) for part in (short, long) if part)
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.geometry.positions.device)
 
-    def _table(self, pages: list[list[int]]) -> torch.Tensor:
-        width = max(map(len, pages))
-        padded = [row + [0] * (width - len(row)) for row in pages]
-        return torch.tensor(padded, dtype=torch.int32, device=self.geometry.positions.device)
+def _launch(spans: list[int], bounds: tuple[int, ...], most: int, device: torch.device) -> Launch:
+    longest = max(bounds[span] for span in spans)
+    rows = min(most, 1 << (longest - 1).bit_length())
+    tiles = [(span, row) for span in spans for row in range(0, bounds[span], rows)]
+    tiles.sort(key=lambda tile: -tile[1])  # within a prompt the last rows have the most keys: they start first
+    return Launch(*_columns(tiles, device), rows)
+
+
+@lru_cache(maxsize=256)
+def _single(bounds: tuple[int, ...], device: torch.device) -> Launch:
+    """Every row that may be a draft row in a tile of its own: a draft has at most MAX_DRAFT_ROWS, the span's last."""
+    tiles = [(span, row) for span, rows in enumerate(bounds) for row in range(max(0, rows - MAX_DRAFT_ROWS), rows)]
+    return Launch(*_columns(tiles, device), 1)
+
+
+def _columns(tiles: list[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    spans, rows = torch.tensor(tiles, dtype=torch.int32, device=device).reshape(-1, 2).t().contiguous()
+    return spans, rows
 
 
 def paths(ancestors_N: torch.Tensor) -> torch.Tensor:

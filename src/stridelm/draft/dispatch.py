@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -74,10 +75,19 @@ class Drafters:
             members.setdefault((drafter.name, drafter.kind(spans[i])), []).append(i)
         out = []
         for (name, _), indices in members.items():
-            where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
-            group = Group(tuple(spans[i] for i in indices), indices, where, slots[where], self._table)
+            where = everyone(len(spans), slots.device) if len(indices) == len(spans) else None
+            if where is None:
+                where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
+            mine = slots if len(indices) == len(spans) else slots[where]
+            group = Group(tuple(spans[i] for i in indices), indices, where, mine, self._table)
             out.append((self._made[name], group))
         return out
+
+
+@lru_cache(maxsize=256)
+def everyone(count: int, device: torch.device) -> torch.Tensor:
+    """[0, count) int64: kept, since a captured step may not make it anew."""
+    return torch.arange(count, device=device)
 
 
 def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from stridelm.cache.ledger import Ledger
+from stridelm.cache.transaction import Transaction
 from stridelm.config import EngineConfig
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.emit import Emitter
@@ -18,12 +19,14 @@ from stridelm.engine.stats import EngineStats
 from stridelm.engine.step import Flight, step
 from stridelm.engine.wiring import Parts, load_parts
 from stridelm.params import SamplingParams
+from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
-from stridelm.run.state import TokenTable
+from stridelm.run.padded import build_on_bounds, frame, shape_of
+from stridelm.run.state import PageTables, TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
-from stridelm.types import Draft, ForwardBatch, Request, Status, StepOutput, StepPlan
+from stridelm.types import MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.verify.door import Door
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,12 @@ class Engine:
         )
         self.tokens = TokenTable(config.max_num_seqs, parts.target.max_length, parts.device)
         self.sampling = SamplingTable(config.max_num_seqs, parts.target.vocab_size, parts.device)
+        self.pages = PageTables(
+            self.groups,
+            config.max_num_seqs,
+            self.ledger.pages_for(parts.target.max_length + MAX_DRAFT_ROWS),
+            parts.device,
+        )
         sampler = Sampler(self.sampling, self.tokens)
         self.drafters = Drafters(parts.target, sampler, self.tokens)
         self.door = Door(sampler, self.tokens)
@@ -63,7 +72,7 @@ class Engine:
         self.emitter = Emitter(self)
         self.tracer: Tracer | None = None
         self.flights: deque[Flight] = deque()
-        self.lag = 0
+        self.lag = 1 if parts.attention.reads_device else 0
         """Launched steps that the host leaves unread while it plans the next."""
         self._arrivals = 0
 
@@ -136,9 +145,21 @@ class Engine:
         self.stats.preemptions += len(plan.preempted)
         for request in plan.admitted:
             self.ledger.admit(request)
-            self.tokens.admit(request.slot, request.token_ids)
+            self.tokens.admit(request.slot, request.token_ids, request.computed)
             self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params))
             self.drafters.admit(request)
+
+    def build(
+        self, spans: tuple[Span, ...], draft: Draft, slots: torch.Tensor, transaction: Transaction
+    ) -> ForwardBatch:
+        """The step's batch: on bounds where the device finds lengths and pages by itself."""
+        page_size = self.ledger.page_size
+        if not self.parts.attention.reads_device:
+            return build(spans, draft, self.tokens, slots, transaction, self.groups, page_size)
+        self.pages.update(spans, transaction)
+        layout = frame(shape_of(spans), draft.width, slots.device)
+        most = max(span.end for span in spans)
+        return build_on_bounds(spans, layout, draft, self.tokens, self.pages, slots, page_size, most)
 
     def slots(self, plan: StepPlan) -> torch.Tensor:
         """[R] each span's row of the request table."""

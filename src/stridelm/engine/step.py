@@ -15,7 +15,6 @@ import torch
 
 from stridelm.cache.transaction import Transaction
 from stridelm.engine.outcome import Reading
-from stridelm.run.batch import build
 from stridelm.run.eager import Logits
 from stridelm.types import Draft, ForwardBatch, StepOutput, StepPlan, Verdict
 
@@ -59,10 +58,11 @@ def launch(engine: Engine) -> Flight | None:
     slots = engine.slots(plan)
     with engine.ledger.reserve(plan.spans) as transaction:
         draft = engine.drafters.propose(plan.spans, slots)
-        batch = build(plan.spans, draft, engine.tokens, slots, transaction, engine.groups, engine.ledger.page_size)
+        batch = engine.build(plan.spans, draft, slots, transaction)
         logits = engine.runner.forward(batch)
         verdict = engine.door.verify(batch, draft, logits.decisions)
         engine.runner.compact(batch, draft, verdict)
+        engine.tokens.advance(slots, batch.reals + verdict.kept)
         engine.drafters.observe(plan.spans, slots, batch, logits.decisions, verdict)
         reading = Reading(verdict, batch.reals)
         transaction.hold()

@@ -56,12 +56,12 @@ class JsonTracer:
         first = 0
         for i, span in enumerate(plan.spans):
             rows = self._rows(i, first, draft, batch)
-            first += batch.geometry.counts[i]
-            line = self._head(span, span.request.id in admitted, batch.geometry.starts[i])
+            first += batch.row_counts[i]
+            line = self._head(span, span.request.id in admitted, span.start)
             line["rows"] = rows
             line["proposals"] = _proposals(rows)
             line["verdict"] = self._verdict(i, rows, batch, outcome)
-            line["pages"] = self._pages(span, batch.geometry.starts[i], pools)
+            line["pages"] = self._pages(span, span.start, pools)
             self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._out.flush()
 
@@ -80,16 +80,16 @@ class JsonTracer:
 
     def _rows(self, index: int, first: int, draft: Draft, batch: ForwardBatch) -> list[Line]:
         """The span's rows; those from `first` on in the batch. Draft rows that do not live are left out."""
-        geometry = batch.geometry
-        here = slice(first, first + geometry.counts[index])
-        base = geometry.starts[index] + geometry.reals[index]
+        span = batch.spans[index]
+        here = slice(first, first + batch.row_counts[index])
+        base = span.start + int(batch.reals[index])
         rows = []
-        columns = torch.stack((batch.ids[here], batch.positions[here], geometry.draft_rows[here]), 1)
+        columns = torch.stack((batch.ids[here], batch.positions[here], batch.geometry.draft_rows[here]), 1)
         for offset, (token, position, own) in enumerate(columns.tolist()):
             if own < 0:
-                at = geometry.starts[index] + offset
+                at = span.start + offset
                 role, parent = "real", at - 1 if at else None
-            elif draft.live[index, own]:
+            elif own < draft.width and draft.live[index, own]:
                 at, parent = base + own, base + int(draft.parents[index, own])
                 role = "candidate" if draft.roles[index, own] == CANDIDATE else "probe"
             else:
@@ -99,7 +99,7 @@ class JsonTracer:
         return rows
 
     def _verdict(self, index: int, rows: list[Line], batch: ForwardBatch, outcome: Outcome) -> Line:
-        base = batch.geometry.starts[index] + batch.geometry.reals[index]
+        base = batch.spans[index].start + int(batch.reals[index])
         tokens, kept = outcome.tokens[index], outcome.kept[index]
         return {
             "emitted": [{"position": base + n, **self._token(token)} for n, token in enumerate(tokens)],

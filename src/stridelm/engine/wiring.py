@@ -54,7 +54,7 @@ def load_parts(config: EngineConfig) -> Parts:
     if config.drafter_model is not None:
         raise ValueError("drafter_model has no effect: no drafter here runs a model of its own; leave it out")
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
-    attention = pick_attention(config.attention, device)
+    attention = pick_attention(config.attention, device, deterministic)
     if device.type == "cpu":
         keep_large_blocks()
     model = load_model(path, dtype=dtype, device=device, deterministic=deterministic)
@@ -89,7 +89,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def pick_attention(name: str, device: torch.device) -> AttentionBackend:
+def pick_attention(name: str, device: torch.device, deterministic: bool) -> AttentionBackend:
     """The attention backend called `name`; "auto" is the one made for the device, else the reference.
 
     Raises ValueError for one that is unknown or made for another device.
@@ -101,7 +101,7 @@ def pick_attention(name: str, device: torch.device) -> AttentionBackend:
     backend = BACKENDS.get(name)
     if backend.device not in (None, device.type):
         raise ValueError(f"attention backend {name!r} runs on {backend.device}, not on {device}; use attention='auto'")
-    return backend()
+    return backend(deterministic)
 
 
 def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: torch.device) -> Target:

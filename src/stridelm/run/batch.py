@@ -80,6 +80,7 @@ def build(
         decision_index=torch.from_numpy(index).to(device),
         decision_host=np.stack((spans_of, layout.draft[decisions]), 1),
         reals=torch.from_numpy(layout.reals).to(device),
+        decides=torch.tensor([span.decides for span in spans], device=device),
         prompt_rows=_prompt_rows(layout, spans, device),
     )
 

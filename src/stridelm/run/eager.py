@@ -10,7 +10,7 @@ from stridelm.attention.base import AttentionBackend, PreparedAttention
 from stridelm.cache.pool import PagePool
 from stridelm.kernels.ops import Ops, Turn
 from stridelm.models.layers.decoder import Decoder
-from stridelm.types import Draft, ForwardBatch, Verdict
+from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
 
 
 @dataclass(slots=True)
@@ -48,11 +48,8 @@ class EagerRunner:
         geometry = batch.geometry
         depth = torch.arange(verdict.path.shape[1], device=verdict.path.device)
         keep = depth < verdict.kept[:, None]
-        for group, tables in geometry.page_tables.items():
-            pages = _padded(tables, verdict.path.device)
-            base = torch.tensor(geometry.starts, device=pages.device) + torch.tensor(
-                geometry.reals, device=pages.device
-            )
+        base, tables = _places(geometry, verdict.path.device)
+        for group, pages in tables.items():
             source = _slots(pages, base[:, None] + verdict.path, geometry.page_size)
             target = _slots(pages, base[:, None] + depth, geometry.page_size)
             self.pool.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
@@ -61,6 +58,15 @@ class EagerRunner:
         if not rows.shape[0]:
             return hidden_NH.new_empty(0, self.model.spec.vocab_size)
         return self.model.logits(hidden_NH.index_select(0, rows))
+
+
+def _places(geometry: Geometry | DeviceGeometry, device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """([R] storage index of each span's first draft row, page group -> [R, P] page ids)."""
+    if isinstance(geometry, DeviceGeometry):
+        base = (geometry.starts + geometry.reals).to(torch.int64)
+        return base, {group: pages.to(torch.int64) for group, pages in geometry.tables.items()}
+    base = torch.tensor(geometry.starts, device=device) + torch.tensor(geometry.reals, device=device)
+    return base, {group: _padded(pages, device) for group, pages in geometry.page_tables.items()}
 
 
 def _padded(tables: list[list[int]], device: torch.device) -> torch.Tensor:

@@ -1,30 +1,39 @@
-"""The running requests' tokens, on the device.
+"""The running requests on the device: their tokens, how far their KV is committed, and their page tables.
 
 History is read from here and nowhere else: drafters look tokens up, penalties count them, the batch takes its ids.
-Nothing is kept incrementally beside it that could disagree.
+Nothing is kept incrementally beside it that could disagree. Slot -1, the last row of every table, is nobody's: padding
+reads and writes there.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from stridelm.types import MAX_DRAFT_ROWS
+from stridelm.cache.transaction import Transaction
+from stridelm.types import MAX_DRAFT_ROWS, Span
 
 SLACK = MAX_DRAFT_ROWS + 1
 """Tokens that one step may emit beyond the context before the CPU cuts them."""
 
 
 class TokenTable:
-    """tokens [S, L] int64 and known [S] int64, one row a slot; L leaves room for a step's overrun."""
+    """tokens [S + 1, L] int64, known [S + 1] and computed [S + 1] int64, one row a slot; L leaves room for a step's
+    overrun."""
 
     def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots, max_length + SLACK, dtype=torch.int64, device=device)
-        self.known = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(slots + 1, max_length + SLACK, dtype=torch.int64, device=device)
+        self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.computed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 
-    def admit(self, slot: int, ids: list[int]) -> None:
-        """Write a request's prompt, and its output so far if it comes back from preemption."""
+    def admit(self, slot: int, ids: list[int], computed: int = 0) -> None:
+        """Write a request's prompt, and its output so far if it comes back from preemption.
+
+        computed: its leading tokens whose KV is there already.
+        """
         self.tokens[slot, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         self.known[slot] = len(ids)
+        self.computed[slot] = computed
 
     def append(self, slots_R: torch.Tensor, tokens_RK: torch.Tensor, counts_R: torch.Tensor) -> None:
         """Add each request's first `counts` tokens behind its known ones."""
@@ -36,3 +45,46 @@ class TokenTable:
         fresh = offset < counts_R[:, None]
         self.tokens[row, column] = torch.where(fresh, tokens_RK, self.tokens[row, column])
         self.known.index_add_(0, slots_R, counts_R)
+
+    def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
+        """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
+        self.computed.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.computed[slots_R] + rows_R))
+
+
+class PageTables:
+    """Page group -> [S + 1, P] int32 page ids by slot, a copy of the ledger's for kernels that find their own slots.
+
+    Entries behind what a step reserved are stale; no row of that step reaches them.
+    """
+
+    def __init__(self, groups: tuple[str, ...], slots: int, width: int, device: torch.device) -> None:
+        self.tables = {group: torch.zeros(slots + 1, width, dtype=torch.int32, device=device) for group in groups}
+        self._copied: list[list[int]] = [[] for _ in range(slots)]
+        """By slot: the pages of the first group that the device has. Groups grow and shrink together."""
+
+    def update(self, spans: tuple[Span, ...], transaction: Transaction) -> None:
+        """Bring the rows of a step's requests up to date: one small copy where any of them has new pages."""
+        tables = {group: transaction.tables(group) for group in self.tables}
+        first = next(iter(tables.values()))
+        changes: list[tuple[int, int, int]] = []
+        for place, (span, pages) in enumerate(zip(spans, first, strict=True)):
+            slot = span.request.slot
+            have = self._copied[slot]
+            if have != pages:
+                start = _agreeing(have, pages)
+                changes += [(place, slot, index) for index in range(start, len(pages))]
+                self._copied[slot] = list(pages)
+        if not changes:
+            return
+        for group, target in self.tables.items():
+            rows = [(slot, index, tables[group][place][index]) for place, slot, index in changes]
+            packed = torch.from_numpy(np.array(rows, dtype=np.int64).T.copy()).to(target.device, non_blocking=True)
+            target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
+
+
+def _agreeing(have: list[int], want: list[int]) -> int:
+    """Leading entries that are the same."""
+    most = min(len(have), len(want))
+    if have[:most] == want[:most]:
+        return most
+    return next(i for i in range(most) if have[i] != want[i])

@@ -35,15 +35,49 @@ class Sampler:
         logits in whatever precision they come.
         """
         groups = self._groups(row_slots)
+        if logits_MV.is_cuda:
+            plain_M = self._draw_by_kernel(logits_MV, rows, row_slots, stream)
+        else:
+            plain_M = likeliest(logits_MV)
         if not groups.count:
-            return likeliest(logits_MV)
+            return plain_M
         rows_X = rows.select(groups.special_X)
         logits_XV = self._process(logits_MV, rows_X, groups)
         self._add_noise(logits_XV, rows_X, groups, stream)
         tokens_X = likeliest(logits_XV)
         if groups.special_X is None:
             return tokens_X
-        return likeliest(logits_MV).index_copy_(0, groups.special_X, tokens_X)
+        return plain_M.index_copy_(0, groups.special_X, tokens_X)
+
+    def _draw_by_kernel(
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int
+    ) -> torch.Tensor:
+        """Tokens of all rows but those whose logits are edited first, in a few launches that read no host tensor."""
+        from stridelm.kernels.draw import draw
+        from stridelm.kernels.truncate import truncate
+
+        table = self.table
+        wanted = Feature(0)
+        for slot in set(row_slots):
+            wanted |= table.features(slot)
+        log_min_p = table.log_min_p if wanted & Feature.MIN_P else None
+        cut = None
+        if wanted & (Feature.TOP_K | Feature.TOP_P):
+            top_k = table.top_k if wanted & Feature.TOP_K else None
+            top_p = table.top_p if wanted & Feature.TOP_P else None
+            cut = truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
+        return draw(
+            logits_MV,
+            rows.slots,
+            rows.positions,
+            table.temperature,
+            table.seed,
+            table.sample_index,
+            table.sampled,
+            log_min_p,
+            stream,
+            cut,
+        )
 
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] whose softmax the sampled rows are drawn from.
@@ -62,7 +96,9 @@ class Sampler:
         """Decode steps ask for the same rows again and again; the last answer is kept."""
         slots, version = list(row_slots), self.table.version
         if self._remembered is None or self._remembered[:2] != (slots, version):
-            self._remembered = (slots, version, group(slots, self.table))
+            # On a GPU a kernel draws whatever needs no edited logits.
+            among = Feature.EDITED if self.table.device.type == "cuda" else Feature.ALL
+            self._remembered = (slots, version, group(slots, self.table, among))
         return self._remembered[2]
 
     def _process(self, logits_MV: torch.Tensor, rows_X: Rows, groups: Groups) -> torch.Tensor:

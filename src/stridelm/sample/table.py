@@ -37,20 +37,32 @@ class Feature(enum.IntFlag):
     TOP_K = 64
     TOP_P = 128
     TRUNCATED = MIN_P | TOP_K | TOP_P
+    EDITED = BAD_WORDS | BIAS | MIN_TOKENS | PENALTIES
+    ALL = EDITED | SAMPLED | TRUNCATED
 
 
 class SamplingTable:
-    """One row of parameters a slot. Every id is in [0, vocab_size): `check_token_ids` guards the border."""
+    """One row of parameters a slot, and one for padding. `check_token_ids` guards the border: every id is in
+    [0, vocab_size)."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._floats = torch.ones(slots, 6, dtype=torch.float32, device=self.device)
+        slots += 1  # the last row is nobody's: padding has slot -1
+        self._floats = torch.ones(slots, 7, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(slots, 5, dtype=torch.int64, device=self.device)
-        self.temperature, self.top_p, self.log_min_p, self.repetition, self.presence, self.frequency = (
-            self._floats.unbind(1)
-        )
+        (
+            self.temperature,
+            self.top_p,
+            self.log_min_p,
+            self.repetition,
+            self.presence,
+            self.frequency,
+            self.confidence,
+        ) = self._floats.unbind(1)
         self.seed, self.sample_index, self.top_k, self.prompt_len, self.min_tokens = self._ints.unbind(1)
+        self.sampled = torch.zeros(slots, dtype=torch.bool, device=self.device)
+        """[S] whether the slot's tokens are drawn with noise (Feature.SAMPLED)."""
         self.stop_ids = self._list(slots, 0, fill=-1)
         """[S, P] int64, padded with -1."""
         self.bias_ids = self._list(slots, 0)
@@ -81,7 +93,8 @@ class SamplingTable:
         self._features[slot] = features
         self._top_ks[slot] = params.top_k
         self.version += 1
-        _copy(self._floats[slot], _float_row(params))
+        self.sampled[slot] = bool(features & Feature.SAMPLED)
+        _copy(self._floats[slot], _float_row(params, request.speculation.confidence))
         _copy(self._ints[slot], _int_row(request))
         if features & Feature.MIN_TOKENS:
             self._set_stop_ids(slot, stop_ids)
@@ -159,7 +172,7 @@ def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, v
     return features
 
 
-def _float_row(params: SamplingParams) -> list[float]:
+def _float_row(params: SamplingParams, confidence: float | None) -> list[float]:
     """In the order of the columns. A greedy row's temperature is never used; 1 keeps it finite."""
     return [
         params.temperature if params.temperature >= GREEDY_BELOW else 1.0,
@@ -168,6 +181,7 @@ def _float_row(params: SamplingParams) -> list[float]:
         params.repetition_penalty,
         params.presence_penalty,
         params.frequency_penalty,
+        confidence or 0.0,
     ]
 
 

@@ -30,9 +30,7 @@ class Door:
             (indices, self._rule(name).decide(self._hearing(batch, draft, logits_MV, indices)))
             for name, indices in by_rule.items()
         ]
-        verdict = parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
-        self._table.append(batch.request_slots, verdict.tokens, verdict.counts)
-        return verdict
+        return parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
 
     def _rule(self, name: str) -> Rule:
         if name not in self._rules:
@@ -40,13 +38,13 @@ class Door:
         return self._rules[name]
 
     def _hearing(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> Hearing:
-        spans, nodes, slots = batch.spans, batch.decision_index, batch.request_slots
+        spans, nodes, slots, decides = batch.spans, batch.decision_index, batch.request_slots, batch.decides
         if len(indices) < len(spans):
             where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
             spans = tuple(spans[i] for i in indices)
-            nodes, slots, draft = nodes[where], slots[where], _select(draft, where, indices)
-        decides = torch.tensor([span.decides for span in spans], device=slots.device)
-        return Hearing(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler)
+            nodes, slots, decides = nodes[where], slots[where], decides[where]
+            draft = _select(draft, where, indices)
+        return Hearing(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler, self._table)
 
 
 def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:

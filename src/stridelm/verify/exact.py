@@ -21,7 +21,16 @@ class Exact(Rule):
 
     def decide(self, hearing: Hearing) -> Verdict:
         drawn_RK = draw_nodes(hearing)
-        return walk(hearing.draft, drawn_RK, hearing.nodes, hearing.decides)
+        if drawn_RK.is_cuda:
+            from stridelm.kernels.walk import walk as walk_on_gpu
+
+            table = hearing.table
+            return walk_on_gpu(
+                hearing.draft, drawn_RK, hearing.nodes, hearing.decides, hearing.slots, table.tokens, table.known
+            )
+        verdict = walk(hearing.draft, drawn_RK, hearing.nodes, hearing.decides)
+        hearing.table.append(hearing.slots, verdict.tokens, verdict.counts)
+        return verdict
 
 
 def draw_nodes(hearing: Hearing) -> torch.Tensor:
@@ -32,6 +41,8 @@ def draw_nodes(hearing: Hearing) -> torch.Tensor:
         slots = [span.request.slot for span in hearing.spans]
         rows_M = Rows(hearing.slots, positions, None, hearing.longest)
         return hearing.sampler.draw(hearing.logits_MV, rows_M, slots)[:, None]
+    if batch.grid and len(hearing.spans) == len(batch.spans) and not hearing.uses_history:
+        return _draw_grid(hearing)
     rows_host, spans_host = _drawn_rows(hearing)
     device = hearing.nodes.device
     rows, spans = torch.from_numpy(rows_host).to(device), torch.from_numpy(spans_host).to(device)
@@ -46,6 +57,16 @@ def draw_nodes(hearing: Hearing) -> torch.Tensor:
     everywhere = hearing.nodes.new_full((len(batch.decision_host) + 1,), -1)
     everywhere.index_copy_(0, rows, tokens)
     return everywhere[hearing.nodes]
+
+
+def _draw_grid(hearing: Hearing) -> torch.Tensor:
+    """Every decision row drawn at once, nothing looked up on the host: probes too, whose tokens nobody reads."""
+    batch, columns = hearing.batch, hearing.nodes.shape[1]
+    positions = batch.positions[batch.decisions] + 1
+    slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
+    return hearing.sampler.draw(hearing.logits_MV, Rows(hearing.slots.repeat_interleave(columns), positions, None, hearing.longest), slots).view(
+        -1, columns
+    )
 
 
 def _drawn_rows(hearing: Hearing) -> tuple[np.ndarray, np.ndarray]:

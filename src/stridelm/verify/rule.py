@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Span, Verdict
 
@@ -29,6 +30,7 @@ class Hearing:
     logits_MV: torch.Tensor
     """Raw logits of all decision rows of the step."""
     sampler: Sampler
+    table: TokenTable
 
     @property
     def longest(self) -> int:
@@ -52,4 +54,5 @@ class Rule:
     """The depth is semantics: spans are scheduled at full depth or deferred."""
 
     def decide(self, hearing: Hearing) -> Verdict:
+        """Say what is emitted, and append it to the token table."""
         raise NotImplementedError

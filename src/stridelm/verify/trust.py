@@ -24,6 +24,8 @@ class Trust(Rule):
 
     def decide(self, hearing: Hearing) -> Verdict:
         tokens_RK = _draw_window(hearing)
+        if tokens_RK.is_cuda:
+            return _cut_on_gpu(hearing, tokens_RK)
         live = hearing.nodes >= 0
         sure = live & _confident(hearing)
         sure[:, 0] = True
@@ -32,6 +34,7 @@ class Trust(Rule):
         drafted = live[:, 1:].sum(1)
         zero = torch.zeros_like(counts)
         accepted = (counts - 1).clamp(min=0)
+        hearing.table.append(hearing.slots, tokens_RK, counts)
         return Verdict(
             tokens=tokens_RK,
             counts=counts,
@@ -43,6 +46,21 @@ class Trust(Rule):
             accepted=accepted,
             reached=torch.minimum(accepted + 1, drafted),
         )
+
+
+def _cut_on_gpu(hearing: Hearing, tokens_RK: torch.Tensor) -> Verdict:
+    from stridelm.kernels.draw import confidence
+    from stridelm.kernels.walk import cut_windows
+
+    peak = levels = None
+    if any(span.request.speculation.confidence is not None for span in hearing.spans):
+        rows = hearing.nodes.clamp(min=0)
+        peak = confidence(hearing.logits_MV.index_select(0, rows.flatten())).view(rows.shape)
+        levels = hearing.sampler.table.confidence[hearing.slots]
+    table = hearing.table
+    return cut_windows(
+        tokens_RK, hearing.nodes, hearing.decides, hearing.slots, table.tokens, table.known, peak, levels
+    )
 
 
 def _draw_window(hearing: Hearing) -> torch.Tensor:

@@ -30,7 +30,7 @@ class MaskDrafter(Drafter):
 
     def __init__(self, target: Target, sampler: Sampler) -> None:
         super().__init__(target, sampler)
-        slots, device = target.max_num_seqs, target.device
+        slots, device = target.max_num_seqs + 1, target.device
         self._proposals = torch.zeros(slots, MAX_VERIFIED_DEPTH, dtype=torch.int64, device=device)
         """[S, D] what the last step's probes proposed, from the position after the last known token on."""
         self._ready = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -79,7 +79,7 @@ class MaskDrafter(Drafter):
     def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
         depth = group.spans[0].depth
         if depth == 0 or _is_trusted(group.spans[0]):
-            self._ready.index_fill_(0, group.slots, 0)
+            self._ready[group.slots] = torch.zeros_like(group.slots)
             return
         node = verdict.leaf[group.indices] + 1
         first = depth + node * depth
@@ -93,7 +93,7 @@ class MaskDrafter(Drafter):
             logits_MV.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
         )
         self._proposals[group.slots, :depth] = drawn.view(-1, depth)
-        self._ready.index_fill_(0, group.slots, depth)
+        self._ready[group.slots] = torch.full_like(group.slots, depth)
 
     def _masks(self, depth: int) -> torch.Tensor:
         """[depth] the mask token of each offset."""

@@ -1,0 +1,43 @@
+"""The reference behind the face of a backend that reads lengths on the device: with it an engine on a CPU plans on
+bounds and leaves a step unread, as on a GPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from stridelm.attention.base import PreparedAttention
+from stridelm.attention.reference import ReferenceAttention
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.types import DeviceGeometry, Geometry
+
+
+class BoundsAttention:
+    device: ClassVar[str | None] = None
+    reads_device: ClassVar[bool] = True
+
+    def __init__(self, deterministic: bool) -> None:
+        self._reference = ReferenceAttention(deterministic)
+
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedAttention:
+        assert isinstance(geometry, DeviceGeometry)
+        bases = (geometry.starts + geometry.reals).repeat_interleave(torch.tensor(geometry.bounds))
+        drafted = geometry.draft_rows >= 0
+        path_in_place = (torch.ones_like(geometry.ancestors) << (geometry.positions - bases + 1)) - 1
+        ordered = drafted & (geometry.ancestors != 0) & (geometry.ancestors != path_in_place)
+        host = Geometry(
+            counts=list(geometry.bounds),
+            starts=geometry.starts.tolist(),
+            reals=geometry.reals.tolist(),
+            draft_rows=torch.where(drafted, geometry.draft_rows, -1),
+            ancestors=geometry.ancestors,
+            positions=geometry.positions,
+            ordered=ordered,
+            page_tables={group: tables.tolist() for group, tables in geometry.tables.items()},
+            page_size=geometry.page_size,
+            has_ordered=not geometry.straight,
+        )
+        return self._reference.prepare(host, layout, query_heads)
