@@ -25,6 +25,7 @@ class EngineConfig:
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
     mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
     drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
+    load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     attention: str = option(
@@ -33,6 +34,7 @@ class EngineConfig:
     deterministic: bool | None = option(
         None, "promise equal bits whatever shares the batch; by default on a CPU and not on a GPU"
     )
+    enforce_eager: bool = option(False, "on a GPU: launch every kernel by itself, capture no steps")
     page_size: int = option(16, "tokens in a page of KV")
     num_pages: int | None = option(None, "pages of KV; by default what kv_memory_fraction has room for")
     kv_memory_fraction: float | None = option(
@@ -52,7 +54,9 @@ class EngineConfig:
         for name, least in (("num_pages", 1), ("max_model_len", 2)):
             if getattr(self, name) is not None:
                 self._settle(name, number(name, getattr(self, name), least, 2**31 - 1, whole=True))
-        for name in ("enable_prefix_caching", "strict", "skip_tokenizer_init"):
+        if self.load_format not in ("auto", "dummy"):
+            raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
+        for name in ("enable_prefix_caching", "strict", "skip_tokenizer_init", "enforce_eager"):
             check_flag(name, getattr(self, name))
         if self.deterministic is not None:
             check_flag("deterministic", self.deterministic)

@@ -11,6 +11,7 @@ import torch
 
 from stridelm.models.layers.linear import tiled_product
 from stridelm.sample.noise import bits, gumbel
+from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from support.attention import (
@@ -105,5 +106,6 @@ def test_ties_go_to_the_lowest_id(vocab: int, dtype: torch.dtype) -> None:
         logits[row, tied] = 3.0
         firsts.append(tied[0])
     table = SamplingTable(64, vocab, "cuda")
-    drawn = Sampler(table, None).draw(logits.cuda(), None, list(range(64)))  # type: ignore[arg-type]
+    rows = Rows(torch.arange(64, device="cuda"), torch.arange(64, device="cuda"))
+    drawn = Sampler(table, None).draw(logits.cuda(), rows, list(range(64)))  # type: ignore[arg-type]
     assert drawn.tolist() == firsts

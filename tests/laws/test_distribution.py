@@ -228,8 +228,8 @@ def commits_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draft row too many is kept."""
     commit = Transaction.commit
 
-    def mutant(self: Transaction, kept: list[int]) -> None:
-        commit(self, [min(rows + 1, span.draft) for rows, span in zip(kept, self.spans)])
+    def mutant(self: Transaction, kept: list[int], reals: list[int]) -> list[bool]:
+        return commit(self, [min(rows + 1, span.draft) for rows, span in zip(kept, self.spans)], reals)
 
     monkeypatch.setattr(Transaction, "commit", mutant)
 

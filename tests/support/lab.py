@@ -128,7 +128,7 @@ class Lab:
     def _round(self, seed: int) -> torch.Tensor:
         """[size, LENGTH] what all requests say with seeds from `seed` on."""
         start = len(PROMPT)
-        self.table.seed.copy_(seed + torch.arange(self.size))
+        self.table.seed[:-1].copy_(seed + torch.arange(self.size))
         self.tokens.tokens.zero_()
         self.tokens.tokens[:, :start] = torch.tensor(PROMPT)
         self.tokens.known.fill_(start)
@@ -140,7 +140,7 @@ class Lab:
         while waiting:
             self._step(waiting)
             waiting = [request for request in waiting if len(request.output_ids) < LENGTH]
-        return self.tokens.tokens[:, start : start + LENGTH]
+        return self.tokens.tokens[:-1, start : start + LENGTH]
 
     def _step(self, requests: list[Request]) -> None:
         depth = len(requests[0].ladder) - 1

@@ -68,7 +68,7 @@ class Tables:
         self.ours, self.theirs = (TokenTable(SLOTS, LENGTH, torch.device(device)) for _ in range(2))
         for table in (self.ours, self.theirs):
             table.tokens.copy_(torch.arange(table.tokens.numel()).view(table.tokens.shape) + 1000)
-            table.known.copy_(torch.arange(SLOTS) * 2)
+            table.known.copy_(torch.arange(SLOTS + 1) * 2)
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         return self.decides, self.slots, self.ours.tokens, self.ours.known

@@ -147,8 +147,15 @@ def chain(length: int, role: int, device: torch.device) -> TreeShape:
 
 def within_bounds(group: Group, width: int) -> torch.Tensor:
     """[R, width] bool: draft rows that each span has room for."""
-    bounds = torch.tensor([span.draft for span in group.spans], dtype=torch.int64, device=group.slots.device)
+    bounds = per_span([span.draft for span in group.spans], group.slots.device)
     return torch.arange(width, device=bounds.device) < bounds[:, None]
+
+
+def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[R] int64 from the host. Equal values, which is all that a captured step has, need no copy."""
+    if len(set(values)) == 1:
+        return torch.full((len(values),), values[0], dtype=torch.int64, device=device)
+    return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 def empty_draft(rows: int, device: torch.device) -> Draft:

@@ -43,7 +43,13 @@ class Emitter:
         self._live: dict[str, _Live] = {}
 
     def emit(
-        self, batch: ForwardBatch, logits: Logits, verdict: Verdict, outcome: Outcome, alive: list[bool]
+        self,
+        spans: tuple[Span, ...],
+        batch: ForwardBatch,
+        logits: Logits,
+        verdict: Verdict,
+        outcome: Outcome,
+        alive: list[bool],
     ) -> list[StepOutput]:
         """Read a step's outcome into outputs; finished requests leave the engine here.
 
@@ -56,7 +62,7 @@ class Emitter:
         self._score_prompts(batch, logits)
         logprobs = self._score_tokens(batch, logits, verdict)
         outputs = []
-        for i, span in enumerate(batch.spans):
+        for i, span in enumerate(spans):
             if not alive[i]:
                 continue
             request = span.request

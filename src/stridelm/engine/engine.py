@@ -12,11 +12,12 @@ from stridelm.cache.ledger import Ledger
 from stridelm.cache.transaction import Transaction
 from stridelm.config import EngineConfig
 from stridelm.draft.dispatch import Drafters
+from stridelm.engine.capture import Capture
 from stridelm.engine.emit import Emitter
 from stridelm.engine.intake import Intake
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
-from stridelm.engine.step import Flight, step
+from stridelm.engine.step import Flight, Run, on_device, step
 from stridelm.engine.wiring import Parts, load_parts
 from stridelm.params import SamplingParams
 from stridelm.run.batch import build
@@ -74,6 +75,8 @@ class Engine:
         self.flights: deque[Flight] = deque()
         self.lag = 1 if parts.attention.reads_device else 0
         """Launched steps that the host leaves unread while it plans the next."""
+        captures = parts.attention.reads_device and parts.device.type == "cuda" and not config.enforce_eager
+        self.capture = Capture(self) if captures else None
         self._arrivals = 0
 
     def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
@@ -149,14 +152,24 @@ class Engine:
             self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params))
             self.drafters.admit(request)
 
-    def build(
+    def run(self, plan: StepPlan, transaction: Transaction) -> Run:
+        """The device's part of the step: a replay if it was captured, else kernel by kernel."""
+        if self.parts.attention.reads_device:
+            self.pages.update(plan.spans, transaction)
+        if self.capture is not None:
+            replayed = self.capture.run(plan)
+            if replayed is not None:
+                return replayed
+        slots = self.slots(plan)
+        return on_device(self, plan.spans, slots, lambda draft: self._build(plan.spans, draft, slots, transaction))
+
+    def _build(
         self, spans: tuple[Span, ...], draft: Draft, slots: torch.Tensor, transaction: Transaction
     ) -> ForwardBatch:
         """The step's batch: on bounds where the device finds lengths and pages by itself."""
         page_size = self.ledger.page_size
         if not self.parts.attention.reads_device:
             return build(spans, draft, self.tokens, slots, transaction, self.groups, page_size)
-        self.pages.update(spans, transaction)
         layout = frame(shape_of(spans), draft.width, slots.device)
         most = max(span.end for span in spans)
         return build_on_bounds(spans, layout, draft, self.tokens, self.pages, slots, page_size, most)

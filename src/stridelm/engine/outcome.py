@@ -21,12 +21,17 @@ class Outcome:
     reals: list[int]
 
 
+def tabulate(verdict: Verdict, reals_R: torch.Tensor) -> torch.Tensor:
+    """[R, 6 + K] int64: what the host wants to know of a step, in one tensor."""
+    columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
+    return torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
+
+
 class Reading:
     """A verdict on its way to the host: the copy starts here and is waited for by `outcome`."""
 
-    def __init__(self, verdict: Verdict, reals_R: torch.Tensor) -> None:
-        columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
-        table = torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
+    def __init__(self, table: torch.Tensor) -> None:
+        """table: as `tabulate` makes it."""
         self._arrived: torch.cuda.Event | None = None
         if table.is_cuda:
             self._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)

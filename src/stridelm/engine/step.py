@@ -8,18 +8,31 @@ when the engine's lag says so. On a CPU the lag is zero and a step lands at once
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.engine.outcome import Reading
+from stridelm.engine.outcome import Reading, tabulate
 from stridelm.run.eager import Logits
-from stridelm.types import Draft, ForwardBatch, StepOutput, StepPlan, Verdict
+from stridelm.types import Draft, ForwardBatch, Span, StepOutput, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
+
+
+@dataclass(slots=True)
+class Run:
+    """What the device's part of a step leaves behind. Of a captured step the tensors are overwritten by its next
+    replay; only `table` is read in time."""
+
+    draft: Draft
+    batch: ForwardBatch
+    logits: Logits
+    verdict: Verdict
+    table: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -28,10 +41,7 @@ class Flight:
 
     plan: StepPlan
     transaction: Transaction
-    draft: Draft
-    batch: ForwardBatch
-    logits: Logits
-    verdict: Verdict
+    run: Run
     reading: Reading
 
 
@@ -55,23 +65,31 @@ def launch(engine: Engine) -> Flight | None:
     if not plan.spans:
         assert plan.preempted or engine.queue.empty or engine.flights, "requests are queued and none can run"
         return None
-    slots = engine.slots(plan)
     with engine.ledger.reserve(plan.spans) as transaction:
-        draft = engine.drafters.propose(plan.spans, slots)
-        batch = engine.build(plan.spans, draft, slots, transaction)
-        logits = engine.runner.forward(batch)
-        verdict = engine.door.verify(batch, draft, logits.decisions)
-        engine.runner.compact(batch, draft, verdict)
-        engine.tokens.advance(slots, batch.reals + verdict.kept)
-        engine.drafters.observe(plan.spans, slots, batch, logits.decisions, verdict)
-        reading = Reading(verdict, batch.reals)
+        run = engine.run(plan, transaction)
+        reading = Reading(run.table)
         transaction.hold()
-    return Flight(plan, transaction, draft, batch, logits, verdict, reading)
+    return Flight(plan, transaction, run, reading)
+
+
+def on_device(
+    engine: Engine, spans: tuple[Span, ...], slots: torch.Tensor, build: Callable[[Draft], ForwardBatch]
+) -> Run:
+    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
+    draft = engine.drafters.propose(spans, slots)
+    batch = build(draft)
+    logits = engine.runner.forward(batch)
+    verdict = engine.door.verify(batch, draft, logits.decisions)
+    engine.runner.compact(batch, draft, verdict)
+    engine.tokens.advance(slots, batch.reals + verdict.kept)
+    engine.drafters.observe(spans, slots, batch, logits.decisions, verdict)
+    return Run(draft, batch, logits, verdict, tabulate(verdict, batch.reals))
 
 
 def land(engine: Engine, flight: Flight) -> list[StepOutput]:
     """Commit what was accepted and emit what was said. Requests that left since get nothing."""
     outcome = flight.reading.outcome()
     alive = flight.transaction.commit(outcome.kept, outcome.reals)
-    engine.trace(flight.plan, flight.draft, flight.batch, outcome)
-    return engine.emitter.emit(flight.batch, flight.logits, flight.verdict, outcome, alive)
+    run = flight.run
+    engine.trace(flight.plan, run.draft, run.batch, outcome)
+    return engine.emitter.emit(flight.plan.spans, run.batch, run.logits, run.verdict, outcome, alive)

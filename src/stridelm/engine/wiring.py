@@ -57,7 +57,7 @@ def load_parts(config: EngineConfig) -> Parts:
     attention = pick_attention(config.attention, device, deterministic)
     if device.type == "cpu":
         keep_large_blocks()
-    model = load_model(path, dtype=dtype, device=device, deterministic=deterministic)
+    model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
     model.ops.prepare(dtype, normed_heads=model.spec.qk_norm)
     pages = count_pages(config, model, target.max_length, dtype, device)
     logger.info("model %s on %s in %s; %s pages of %d tokens", path, device, dtype, pages, config.page_size)

@@ -88,14 +88,19 @@ def load_model(
     device: torch.device | str = "cpu",
     serving: bool = True,
     deterministic: bool = True,
+    load_format: str = "auto",
 ) -> Decoder:
     """Build the model that config.json names and fill it from the directory's safetensors.
 
+    load_format: "dummy" fills it with small random numbers instead and reads no weights, to measure speed.
     serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
     Raises ValueError for an unsupported architecture, an unreadable file, or missing, unexpected or misshapen tensors.
     """
     model = materialise(build_empty(load_config(path), path), dtype, torch.device(device))
-    fill(model, read_tensors(Path(path)), Path(path))
+    if load_format == "dummy":
+        fill_randomly(model)
+    else:
+        fill(model, read_tensors(Path(path)), Path(path))
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
@@ -161,6 +166,16 @@ def _weight_files(path: Path) -> list[Path]:
     if not files:
         raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
     return files
+
+
+@torch.no_grad()
+def fill_randomly(model: Decoder) -> None:
+    """Matrices of variance 1 / width, so that states neither vanish nor explode; norms of 1."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, parameter.shape[1] ** -0.5)
 
 
 @torch.no_grad()

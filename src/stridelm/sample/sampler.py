@@ -84,7 +84,7 @@ class Sampler:
 
         Greedy rows have all but temperature and truncation applied: their token is the argmax.
         """
-        groups = self._groups(row_slots)
+        groups = group(row_slots, self.table)
         if not groups.count:
             return logits_MV.to(torch.float32, copy=True)
         logits_XV = self._process(logits_MV, rows.select(groups.special_X), groups)

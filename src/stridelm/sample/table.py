@@ -107,6 +107,11 @@ class SamplingTable:
         """What the slot's request needs. Never reads the device."""
         return self._features[slot]
 
+    def assume(self, features: Feature) -> None:
+        """Let nobody's slot stand for requests with these features, while a step is captured."""
+        self._features[-1] = features
+        self.version += 1
+
     def top_k_of(self, slot: int) -> int:
         """The slot's top_k as the host knows it."""
         return self._top_ks[slot]

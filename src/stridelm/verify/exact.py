@@ -64,9 +64,8 @@ def _draw_grid(hearing: Hearing) -> torch.Tensor:
     batch, columns = hearing.batch, hearing.nodes.shape[1]
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
-    return hearing.sampler.draw(hearing.logits_MV, Rows(hearing.slots.repeat_interleave(columns), positions, None, hearing.longest), slots).view(
-        -1, columns
-    )
+    rows = Rows(hearing.slots.repeat_interleave(columns), positions, None, hearing.longest)
+    return hearing.sampler.draw(hearing.logits_MV, rows, slots).view(-1, columns)
 
 
 def _drawn_rows(hearing: Hearing) -> tuple[np.ndarray, np.ndarray]:

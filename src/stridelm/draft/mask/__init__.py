@@ -84,7 +84,8 @@ class MaskDrafter(Drafter):
         node = verdict.leaf[group.indices] + 1
         first = depth + node * depth
         columns = 1 + first[:, None] + torch.arange(depth, device=node.device)
-        rows = batch.decision_index[group.indices].gather(1, columns).flatten()
+        # A node that was cut off has no probes: whatever row 0 says in their place is a proposal that fails.
+        rows = batch.decision_index[group.indices].gather(1, columns).clamp(min=0).flatten()
         positions = batch.positions[batch.decisions[rows]] + 1
         slots = [span.request.slot for span in group.spans for _ in range(depth)]
         # Drawn with the noise of its position, a proposal meets the same noise when it is checked. Penalties see the

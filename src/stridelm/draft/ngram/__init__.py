@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, chain, within_bounds
+from stridelm.draft.base import Drafter, Group, chain, per_span, within_bounds
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
 
@@ -37,8 +37,8 @@ class NgramDrafter(Drafter):
         tokens = group.table.tokens[group.slots, :reach]
         known = group.table.known[group.slots]
         lengths = [_lengths(span.request.speculation) for span in group.spans]
-        bounds = torch.tensor(lengths, dtype=torch.int64, device=device)
-        place, found = _latest_longest(tokens, known, bounds[:, 0], bounds[:, 1], max(n[1] for n in lengths))
+        shortest, longest = (per_span(column, device) for column in zip(*lengths, strict=True))
+        place, found = _latest_longest(tokens, known, shortest, longest, max(n[1] for n in lengths))
         index = place[:, None] + 1 + torch.arange(width, device=device)
         live = found[:, None] & (index < known[:, None]) & within_bounds(group, width)
         drafted = tokens.gather(1, index.clamp(max=reach - 1))
