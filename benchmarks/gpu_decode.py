@@ -132,18 +132,18 @@ def measure_batch(engine: Engine, mode: str, batch: int, args: argparse.Namespac
     for decoding in args.decoding.split(","):
         run(engine, decoding, batch, args.prompt, 24)  # compiles and captures
         runs = [run(engine, decoding, batch, args.prompt, args.output) for _ in range(args.repeats)]
-        best = sorted(runs, key=lambda r: r.tokens_per_s)[len(runs) // 2]
-        plain = best.tokens_per_s if decoding == "plain" else plain
+        middle = sorted(runs, key=lambda r: r.tokens_per_s)[len(runs) // 2]
+        plain = middle.tokens_per_s if decoding == "plain" else plain
         row = Row(
             batch=batch,
             decoding=decoding,
             lossy="trust" in decoding,
-            tokens_per_s=best.tokens_per_s,
-            ms_per_step=best.ms_per_step,
-            tokens_per_step=best.tokens_per_step,
+            tokens_per_s=middle.tokens_per_s,
+            ms_per_step=middle.ms_per_step,
+            tokens_per_step=middle.tokens_per_step,
             floor_ms=floor_ms(engine, batch, args),
-            over_plain=None if plain is None else best.tokens_per_s / plain,
-            over_vllm=best.tokens_per_s / VLLM[batch] if decoding == "plain" and batch in VLLM else None,
+            over_plain=None if plain is None else middle.tokens_per_s / plain,
+            over_vllm=middle.tokens_per_s / VLLM[batch] if decoding == "plain" and batch in VLLM else None,
             mode=mode,
         )
         console.print(

@@ -49,6 +49,7 @@ class Tree:
 class RandomTreeDrafter(Drafter):
     name = NAME
     default_depth = 3
+    host_bound = True
     truth: ClassVar[dict[tuple[object, ...], list[int]]] = {}
     """(prompt, seed, sample index) -> the continuation that plain decoding gives."""
 

@@ -59,6 +59,9 @@ class Drafter:
     options: ClassVar[frozenset[str]] = frozenset()
     """Fields of Speculation, beyond drafter, depth and acceptance, that have an effect."""
     default_depth: ClassVar[int] = 0
+    host_bound: ClassVar[bool] = False
+    """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
+    is in flight, and their steps are not captured; all others work on device tensors alone."""
 
     def __init__(self, target: Target, sampler: Sampler) -> None:
         self.target = target

@@ -108,7 +108,7 @@ class Capture:
         features = Feature(0)
         for span in spans:
             request = span.request
-            if not span.decides or span.real > MOST_REAL or request.speculation != speculation:
+            if request.host_bound or not span.decides or span.real > MOST_REAL or request.speculation != speculation:
                 return None
             if request.params.logprobs is not None or request.params.prompt_logprobs is not None:
                 return None

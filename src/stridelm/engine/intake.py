@@ -42,7 +42,7 @@ class Intake:
         ids = self._prompt(prompt_ids)
         self._check_params(params)
         speculation, ladder = self._speculation(params)
-        assert speculation.acceptance is not None
+        assert speculation.drafter is not None and speculation.acceptance is not None
         request = Request(
             id=id,
             prompt_ids=ids,
@@ -55,6 +55,7 @@ class Intake:
             arrival=arrival,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stats=RequestStats(arrived_s=time.perf_counter()),
+            host_bound=self.drafters.get(speculation.drafter).host_bound,
         )
         self._check_fit(request)
         return request
