@@ -35,8 +35,8 @@ class Frame:
     """Most draft rows."""
     decides_R: torch.Tensor
     """bool."""
-    node_M: torch.Tensor
-    """Node of each decision row: 0 the last real row, j + 1 draft row j."""
+    draft_M: torch.Tensor
+    """Draft row of each decision row, -1 for the last real row."""
     span_M: torch.Tensor
     host_M2: np.ndarray
     """Span and draft row of each decision row."""
@@ -63,7 +63,7 @@ def frame(shape: tuple[tuple[int, int, bool], ...], width: int, device: torch.de
         reals_R=tensor(reals),
         drafts_R=tensor(drafts),
         decides_R=tensor(decides.astype(bool)),
-        node_M=tensor(nodes),
+        draft_M=tensor(nodes - 1),
         span_M=tensor(span_of_node),
         host_M2=np.stack((span_of_node, nodes - 1), 1),
     )
@@ -85,41 +85,20 @@ def build_on_bounds(
 ) -> ForwardBatch:
     """The batch of one step. request_slots: [R] rows of the tables, -1 for padding; max_keys: a bound on every
     span's end."""
-    start_R = table.computed[request_slots]
-    real_R = torch.minimum(table.known[request_slots] - start_R, layout.reals_R)
-    base_R = start_R + real_R
-    span, width = layout.span_N, draft.width
-    own = layout.offset_N - real_R[span]
-    storage = start_R[span] + layout.offset_N
-    owner = request_slots[span]
-    ids, positions = table.tokens[owner, storage], storage
-    alive = own < 0
-    ancestors = torch.zeros_like(storage)
-    if width:
-        place = (span, own.clamp(0, width - 1))
-        drafted = (own >= 0) & (own < torch.minimum(layout.drafts_R, torch.full_like(base_R, width))[span])
-        live = drafted & draft.live[place]
-        ids = torch.where(drafted, draft.tokens[place], ids)
-        positions = torch.where(drafted, base_R[span] - 1 + draft.depths[place], storage)
-        ancestors = torch.where(live, draft.ancestors[place], ancestors)
-        alive = alive | live
-    slots = {}
-    for group, pages_SP in pages.tables.items():
-        slot = pages_SP[owner, storage // page_size].to(torch.int64) * page_size + storage % page_size
-        slots[group] = torch.where(alive, slot, 0)
-    node, of = layout.node_M, layout.span_M
-    rows_M = (layout.firsts_R + real_R)[of] - 1 + node
-    valid = layout.decides_R[of] & (node <= layout.drafts_R[of])
-    if width:
-        valid &= (node == 0) | draft.live[of, (node - 1).clamp(min=0)]
-    index = torch.where(valid, torch.arange(len(node), device=node.device), -1).view(-1, width + 1)
+    found = {
+        group: _lay_out(layout, draft, table, pages_SP, request_slots, page_size)
+        for group, pages_SP in pages.tables.items()
+    }
+    laid, about, nodes = next(iter(found.values()))  # page groups differ in their pool slots alone
+    ids, positions, _, ancestors, draft_rows = laid.unbind(0)
+    firsts, counts, starts, reals = about.unbind(0)
     geometry = DeviceGeometry(
         bounds=layout.bounds,
-        firsts=layout.firsts_R.to(torch.int32),
-        counts=(real_R + layout.drafts_R).to(torch.int32),
-        starts=start_R.to(torch.int32),
-        reals=real_R.to(torch.int32),
-        draft_rows=own,
+        firsts=firsts,
+        counts=counts,
+        starts=starts,
+        reals=reals,
+        draft_rows=draft_rows,
         ancestors=ancestors,
         positions=positions,
         tables={group: pages_SP[request_slots] for group, pages_SP in pages.tables.items()},
@@ -130,20 +109,82 @@ def build_on_bounds(
     return ForwardBatch(
         ids=ids,
         positions=positions,
-        slots=slots,
+        slots={group: rows[2] for group, (rows, _, _) in found.items()},
         geometry=geometry,
         spans=spans,
         request_slots=request_slots,
-        decisions=rows_M.clamp(0, len(span) - 1),
-        decision_span=of,
-        decision_draft=node - 1,
-        decision_index=index,
+        decisions=nodes[0],
+        decision_span=layout.span_M,
+        decision_draft=layout.draft_M,
+        decision_index=nodes[1].view(-1, draft.width + 1),
         decision_host=layout.host_M2,
-        reals=real_R,
+        reals=reals.to(torch.int64),
         decides=layout.decides_R,
         grid=True,
         prompt_rows=_prompt_rows(spans, layout.bounds, request_slots.device),
     )
+
+
+Laid = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _lay_out(
+    layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
+) -> Laid:
+    if not slots_R.is_cuda:
+        return laid_out(layout, draft, table, pages_SP, slots_R, page_size)
+    from stridelm.kernels.layout import lay_out
+
+    return lay_out(
+        slots_R,
+        table.known,
+        table.computed,
+        table.tokens,
+        pages_SP,
+        layout.firsts_R,
+        layout.reals_R,
+        layout.drafts_R,
+        layout.decides_R,
+        (draft.tokens, draft.depths, draft.ancestors, draft.live),
+        len(layout.span_N),
+        max(layout.bounds),
+        page_size,
+    )
+
+
+def laid_out(
+    layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
+) -> Laid:
+    """In torch: ([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals;
+    [2, M] decision rows, decision index)."""
+    start_R = table.computed[slots_R]
+    real_R = torch.minimum(table.known[slots_R] - start_R, layout.reals_R)
+    base_R = start_R + real_R
+    span, width = layout.span_N, draft.width
+    own = layout.offset_N - real_R[span]
+    storage = start_R[span] + layout.offset_N
+    owner = slots_R[span]
+    is_real = own < 0
+    ids = torch.where(is_real, table.tokens[owner, storage], 0)
+    positions, ancestors, alive = storage, torch.zeros_like(storage), is_real
+    if width:
+        place = (span, own.clamp(0, width - 1))
+        drafted = (own >= 0) & (own < layout.drafts_R.clamp(max=width)[span])
+        live = drafted & draft.live[place]
+        ids = torch.where(drafted, draft.tokens[place], ids)
+        positions = torch.where(drafted, base_R[span] - 1 + draft.depths[place], storage)
+        ancestors = torch.where(live, draft.ancestors[place], ancestors)
+        alive = alive | live
+    pool = pages_SP[owner, storage // page_size].to(torch.int64) * page_size + storage % page_size
+    node, of = layout.draft_M + 1, layout.span_M
+    rows_M = ((layout.firsts_R + real_R)[of] - 1 + node).clamp(0, len(span) - 1)
+    valid = layout.decides_R[of] & (node <= layout.drafts_R[of])
+    if width:
+        valid &= (node == 0) | draft.live[of, (node - 1).clamp(min=0)]
+    index = torch.where(valid, torch.arange(len(node), device=node.device), -1)
+    laid = torch.stack((ids, positions, torch.where(alive, pool, 0), ancestors, own))
+    about = torch.stack((layout.firsts_R, real_R + layout.drafts_R, start_R, real_R)).to(torch.int32)
+    return laid, about, torch.stack((rows_M, index))
 
 
 def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch.device) -> torch.Tensor | None:

@@ -1,0 +1,158 @@
+"""Where a step's rows lie, found on the device: one launch instead of some forty. Its twin is run/padded.py's
+`laid_out`, which says what each tensor is.
+
+Legend: R spans, N rows, W draft width, K = W + 1 nodes of a span, M = R K decision rows, S slots, P pages of a table.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_MOST = 1024
+"""Rows that a program lays at a time."""
+
+
+@triton.jit
+def lay_spans(
+    slots,
+    known,
+    computed,
+    tokens,
+    pages,
+    firsts,
+    most_real,
+    most_draft,
+    decides,
+    draft_tokens,
+    draft_depths,
+    draft_ancestors,
+    draft_live,
+    ids,
+    positions,
+    pool_slots,
+    ancestors,
+    draft_rows,
+    spans,
+    decisions,
+    index,
+    rows,
+    nobody,
+    stride_tokens,
+    stride_pages,
+    stride_draft_tokens,
+    stride_depths,
+    stride_ancestors,
+    stride_live,
+    width,
+    page_size,
+    spans_count,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (R): a program lays one span's rows and decision rows."""
+    span = tl.program_id(0)
+    slot = tl.load(slots + span)
+    slot = tl.where(slot < 0, nobody, slot)
+    start = tl.load(computed + slot)
+    real = tl.minimum(tl.load(known + slot) - start, tl.load(most_real + span))
+    room = tl.minimum(tl.load(most_draft + span), width)
+    first = tl.load(firsts + span)
+    end = first + tl.load(most_real + span) + tl.load(most_draft + span)
+    bound = tl.minimum(end, rows) - first
+    tl.store(spans + span, first.to(tl.int32))
+    tl.store(spans + spans_count + span, (real + tl.load(most_draft + span)).to(tl.int32))
+    tl.store(spans + 2 * spans_count + span, start.to(tl.int32))
+    tl.store(spans + 3 * spans_count + span, real.to(tl.int32))
+
+    for at in range(0, bound, BLOCK):
+        offset = at + tl.arange(0, BLOCK)
+        here = offset < bound
+        own = offset - real
+        storage = start + offset
+        drafted = here & (own >= 0) & (own < room)
+        live = drafted & (tl.load(draft_live + span * stride_live + own, mask=drafted, other=0) != 0)
+        is_real = here & (own < 0)
+        token = tl.load(tokens + slot * stride_tokens + storage, mask=is_real, other=0)
+        token += tl.load(draft_tokens + span * stride_draft_tokens + own, mask=drafted, other=0)
+        depth = tl.load(draft_depths + span * stride_depths + own, mask=drafted, other=0)
+        position = tl.where(drafted, start + real - 1 + depth, storage)
+        seen = tl.load(draft_ancestors + span * stride_ancestors + own, mask=live, other=0)
+        alive = is_real | live
+        page = tl.load(pages + slot * stride_pages + storage // page_size, mask=alive, other=0).to(tl.int64)
+        row = first + offset
+        tl.store(ids + row, token, mask=here)
+        tl.store(positions + row, position, mask=here)
+        tl.store(pool_slots + row, tl.where(alive, page * page_size + storage % page_size, 0), mask=here)
+        tl.store(ancestors + row, seen, mask=here)
+        tl.store(draft_rows + row, own, mask=here)
+
+    node = tl.arange(0, BLOCK_K)
+    exists = node <= width
+    decision = span * (width + 1) + node
+    alive = tl.load(draft_live + span * stride_live + node - 1, mask=exists & (node > 0), other=1) != 0
+    valid = (tl.load(decides + span) != 0) & (node <= tl.load(most_draft + span)) & alive
+    row = tl.minimum(tl.maximum(first + real - 1 + node, 0), rows - 1)
+    tl.store(decisions + decision, row, mask=exists)
+    tl.store(index + decision, tl.where(valid, decision, -1).to(tl.int64), mask=exists)
+
+
+def lay_out(
+    slots_R: torch.Tensor,
+    known_S: torch.Tensor,
+    computed_S: torch.Tensor,
+    tokens_SL: torch.Tensor,
+    pages_SP: torch.Tensor,
+    firsts_R: torch.Tensor,
+    reals_R: torch.Tensor,
+    drafts_R: torch.Tensor,
+    decides_R: torch.Tensor,
+    draft: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    rows: int,
+    longest: int,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals; [2, M]
+    decision rows, decision index), int64 but for the second.
+
+    draft: its tokens, depths, ancestors and live [R, W]. longest: most rows of a span. reals_R, drafts_R: bounds.
+    """
+    tokens_RW, depths_RW, ancestors_RW, live_RW = draft
+    width, spans = tokens_RW.shape[1], len(slots_R)
+    device = slots_R.device
+    laid = torch.empty(5, rows, dtype=torch.int64, device=device)
+    about = torch.empty(4, spans, dtype=torch.int32, device=device)
+    nodes = torch.empty(2, spans * (width + 1), dtype=torch.int64, device=device)
+    # A skeleton that all requests share is expanded: stride 0 between them.
+    assert all(each.shape[1] < 2 or each.stride(1) == 1 for each in draft)
+    lay_spans[(spans,)](
+        slots_R,
+        known_S,
+        computed_S,
+        tokens_SL,
+        pages_SP,
+        firsts_R,
+        reals_R,
+        drafts_R,
+        decides_R.view(torch.uint8),
+        tokens_RW,
+        depths_RW,
+        ancestors_RW,
+        live_RW.view(torch.uint8),
+        *laid.unbind(0),
+        about,
+        *nodes.unbind(0),
+        rows,
+        len(known_S) - 1,
+        tokens_SL.stride(0),
+        pages_SP.stride(0),
+        *(each.stride(0) for each in draft),
+        width,
+        page_size,
+        spans,
+        BLOCK=min(_MOST, max(16, triton.next_power_of_2(longest))),
+        BLOCK_K=triton.next_power_of_2(width + 1),
+    )
+    return laid, about, nodes
