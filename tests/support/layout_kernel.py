@@ -29,7 +29,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
     computed = (known * torch.rand(known.shape, generator=generator)).long()
     known[-1], computed[-1] = 1, 0
     table.known.copy_(known)
-    table.computed.copy_(computed)
+    table.committed.copy_(computed)
     pages = torch.randint(1, 1000, (SLOTS + 1, (LENGTH + 128) // PAGE_SIZE), generator=generator, dtype=torch.int32)
     slots = [-1 if rng.random() < 0.2 else slot for slot in rng.sample(range(SLOTS), spans)]
     shape = tuple(
@@ -47,7 +47,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
     got = lay_out(
         where,
         table.known,
-        table.computed,
+        table.committed,
         table.tokens,
         pages.to(device),
         layout.firsts_R,

@@ -138,7 +138,7 @@ def _lay_out(
     return lay_out(
         slots_R,
         table.known,
-        table.computed,
+        table.committed,
         table.tokens,
         pages_SP,
         layout.firsts_R,
@@ -157,7 +157,7 @@ def laid_out(
 ) -> Laid:
     """In torch: ([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals;
     [2, M] decision rows, decision index)."""
-    start_R = table.computed[slots_R]
+    start_R = table.committed[slots_R]
     real_R = torch.minimum(table.known[slots_R] - start_R, layout.reals_R)
     base_R = start_R + real_R
     span, width = layout.span_N, draft.width

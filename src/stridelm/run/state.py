@@ -18,13 +18,13 @@ SLACK = MAX_DRAFT_ROWS + 1
 
 
 class TokenTable:
-    """tokens [S + 1, L] int64, known [S + 1] and computed [S + 1] int64, one row a slot; L leaves room for a step's
+    """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row a slot; L leaves room for a step's
     overrun."""
 
     def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots + 1, max_length + SLACK, dtype=torch.int64, device=device)
         self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-        self.computed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.committed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 
     def admit(self, slot: int, ids: list[int], computed: int = 0) -> None:
         """Write a request's prompt, and its output so far if it comes back from preemption.
@@ -33,7 +33,7 @@ class TokenTable:
         """
         self.tokens[slot, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         self.known[slot] = len(ids)
-        self.computed[slot] = computed
+        self.committed[slot] = computed
 
     def append(self, slots_R: torch.Tensor, tokens_RK: torch.Tensor, counts_R: torch.Tensor) -> None:
         """Add each request's first `counts` tokens behind its known ones."""
@@ -48,7 +48,7 @@ class TokenTable:
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
-        self.computed.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.computed[slots_R] + rows_R))
+        self.committed.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.committed[slots_R] + rows_R))
 
 
 class PageTables:

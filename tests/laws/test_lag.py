@@ -1,0 +1,109 @@
+"""The laws where the host reads one step late: an engine on a CPU that plans on bounds, as one on a GPU does.
+
+Everything that the device decides (lengths, drafts, verdicts) is unknown to the host when it plans the next step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import LLM
+from stridelm.attention import BACKENDS
+from support.bounds import BoundsAttention
+from support.identity import LENGTH, TEMPERATURES, check_identity, mixed_jobs, teach, trusting_neighbours
+from support.stand import Stand
+from support.tree_drafter import registered
+
+BOUNDS = "bounds"
+UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
+"""Without log-probabilities, with which a step lands at once."""
+
+
+@dataclass
+class LaggingStand(Stand):
+    """Runs on bounds; what it is held against reads every verdict before it plans on."""
+
+    def llm(self, **options: Any) -> LLM:
+        return super().llm(**{"attention": BOUNDS, **options})
+
+    @cached_property
+    def _reference(self) -> LLM:
+        return super().llm(attention="reference", enable_prefix_caching=False, num_pages=20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    BACKENDS.add(BOUNDS, BoundsAttention)
+    with registered():
+        yield
+    BACKENDS.remove(BOUNDS)
+
+
+@pytest.fixture(scope="module")
+def stand(checkpoint: Callable[..., Path]) -> LaggingStand:
+    return LaggingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_identity(stand: LaggingStand, temperature: float) -> None:
+    """Mixed drafters and parameters, trusted windows, log-probabilities and several samples beside one another."""
+    features = ["nothing", "everything", "logprobs", "samples", "stop_token_ids", "repetition_penalty"]
+    jobs = mixed_jobs(stand, 8, temperature, features, seed=3)
+    llm = stand.llm(page_size=4)
+    check_identity(stand, jobs, trusting_neighbours(stand, temperature)[:2], llm=llm)
+    assert llm.engine.lag == 1 and not llm.engine.flights
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_chunks(stand: LaggingStand, chunk: int) -> None:
+    jobs = mixed_jobs(stand, 4, 0.7, ["nothing", "everything", "logprobs"], seed=chunk)
+    check_identity(stand, jobs, page_size=1, max_num_batched_tokens=chunk)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_preemption(stand: LaggingStand, caching: bool) -> None:
+    """A request that loses its pages with a step of it in flight says what it would have said."""
+    jobs = mixed_jobs(stand, 8, 0.7, UNSCORED, seed=4)
+    lossy = trusting_neighbours(stand, 0.7)[:2]
+    longest = max(len(job.prompt) for job in [*jobs, *lossy]) + LENGTH + 64
+    llm = stand.llm(page_size=4, num_pages=longest // 4 + 1, enable_prefix_caching=caching)
+    check_identity(stand, jobs, lossy, llm=llm, max_num_batched_tokens=200)
+    assert llm.engine.stats.preemptions > 0
+
+
+def test_aborts_in_flight(stand: LaggingStand) -> None:
+    """Requests leave at random moments, a step of theirs unread; their neighbours and the ledger do not notice."""
+    jobs = mixed_jobs(stand, 6, 0.7, UNSCORED, seed=6)
+    rng = random.Random(0)
+    llm = stand.llm(page_size=4, max_num_seqs=6, max_num_batched_tokens=48)
+    engine = llm.engine
+    for job in jobs:
+        teach(stand, job)
+    spare = [job for seed in range(3) for job in mixed_jobs(stand, 8, 0.7, ["nothing"], seed)]
+    requests = [engine.add(f"kept-{i}", job.prompt, job.request) for i, job in enumerate(jobs)]
+    doomed: list[str] = []
+    in_flight = 0
+    while any(request.finish_reason is None for request in requests):
+        if spare and rng.random() < 0.6:
+            job = spare.pop()
+            doomed.append(engine.add(f"doomed-{len(spare)}", job.prompt, job.request).id)
+        if doomed and rng.random() < 0.5:
+            name = doomed.pop(rng.randrange(len(doomed)))
+            in_flight += any(span.request.id == name for flight in engine.flights for span in flight.plan.spans)
+            engine.abort(name)
+        engine.step()
+    assert in_flight > 0
+    for name in doomed:
+        engine.abort(name)
+    while engine.busy:
+        engine.step()
+    llm.check()
+    for job, request in zip(jobs, requests):
+        assert request.output_ids == stand.tokens(job.prompt, job.params)
