@@ -10,7 +10,7 @@ M decision rows of a step (rows from whose logits a token may be drawn), K = W +
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -265,6 +265,9 @@ class DeviceGeometry:
     """A bound on the entries that any row sees."""
     straight: bool
     """No row's ancestors have others between them in storage."""
+    kept: dict[Hashable, object] = field(default_factory=dict)
+    """What a backend made for this geometry. A captured step keeps its geometry, and with it the tensors that the graph
+    reads, however many others a cache has seen since."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -74,13 +74,20 @@ class PreparedTriton:
         most = max_rows_per_tile(self.query_heads // kv.kv_heads, q_NHD.dtype, self.deterministic)
         q_NHD = q_NHD.contiguous()
         out = torch.empty_like(q_NHD)
-        for launch in _cut(self.geometry.bounds, most, q_NHD.device):
+        for launch in self._launches(most, q_NHD.device):
             self._run(launch, None, kv, q_NHD, keys_PGD, values_PGD, out)
         if self.deterministic and not self.geometry.straight:
             if self._paths is None:
                 self._paths = paths(self.geometry.ancestors)
-            self._run(_single(self.geometry.bounds, q_NHD.device), self._paths, kv, q_NHD, keys_PGD, values_PGD, out)
+            self._run(self._single(q_NHD.device), self._paths, kv, q_NHD, keys_PGD, values_PGD, out)
         return out
+
+    def _launches(self, most: int, device: torch.device) -> tuple[Launch, ...]:
+        kept = self.geometry.kept.setdefault(most, _cut(self.geometry.bounds, most, device))
+        return cast("tuple[Launch, ...]", kept)
+
+    def _single(self, device: torch.device) -> Launch:
+        return cast(Launch, self.geometry.kept.setdefault("single", _single(self.geometry.bounds, device)))
 
     def _run(
         self,

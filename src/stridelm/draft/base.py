@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -142,7 +142,7 @@ class TreeShape:
         )
 
 
-@lru_cache(maxsize=256)
+@cache  # for ever: a captured step reads these very tensors
 def chain(length: int, role: int, device: torch.device) -> TreeShape:
     """A chain of `length` rows: a tree whose parents are i - 1."""
     return TreeShape.of(range(-1, length - 1), [role] * length, device)

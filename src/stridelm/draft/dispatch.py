@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -84,9 +84,9 @@ class Drafters:
         return out
 
 
-@lru_cache(maxsize=256)
+@cache
 def everyone(count: int, device: torch.device) -> torch.Tensor:
-    """[0, count) int64: kept, since a captured step may not make it anew."""
+    """[0, count) int64, kept for ever: a captured step may not make it anew, and reads this very tensor."""
     return torch.arange(count, device=device)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stridelm.engine.step import Run, on_device
-from stridelm.run.padded import build_on_bounds, frame
+from stridelm.run.padded import Frame, build_on_bounds, frame
 from stridelm.sample.table import Feature
 from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
 
@@ -55,15 +55,17 @@ class Graph:
         self._last: list[tuple[int, int, int]] | None = None
         self._inputs[0] = -1  # until it is replayed, nobody's
         self._inputs[1] = 1
+        # The graph reads this layout's tensors for as long as it lives.
+        self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, engine.parts.device)
         engine.sampling.assume(kind.features)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            _body(engine, kind, like, self._inputs)  # compiles what is not compiled yet
+            _body(engine, kind, like, self._inputs, self._layout)  # compiles what is not compiled yet
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self.run = _body(engine, kind, like, self._inputs)
+            self.run = _body(engine, kind, like, self._inputs, self._layout)
 
     def replay(self, rows: list[tuple[int, int, int]]) -> None:
         """rows: slot, real rows and draft rows of each request; what is missing to the captured size is padding."""
@@ -128,13 +130,12 @@ class Capture:
         )
 
 
-def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor) -> Run:
+def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor, layout: Frame) -> Run:
     """The step of `kind.requests` requests like the given one, read from `inputs`."""
     slots, reals, drafts = inputs.unbind(0)
     request = replace(like, slot=-1)
     span = Span(request, kind.reach - kind.real, kind.real, kind.depth, kind.draft)
     spans = (span,) * kind.requests
-    layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, slots.device)
     layout = replace(layout, reals_R=reals, drafts_R=drafts)
 
     def build(draft: Draft) -> ForwardBatch:

@@ -9,7 +9,7 @@ proposals behind it.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -106,12 +106,12 @@ def _is_trusted(span: Span) -> bool:
     return span.request.speculation.acceptance == "trust"
 
 
-@lru_cache(maxsize=64)
+@cache  # for ever: a captured step reads these very tensors
 def _mask_row(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _verified_shape(depth: int, device: torch.device) -> TreeShape:
     parents, roles = verified_parents(depth)
     return TreeShape.of(parents, roles, device)
