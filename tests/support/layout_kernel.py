@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -41,6 +42,8 @@ def check_layout(seed: int, width: int, device: str) -> None:
         for slot in slots
     )
     layout = frame(shape, width, torch.device(device))
+    if rng.random() < 0.5:  # replayed with less room than it was captured with
+        layout = replace(layout, reals_R=(layout.reals_R // 2).clamp(min=1), drafts_R=layout.drafts_R // 2)
     moved = _moved(draft, device)
     where = torch.tensor(slots, device=device)
     wanted = laid_out(layout, moved, table, pages.to(device), where, PAGE_SIZE)

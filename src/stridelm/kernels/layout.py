@@ -60,8 +60,8 @@ def lay_spans(
     real = tl.minimum(tl.load(known + slot) - start, tl.load(most_real + span))
     room = tl.minimum(tl.load(most_draft + span), width)
     first = tl.load(firsts + span)
-    end = first + tl.load(most_real + span) + tl.load(most_draft + span)
-    bound = tl.minimum(end, rows) - first
+    # All rows up to the next span's: a replayed step may leave a request less room than it was captured with.
+    bound = tl.load(firsts + span + 1, mask=span + 1 < spans_count, other=rows) - first
     tl.store(spans + span, first.to(tl.int32))
     tl.store(spans + spans_count + span, (real + tl.load(most_draft + span)).to(tl.int32))
     tl.store(spans + 2 * spans_count + span, start.to(tl.int32))
