@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
-from stridelm.kernels import attention
-from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention, workspace_floats
+from stridelm.kernels.attention import max_rows_per_tile, paged_attention, workspace_floats
 from support.attention import (
     Case,
     Piece,
@@ -133,25 +132,6 @@ def test_decode_batch_is_decode_alone(dtype: torch.dtype) -> None:
     for n in range(0, 256, 16):
         alone = part(case, [(n, pieces[n])]).attend("exact-triton")
         assert torch.equal(alone[0], together[n]), lengths[n]
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_who_merges_is_not_in_the_bits(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last program of a tile merges what the second kernel would, whichever program that is."""
-    pieces = [Piece(9000, 1), Piece(100, 2), Piece(0, 1), Piece(3000, 2, (-1, -1, 0, 1)), Piece(600, 5)]
-    case = make(pieces, heads=8, kv_heads=2, head_dim=128, page_size=16, dtype=torch.bfloat16, device="cuda")
-
-    def merged(inside: int, rows: int, programs: int) -> torch.Tensor:
-        monkeypatch.setattr(attention, "MERGED_INSIDE", inside)
-        make_plan.cache_clear()
-        return launch(case, deterministic=deterministic, rows_per_tile=rows, programs=programs)
-
-    for rows in (1, 8):
-        for programs in (2, 16, 64):
-            wanted = merged(0, rows, programs)
-            for _ in range(30):
-                assert torch.equal(merged(128, rows, programs), wanted), (rows, programs)
-    make_plan.cache_clear()
 
 
 # In a captured graph

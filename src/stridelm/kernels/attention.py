@@ -9,8 +9,7 @@ tables[r, s // page_size] * page_size + s % page_size.
 
 Tiles. The rows of a tile and the query heads that share a KV head make one stack of M query vectors, so that a span of
 16 rows reads its keys once, like a span of one. Where tiles are few, several programs share the keys of one and leave
-partial sums in a workspace (flash decoding, https://pytorch.org/blog/flash-decoding). The last of them to finish merges
-these, which spares a launch; where a tile has many query vectors a second kernel does, whose programs share them.
+partial sums in a workspace, which a second kernel merges (flash decoding, https://pytorch.org/blog/flash-decoding).
 
 Graphs. Starts, lengths, tables and masks are read on the device alone. The host decides from shapes and from the bound
 `max_keys`, so a captured launch stays right when the values change.
@@ -40,14 +39,8 @@ LEAST_KEYS = 128
 """Fewest keys worth a program of their own otherwise."""
 PROGRAMS_PER_PROCESSOR = 2
 """Keys of a tile are shared out until there are about this many programs for each multiprocessor."""
-MERGED_INSIDE = 32
-"""Most query vectors a tile that the last of its programs merges itself. A second kernel takes a few microseconds to
-start, in which one processor reads about 300 kB of workspace: 32 query vectors of 16 splits. Its programs read faster
-together, if the query vectors of a tile are enough for many."""
-MERGED_FLOATS = 2048
-"""Floats of a split that the last program merges at a time: those under way have room where blocks of keys were."""
 MERGED_QUERIES = 4
-"""Query vectors that one program of the second kernel merges."""
+"""Query vectors that one program merges."""
 WORKSPACE_LIMIT = 1 << 28
 """Most floats of workspace (1 GiB). A launch that would need more has fewer programs, down to one a tile."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -77,8 +70,6 @@ class Plan:
     """Most splits that a tile can leave in the workspace; 0: none is used."""
     workspace: int
     """Floats of workspace."""
-    counters: int
-    """Counters, one for each tile and KV head, by which a program knows that it is the last; 0: none merges."""
 
 
 def paged_attention(
@@ -126,8 +117,6 @@ def paged_attention(
     workspace: float32, at least `workspace_floats(...)` long, to be used instead of a fresh one.
     programs: how many share the keys of a tile, instead of as many as seem best.
 
-    Launches that may run at the same time must not share a device: they share its counters.
-
     Raises ValueError for a dtype or a number of heads that it cannot do.
     """
     (rows, heads, dim), kv_heads = q_NHD.shape, keys_PGD.shape[1]
@@ -166,7 +155,6 @@ def paged_attention(
         out_NHD,
         sums,
         stats,
-        _arrivals(max(plan.counters, _wanted_programs(q_NHD.device)), q_NHD.device),
         tables_RP,
         tile_span_T,
         tile_row_T,
@@ -190,7 +178,6 @@ def paged_attention(
         PAGE=page_size,
         BLOCK_M=plan.shape.queries,
         PARTIAL=plan.splits > 0,
-        MERGED=MERGED_FLOATS // fixed["BLOCK_D"] if plan.counters else 0,
         CAPPED=soft_cap is not None,
         PATHS=paths_N64 is not None,
         PRECISION="ieee" if ieee else "tf32",
@@ -198,7 +185,7 @@ def paged_attention(
         num_stages=plan.shape.stages,
         **fixed,
     )
-    if plan.splits and not plan.counters:
+    if plan.splits:
         runs = -(-rows_per_tile * fixed["HEADS"] // MERGED_QUERIES)
         merge[(tiles, kv_heads, runs)](
             out_NHD,
@@ -242,23 +229,22 @@ def make_plan(
     per_head = heads // kv_heads
     most = max_rows_per_tile(per_head, dtype, deterministic)
     assert 1 <= rows_per_tile <= most, f"{rows_per_tile} rows a tile, of at most {most}"
-    queries = rows_per_tile * per_head
-    shape = _shape(queries, per_head, dim, dtype, deterministic)
+    shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
     # A tile's keys, seen through its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
     unit = SPLIT_KEYS if deterministic else LEAST_KEYS
     splits = -(-span // unit) + (window is not None)
-    floats = tiles * kv_heads * queries * (dim + 2)
+    floats = tiles * kv_heads * rows_per_tile * per_head * (dim + 2)
     if programs is None:
-        programs = -(-_wanted_programs(device) // (tiles * kv_heads))
+        programs = -(-PROGRAMS_PER_PROCESSOR * _multiprocessors(device) // (tiles * kv_heads))
         if deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, splits)
     if not deterministic:
         splits = programs
     if programs == 1:
-        return Plan(shape, 1, 0, 0, 0)
-    return Plan(shape, programs, splits, splits * floats, tiles * kv_heads if queries <= MERGED_INSIDE else 0)
+        return Plan(shape, 1, 0, 0)
+    return Plan(shape, programs, splits, splits * floats)
 
 
 def workspace_floats(
@@ -311,22 +297,9 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
 
 
 @cache
-def _arrivals(number: int, device: torch.device) -> torch.Tensor:
-    """Counters that are 0 between launches: each launch puts back what it counted.
-
-    Kept for good, as captured graphs hold their address. Keys are shared only among fewer tiles and KV heads than there
-    are wanted programs, so that this many counters, made by a device's first launch, serve all that follow.
-    """
-    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing(), "run a launch before one is captured"
-    return torch.zeros(number, dtype=torch.int32, device=device)
-
-
-@cache
-def _wanted_programs(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     # The interpreter plans as if it were an H200.
-    cuda = device.type == "cuda"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 132
-    return PROGRAMS_PER_PROCESSOR * processors
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def _power_of_two(number: int) -> int:

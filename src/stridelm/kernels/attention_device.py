@@ -27,7 +27,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 PATH_ROWS = tl.constexpr(64)
 """Columns of `paths`: most draft rows behind one span."""
 PREFETCH = tl.constexpr(8)
-"""Splits that are on their way from memory at once while they are merged."""
+"""Splits that `merge` has on their way from memory at once."""
 
 
 @triton.jit
@@ -133,63 +133,6 @@ def _store_partial(sums, stats, index, acc_MD, peak_M, total_M, query_M, live_M,
 
 
 @triton.jit
-def _merge_run(
-    query,
-    out,
-    sums,
-    stats,
-    index,
-    number,
-    first,
-    row,
-    count,
-    group,
-    rows,
-    out_stride_n,
-    out_stride_h,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """A tile's splits, first to last, into the output, for its BLOCK_M query vectors from `query` on.
-
-    index: of the tile's split 0 in the workspace. number: of its splits. first: row of the batch at which the span
-    begins. row: row of the span at which the tile begins.
-    """
-    query_M = query + tl.arange(0, BLOCK_M)
-    dim_D = tl.arange(0, BLOCK_D)
-    in_span_M = row + query_M // HEADS
-    live_M = (query_M < rows * HEADS) & (in_span_M < count)
-    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total_M = tl.zeros([BLOCK_M], tl.float32)
-    for split in tl.range(0, number, num_stages=PREFETCH):
-        sums_MD, stats_M, exists_MD = _partial(sums, stats, index + split, query_M, live_M, dim_D, rows * HEADS, D)
-        # Other processors wrote these, and none is read twice: nothing is gained from this processor's own cache.
-        more_MD = tl.load(sums_MD, mask=exists_MD, other=0.0, cache_modifier=".cg")
-        more_peak_M = tl.load(stats_M, mask=live_M, other=float("-inf"), cache_modifier=".cg")
-        more_total_M = tl.load(stats_M + 1, mask=live_M, other=0.0, cache_modifier=".cg")
-        acc_MD, peak_M, total_M = _merge(acc_MD, peak_M, total_M, more_MD, more_peak_M, more_total_M)
-    head_M = group * HEADS + query_M % HEADS
-    _store_rows(out, acc_MD, total_M, first + in_span_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
-
-
-@triton.jit
-def _arrives_last(counter, programs):
-    """Whether all `programs` programs have now been here, and what they stored can be read. The last resets `counter`.
-
-    Each releases its stores and acquires those of the programs before it, so that the last sees all; to acquire is also
-    to drop what this processor's own cache holds.
-    """
-    tl.debug_barrier()  # one thread counts for the whole program, so all must have stored
-    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
-    if last:
-        tl.store(counter, 0)
-    return last
-
-
-@triton.jit
 def _visible(
     block,
     slot_B,
@@ -237,7 +180,6 @@ def attend(
     out,
     sums,
     stats,
-    arrivals,
     tables,
     tile_span,
     tile_row,
@@ -271,7 +213,6 @@ def attend(
     UNIT: tl.constexpr,
     LEAST: tl.constexpr,
     PARTIAL: tl.constexpr,
-    MERGED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PATHS: tl.constexpr,
@@ -280,10 +221,8 @@ def attend(
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
     HEADS: query heads a KV head. rows: of a tile. splits: room for splits in the workspace. PARTIAL: leave splits
-    in the workspace instead of writing the output. MERGED > 0: the last program of a tile and KV head to do so merges
-    them, MERGED query vectors at a time; it knows by its counter in arrivals, which are 0 before and after a launch.
-    MERGED == 0: they are left for `merge`. factor, cap: a score is factor * (q . k), or factor * tanh(cap * (q . k))
-    if CAPPED, in units of ln 2.
+    in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
+    factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
     """
     tile = tl.program_id(0)
     group = tl.program_id(1)
@@ -335,8 +274,7 @@ def attend(
     path = paths + (first + row) * PATH_ROWS
     keys += group.to(tl.int64) * key_stride_g
     values += group.to(tl.int64) * value_stride_g
-    place = tile.to(tl.int64) * tl.num_programs(1) + group
-    index = place * splits
+    index = (tile.to(tl.int64) * tl.num_programs(1) + group) * splits
 
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -390,29 +328,6 @@ def attend(
     if PARTIAL:
         at = index + (last_block - 1 - origin) // unit
         _store_partial(sums, stats, at, acc_MD, peak_M, total_M, query_M, live_M, dim_D, rows * HEADS, D)
-        # Programs behind the first cdiv(number, share) had no keys, and have returned above.
-        if MERGED > 0:
-            if _arrives_last(arrivals + place, tl.cdiv(number, share)):
-                for query in range(0, tl.minimum(rows, count - row) * HEADS, MERGED):
-                    _merge_run(
-                        query,
-                        out,
-                        sums,
-                        stats,
-                        index,
-                        number,
-                        first,
-                        row,
-                        count,
-                        group,
-                        rows,
-                        out_stride_n,
-                        out_stride_h,
-                        HEADS,
-                        D,
-                        MERGED,
-                        BLOCK_D,
-                    )
     else:
         if UNIT > 0:
             acc_MD, peak_M, total_M = _merge(sum_MD, sum_peak_M, sum_total_M, acc_MD, peak_M, total_M)
@@ -445,7 +360,7 @@ def merge(
     LEAST: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """What `attend` left in the workspace, into the output. Grid (tiles, KV heads, runs of BLOCK_M query vectors).
+    """Splits of a tile, first to last, into the output. Grid (tiles, KV heads, runs of BLOCK_M query vectors).
 
     Which splits exist is worked out as `attend` did, so that no other part of the workspace is read. programs: the
     third axis of its grid.
@@ -462,22 +377,21 @@ def merge(
     low, end, _ = _tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
     _, _, number = _splits(low, end, programs, UNIT, LEAST)
 
-    _merge_run(
-        tl.program_id(2) * BLOCK_M,
-        out,
-        sums,
-        stats,
-        (tile.to(tl.int64) * tl.num_programs(1) + group) * splits,
-        number,
-        tl.load(firsts + span).to(tl.int64),
-        row,
-        count,
-        group,
-        rows,
-        out_stride_n,
-        out_stride_h,
-        HEADS,
-        D,
-        BLOCK_M,
-        BLOCK_D,
-    )
+    query_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    dim_D = tl.arange(0, BLOCK_D)
+    in_span_M = row + query_M // HEADS
+    live_M = (query_M < rows * HEADS) & (in_span_M < count)
+    index = (tile.to(tl.int64) * tl.num_programs(1) + group) * splits
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total_M = tl.zeros([BLOCK_M], tl.float32)
+    for split in tl.range(0, number, num_stages=PREFETCH):
+        sums_MD, stats_M, exists_MD = _partial(sums, stats, index + split, query_M, live_M, dim_D, rows * HEADS, D)
+        more_MD = tl.load(sums_MD, mask=exists_MD, other=0.0)
+        more_peak_M = tl.load(stats_M, mask=live_M, other=float("-inf"))
+        more_total_M = tl.load(stats_M + 1, mask=live_M, other=0.0)
+        acc_MD, peak_M, total_M = _merge(acc_MD, peak_M, total_M, more_MD, more_peak_M, more_total_M)
+
+    row_M = tl.load(firsts + span).to(tl.int64) + in_span_M
+    head_M = group * HEADS + query_M % HEADS
+    _store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)

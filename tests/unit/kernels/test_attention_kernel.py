@@ -112,7 +112,7 @@ def test_shared_keys(deterministic: bool, programs: int, window: int | None) -> 
 
 
 def test_long_context() -> None:
-    """Splits as long as they are outside the tests, and more of them than are on their way at once to be merged."""
+    """Splits as long as they are outside the tests, and more of them than `merge` has on their way at once."""
     case = make([Piece(5000, 1, (-1,)), Piece(3, 1)], heads=2, kv_heads=1, page_size=16, dtype=torch.float16)
     for deterministic in (True, False):
         check_values(launch(case, deterministic=deterministic), naive(case))
@@ -150,24 +150,6 @@ def test_what_the_host_decides_is_not_in_the_bits() -> None:
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.usefixtures("short_splits")
-def test_who_merges_is_not_in_the_bits(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last program of a tile merges in one run or in many as the second kernel does, and can do so again: how many
-    programs take part is another number in each span, and in each launch."""
-    pieces = [Piece(400, 1), Piece(0, 1), Piece(150, 2, (-1, -1, 0, 1)), Piece(63, 11)]
-    case = make(pieces, heads=6, kv_heads=2, dtype=torch.float16)
-    monkeypatch.setattr(attention, "MERGED_INSIDE", 0)
-    options = [{"deterministic": deterministic, "rows_per_tile": 8, "programs": programs} for programs in (9, 2, 5)]
-    wanted = [launch(case, **option) for option in options]
-    monkeypatch.setattr(attention, "MERGED_INSIDE", 128)
-    for at_once in (2048, 128):
-        monkeypatch.setattr(attention, "MERGED_FLOATS", at_once)
-        make_plan.cache_clear()
-        for option, value in zip(options, wanted, strict=True):
-            assert torch.equal(launch(case, **option), value)
-
-
 @pytest.mark.parametrize("window", [None, 5])
 def test_paths_are_the_bitmasks(window: int | None) -> None:
     """Columns by path give what the bitmask gives; for rows whose path lies in order, to the bit."""
@@ -200,17 +182,6 @@ def test_workspace() -> None:
     assert floats(1, 1 << 15, False) == 33 * 32 * 130
     assert floats(1, 1 << 20, True, window=1000) == 4 * 32 * 130
     assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program a tile"
-
-
-def test_counters() -> None:
-    """One for each tile and KV head that shares its keys, unless the tile has too many query vectors."""
-
-    def counters(tiles: int, rows: int) -> int:
-        return make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, 4096, None, False, CPU).counters
-
-    assert counters(3, 1) == counters(3, 8) == 24
-    assert counters(3, 16) == 0, "left for the second kernel"
-    assert counters(64, 1) == 0, "nothing is shared"
 
 
 def test_refusals() -> None:
