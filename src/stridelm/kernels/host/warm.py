@@ -1,4 +1,7 @@
-"""Compiling ahead of the first request, so that no request waits for it."""
+"""Compiling ahead of the first request, so that no request waits for it.
+
+python -m stridelm.kernels.host.warm    at installation: the dtype that this machine serves by default
+"""
 
 from __future__ import annotations
 
@@ -52,3 +55,8 @@ def _run_once(dtype: torch.dtype, normed_heads: bool) -> None:
     attend(
         array(q), array(keys), array(values), slots, tiles, one, one, array(zero), sys.maxsize, np.float32(1), array(q)
     )
+
+
+if __name__ == "__main__":
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    compile_kernels(torch.bfloat16 if native else torch.float32, normed_heads=True)
