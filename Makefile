@@ -58,7 +58,7 @@ $(VENV)/bin/python:
 $(USE): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing Stride into $(VENV) (once; PyTorch is large)"
 	$(PIP) -e .
-	$(BIN)/python -m stridelm.kernels.host.warm
+	$(BIN)/python -c 'from stridelm import LLM; LLM()'  # compiles the CPU's kernels
 	@touch $@
 
 $(DEVELOP): pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -19,9 +19,7 @@ replays; GB/s is the logits read once over that time.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import Calls, graph_us, median_us
 
 from stridelm.bench.report import write_json
 from stridelm.params import SamplingParams, Speculation
@@ -116,9 +115,6 @@ def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[
     return [table], found
 
 
-Calls = list[Callable[[], object]]
-
-
 def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
     """(name, calls of the kernels, calls of the sampler), a call for each of the logits."""
     from stridelm.kernels.draw import confidence
@@ -162,17 +158,6 @@ def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> t
     return ours, theirs
 
 
-def graph_us(calls: Calls, replays: int) -> float:
-    """Microseconds of a call in a CUDA graph of all of them."""
-    calls[0]()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return _median_us(graph.replay, len(calls), replays)
-
-
 def eager_us(calls: Calls, replays: int) -> float:
     """Microseconds of a call launched from the host, at most eight calls at a time: the sampler takes its while."""
 
@@ -180,21 +165,7 @@ def eager_us(calls: Calls, replays: int) -> float:
         for call in calls[:8]:
             call()
 
-    return _median_us(run, min(8, len(calls)), replays)
-
-
-def _median_us(run: Callable[[], None], calls: int, replays: int) -> float:
-    run()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end) / calls)
-    return statistics.median(times)
+    return median_us(run, min(8, len(calls)), replays)
 
 
 if __name__ == "__main__":

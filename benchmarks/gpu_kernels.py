@@ -16,7 +16,6 @@ attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from timing import graph_us
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stridelm.bench.report import write_json
@@ -82,27 +82,6 @@ def main() -> int:
     if args.json:
         write_json(args.json, "gpu_kernels", settings, **results)
     return 0
-
-
-def call_us(calls: list[Callable[[], object]], replays: int) -> float:
-    """Microseconds of a call, the mean over the calls of a graph and the median over its replays."""
-    calls[0]()  # compiles
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end) / len(calls))
-    return statistics.median(times)
 
 
 def right_table(title: str, *columns: str) -> Table:
@@ -229,7 +208,7 @@ def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]
                 for rows in settings.rows:
                     calls = pool.decode(batch, context, rows, deterministic)
                     if calls:
-                        times[rows] = call_us(calls, settings.replays)
+                        times[rows] = graph_us(calls, settings.replays)
                 if not times:
                     continue
                 bandwidth = {
@@ -271,8 +250,8 @@ def prefill_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]
     found = []
     for rows in settings.chunks:
         flops = 2 * HEADS * DIM * rows * (rows + 1)
-        timed = {mode_name(mode): call_us(pool.prefill(rows, mode), settings.replays) for mode in MODES}
-        timed["torch flash"] = call_us([flash(rows)] * 4, settings.replays)
+        timed = {mode_name(mode): graph_us(pool.prefill(rows, mode), settings.replays) for mode in MODES}
+        timed["torch flash"] = graph_us([flash(rows)] * 4, settings.replays)
         for name, taken in timed.items():
             found.append(
                 {"kernel": "prefill", "rows": rows, "by": name, "us": taken, "tflop_per_s": flops / taken / 1e6}

@@ -14,7 +14,6 @@ each.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import graph_us
 
 from stridelm.bench.report import write_json
 from stridelm.kernels.ops import Ops, Turn
@@ -86,7 +86,7 @@ def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table,
         table.add_column(column, justify="left" if column == "operation" else "right")
     found = []
     for case in cases(rows):
-        us, plain_us = call_us(case.triton, replays), call_us(case.plain, replays)
+        us, plain_us = graph_us(case.triton, replays), graph_us(case.plain, replays)
         gb_per_s = case.moved / us / 1000
         found.append({"operation": case.name, "rows": case.rows, "us": us, "gb_per_s": gb_per_s, "plain_us": plain_us})
         table.add_row(
@@ -100,26 +100,6 @@ def cases(rows: tuple[int, ...]) -> Iterator[Case]:
     for make in (norm, add_norm, gate, turn_and_store, compact):
         for count in rows:
             yield make(count)
-
-
-def call_us(calls: list[Call], replays: int) -> float:
-    """Microseconds of a call, the mean over the calls of a graph and the median over its replays."""
-    calls[0]()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [call() for call in calls]
-    del results  # held until here, so that no two calls wrote to the same memory
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end) / len(calls))
-    return statistics.median(times)
 
 
 def both(run: Callable[[Ops, int], object]) -> dict[str, list[Call]]:

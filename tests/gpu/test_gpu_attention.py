@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
-from stridelm.kernels.attention import max_rows_per_tile, paged_attention, workspace_floats
+from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
 from support.attention import (
     Case,
     Piece,
@@ -160,7 +160,7 @@ class Captured:
         self.inputs["positions_N"] = torch.zeros(rows, dtype=torch.int64, device="cuda")
         self.deterministic = deterministic
         shape = (len(tiles), self.heads, self.kv_heads, self.dim, self.rows_per_tile, torch.bfloat16, self.max_keys)
-        floats = workspace_floats(*shape, None, deterministic, self.queries.device)
+        floats = make_plan(*shape, None, deterministic, self.queries.device).workspace
         self.workspace = torch.empty(floats, device="cuda")
         self.run()  # compiles
         torch.cuda.synchronize()

@@ -11,5 +11,7 @@ from stridelm.registry import Registry
 BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend")
 BACKENDS.add("reference", "stridelm.attention.reference:ReferenceAttention")
 BACKENDS.add("host", "stridelm.attention.host:HostAttention")
+MADE_FOR = {"cpu": "host", "cuda": "triton"}
+"""Device type -> the backend made for it, if it is registered: said here, so that choosing one imports no other."""
 if find_spec("triton"):  # which torch brings along where it brings CUDA
     BACKENDS.add("triton", "stridelm.attention.triton:TritonAttention")

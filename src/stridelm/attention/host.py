@@ -10,6 +10,7 @@ import torch
 
 from stridelm.attention.base import PreparedAttention
 from stridelm.attention.reference import ReferenceAttention
+from stridelm.cache.pages import padded_tables
 from stridelm.kernels.host.arithmetic import DTYPES, array, follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.models.layers.decoder import LayerKV
@@ -81,10 +82,7 @@ class PreparedHost:
 
 def _slots(tables: list[list[int]], page_size: int) -> np.ndarray[Any, Any]:
     """[R, L] pool slot of every storage entry; behind a request's own pages stands the null slot."""
-    pages = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int64)
-    for i, table in enumerate(tables):
-        pages[i, : len(table)] = table
-    return (pages[:, :, None] * page_size + np.arange(page_size)).reshape(len(tables), -1)
+    return (padded_tables(tables)[:, :, None] * page_size + np.arange(page_size)).reshape(len(tables), -1)
 
 
 def _tiles(counts: list[int], most: int) -> np.ndarray[Any, Any]:

@@ -46,8 +46,8 @@ class Transaction:
         assert self._open, "a transaction commits once"
         self._open = False
         alive = self._current()
-        for span, rows, here, n in zip(self.spans, kept, alive, range(len(self.spans)), strict=True):
-            real = span.real if reals is None else reals[n]
+        reals = [span.real for span in self.spans] if reals is None else reals
+        for span, rows, real, here in zip(self.spans, kept, reals, alive, strict=True):
             assert 0 <= rows <= span.draft and 0 < real <= span.real
             if here:
                 self._take_off(span)

@@ -48,12 +48,11 @@ class Engine:
         )
         self.tokens = TokenTable(config.max_num_seqs, parts.target.max_length, parts.device)
         self.sampling = SamplingTable(config.max_num_seqs, parts.target.vocab_size, parts.device)
-        self.pages = PageTables(
-            self.groups,
-            config.max_num_seqs,
-            self.ledger.pages_for(parts.target.max_length + MAX_DRAFT_ROWS),
-            parts.device,
-        )
+        self.pages: PageTables | None = None
+        """The device's own page tables, where it finds lengths and pages by itself and steps are planned on bounds."""
+        if parts.attention.reads_device:
+            width = self.ledger.pages_for(parts.target.max_length + MAX_DRAFT_ROWS)
+            self.pages = PageTables(self.groups, config.max_num_seqs, width, parts.device)
         sampler = Sampler(self.sampling, self.tokens)
         self.drafters = Drafters(parts.target, sampler, self.tokens)
         self.door = Door(sampler, self.tokens)
@@ -73,9 +72,9 @@ class Engine:
         self.emitter = Emitter(self)
         self.tracer: Tracer | None = None
         self.flights: deque[Flight] = deque()
-        self.lag = 1 if parts.attention.reads_device else 0
+        self.lag = 0 if self.pages is None else 1
         """Launched steps that the host leaves unread while it plans the next."""
-        captures = parts.attention.reads_device and parts.device.type == "cuda" and not config.enforce_eager
+        captures = self.pages is not None and parts.device.type == "cuda" and not config.enforce_eager
         self.capture = Capture(self) if captures else None
         self._arrivals = 0
 
@@ -154,7 +153,7 @@ class Engine:
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
         """The device's part of the step: a replay if it was captured, else kernel by kernel."""
-        if self.parts.attention.reads_device:
+        if self.pages is not None:
             self.pages.update(plan.spans, transaction)
         if self.capture is not None:
             replayed = self.capture.run(plan)
@@ -168,7 +167,7 @@ class Engine:
     ) -> ForwardBatch:
         """The step's batch: on bounds where the device finds lengths and pages by itself."""
         page_size = self.ledger.page_size
-        if not self.parts.attention.reads_device:
+        if self.pages is None:
             return build(spans, draft, self.tokens, slots, transaction, self.groups, page_size)
         layout = frame(shape_of(spans), draft.width, slots.device)
         most = max(span.end for span in spans)

@@ -81,7 +81,8 @@ def on_device(
     logits = engine.runner.forward(batch)
     verdict = engine.door.verify(batch, draft, logits.decisions)
     engine.runner.compact(batch, draft, verdict)
-    engine.tokens.advance(slots, batch.reals + verdict.kept)
+    if engine.pages is not None:  # nobody else asks the device how far it is
+        engine.tokens.advance(slots, batch.reals + verdict.kept)
     engine.drafters.observe(spans, slots, batch, logits.decisions, verdict)
     return Run(draft, batch, logits, verdict, tabulate(verdict, batch.reals))
 

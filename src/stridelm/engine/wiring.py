@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stridelm.attention import BACKENDS
+from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend
 from stridelm.builtin import builtin_path
 from stridelm.cache.pool import PagePool, bytes_per_token, free_memory, page_count
@@ -95,8 +95,8 @@ def pick_attention(name: str, device: torch.device, deterministic: bool) -> Atte
     Raises ValueError for one that is unknown or made for another device.
     """
     if name == "auto":
-        made = [other for other in BACKENDS if BACKENDS.get(other).device == device.type]
-        name = made[0] if made else "reference"
+        made = MADE_FOR.get(device.type, "reference")
+        name = made if made in BACKENDS else "reference"
         logger.info("attention auto: %s, for %s", name, device)
     backend = BACKENDS.get(name)
     if backend.device not in (None, device.type):

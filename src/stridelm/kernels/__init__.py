@@ -16,13 +16,13 @@ from stridelm.registry import Registry
 OPS: Registry[type[Ops]] = Registry("kernel set")
 OPS.add("plain", "stridelm.kernels.plain:PlainOps")
 OPS.add("host", "stridelm.kernels.host.ops:HostOps")
+MADE_FOR = {"cpu": "host", "cuda": "triton"}
+"""Device type -> the set made for it, if it is registered: said here, so that choosing one imports no other."""
 if find_spec("triton"):  # which torch brings along where it brings CUDA
     OPS.add("triton", "stridelm.kernels.triton_rows:TritonOps")
 
 
 def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
     """The set made for a device, if it has the dtype; else the plain one."""
-    for name in OPS:
-        if OPS.get(name).device == device.type and dtype in OPS.get(name).dtypes:
-            return OPS.get(name)()
-    return OPS.get("plain")()
+    name = MADE_FOR.get(device.type, "plain")
+    return OPS.get(name if name in OPS and dtype in OPS.get(name).dtypes else "plain")()

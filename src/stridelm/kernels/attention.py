@@ -31,6 +31,7 @@ from functools import cache, lru_cache
 import torch
 
 from stridelm.kernels.attention_device import attend, merge
+from stridelm.kernels.processors import multiprocessors
 from stridelm.types import MAX_DRAFT_ROWS
 
 SPLIT_KEYS = 512
@@ -114,7 +115,7 @@ def paged_attention(
     window: a row sees keys less than this many positions before its own, itself included.
     paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
       the row is then draft row paths[row, n], and ancestors_N is not read. Needs rows_per_tile == 1.
-    workspace: float32, at least `workspace_floats(...)` long, to be used instead of a fresh one.
+    workspace: float32, at least `make_plan(...).workspace` long, to be used instead of a fresh one.
     programs: how many share the keys of a tile, instead of as many as seem best.
 
     Raises ValueError for a dtype or a number of heads that it cannot do.
@@ -236,7 +237,7 @@ def make_plan(
     splits = -(-span // unit) + (window is not None)
     floats = tiles * kv_heads * rows_per_tile * per_head * (dim + 2)
     if programs is None:
-        programs = -(-PROGRAMS_PER_PROCESSOR * _multiprocessors(device) // (tiles * kv_heads))
+        programs = -(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // (tiles * kv_heads))
         if deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, splits)
@@ -245,24 +246,6 @@ def make_plan(
     if programs == 1:
         return Plan(shape, 1, 0, 0)
     return Plan(shape, programs, splits, splits * floats)
-
-
-def workspace_floats(
-    tiles: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    rows_per_tile: int,
-    dtype: torch.dtype,
-    max_keys: int,
-    window: int | None,
-    deterministic: bool,
-    device: torch.device,
-) -> int:
-    """Floats of workspace that `paged_attention` needs with these arguments; often none."""
-    return make_plan(
-        tiles, heads, kv_heads, dim, rows_per_tile, dtype, max_keys, window, deterministic, device
-    ).workspace
 
 
 def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
@@ -294,12 +277,6 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
     wide = _power_of_two(dim) > 128
     warps = 8 if height > 64 or (wide and height == 64) else 4
     return Shape(height, 64, warps=warps, stages=2 if wide else 3)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    # The interpreter plans as if it were an H200.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def _power_of_two(number: int) -> int:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from stridelm.kernels.processors import multiprocessors
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 TILE = tl.constexpr(1024)
@@ -132,12 +134,6 @@ def check_logits(logits_MV: torch.Tensor) -> tuple[int, int]:
 def splits_of(rows: int, vocab: int, device: torch.device) -> int:
     """How many programs share a row."""
     tiles = -(-vocab // TILE.value)
-    wanted = -(-PROGRAMS_PER_PROCESSOR * _multiprocessors(device) // rows)
+    wanted = -(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows)
     share = -(-tiles // min(wanted, tiles, MOST_SPLITS.value))
     return -(-tiles // share)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    # The interpreter plans as if it were an H200.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

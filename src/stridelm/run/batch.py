@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stridelm.cache.pages import padded_tables
 from stridelm.cache.transaction import Transaction
 from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Span
@@ -110,12 +111,8 @@ def _layout(spans: tuple[Span, ...], draft: Draft) -> _Layout:
 
 def _pool_slots(layout: _Layout, tables: list[list[int]], page_size: int) -> np.ndarray:
     """[N] slot of each row in the page group's pool."""
-    width = max(len(table) for table in tables)
-    pages = np.zeros((len(tables), width), dtype=np.int64)
-    for i, table in enumerate(tables):
-        pages[i, : len(table)] = table
     storage = layout.storage
-    return pages[layout.span, storage // page_size] * page_size + storage % page_size
+    return padded_tables(tables)[layout.span, storage // page_size] * page_size + storage % page_size
 
 
 def _fill_draft_rows(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stridelm.attention.base import AttentionBackend, PreparedAttention
+from stridelm.cache.pages import padded_tables
 from stridelm.cache.pool import PagePool
 from stridelm.kernels.ops import Ops, Turn
 from stridelm.models.layers.decoder import Decoder
@@ -66,13 +67,7 @@ def _places(geometry: Geometry | DeviceGeometry, device: torch.device) -> tuple[
         base = (geometry.starts + geometry.reals).to(torch.int64)
         return base, {group: pages.to(torch.int64) for group, pages in geometry.tables.items()}
     base = torch.tensor(geometry.starts, device=device) + torch.tensor(geometry.reals, device=device)
-    return base, {group: _padded(pages, device) for group, pages in geometry.page_tables.items()}
-
-
-def _padded(tables: list[list[int]], device: torch.device) -> torch.Tensor:
-    """[R, P] page tables, padded with the null page."""
-    width = max(len(table) for table in tables)
-    return torch.tensor([table + [0] * (width - len(table)) for table in tables], device=device)
+    return base, {g: torch.from_numpy(padded_tables(pages)).to(device) for g, pages in geometry.page_tables.items()}
 
 
 def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> torch.Tensor:

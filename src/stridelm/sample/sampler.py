@@ -35,24 +35,24 @@ class Sampler:
         logits in whatever precision they come.
         """
         groups = self._groups(row_slots)
-        if logits_MV.is_cuda:
-            plain_M = self._draw_by_kernel(logits_MV, rows, row_slots, stream)
-        else:
-            plain_M = likeliest(logits_MV)
         if not groups.count:
-            return plain_M
+            return self._draw_unedited(logits_MV, rows, row_slots, stream)
         rows_X = rows.select(groups.special_X)
         logits_XV = self._process(logits_MV, rows_X, groups)
         self._add_noise(logits_XV, rows_X, groups, stream)
         tokens_X = likeliest(logits_XV)
         if groups.special_X is None:
             return tokens_X
-        return plain_M.index_copy_(0, groups.special_X, tokens_X)
+        others_M = self._draw_unedited(logits_MV, rows, row_slots, stream)
+        return others_M.index_copy_(0, groups.special_X, tokens_X)
 
-    def _draw_by_kernel(
+    def _draw_unedited(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int
     ) -> torch.Tensor:
-        """Tokens of all rows but those whose logits are edited first, in a few launches that read no host tensor."""
+        """Tokens of the rows that are in no group: on a CPU the greedy ones; on a GPU all whose logits are not edited,
+        in a few launches that read no host tensor."""
+        if not logits_MV.is_cuda:
+            return likeliest(logits_MV)
         from stridelm.kernels.draw import draw
         from stridelm.kernels.truncate import truncate
 

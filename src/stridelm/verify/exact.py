@@ -37,12 +37,9 @@ def draw_nodes(hearing: Hearing) -> torch.Tensor:
     """[R, K] the token drawn at the last real row and at each live candidate; -1 at probes and padding."""
     batch, draft = hearing.batch, hearing.draft
     if not draft.width and len(batch.decision_host) == len(hearing.spans):
-        positions = batch.positions[batch.decisions] + 1
-        slots = [span.request.slot for span in hearing.spans]
-        rows_M = Rows(hearing.slots, positions, None, hearing.longest)
-        return hearing.sampler.draw(hearing.logits_MV, rows_M, slots)[:, None]
+        return _draw_all(hearing)
     if batch.grid and len(hearing.spans) == len(batch.spans) and not hearing.uses_history:
-        return _draw_grid(hearing)
+        return _draw_all(hearing)
     rows_host, spans_host = _drawn_rows(hearing)
     device = hearing.nodes.device
     rows, spans = torch.from_numpy(rows_host).to(device), torch.from_numpy(spans_host).to(device)
@@ -59,12 +56,14 @@ def draw_nodes(hearing: Hearing) -> torch.Tensor:
     return everywhere[hearing.nodes]
 
 
-def _draw_grid(hearing: Hearing) -> torch.Tensor:
-    """Every decision row drawn at once, nothing looked up on the host: probes too, whose tokens nobody reads."""
+def _draw_all(hearing: Hearing) -> torch.Tensor:
+    """Every decision row of the step drawn at once, nothing looked up on the host: probes too, whose tokens nobody
+    reads."""
     batch, columns = hearing.batch, hearing.nodes.shape[1]
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
-    rows = Rows(hearing.slots.repeat_interleave(columns), positions, None, hearing.longest)
+    owners = hearing.slots[:, None].expand(-1, columns).reshape(-1)
+    rows = Rows(owners, positions, None, hearing.longest)
     return hearing.sampler.draw(hearing.logits_MV, rows, slots).view(-1, columns)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.kernels import attention
-from stridelm.kernels.attention import make_plan, max_rows_per_tile, workspace_floats
+from stridelm.kernels.attention import make_plan, max_rows_per_tile
 from support.attention import (
     Piece,
     check_attention,
@@ -25,11 +24,10 @@ from support.attention import (
     naive,
     random_pieces,
 )
+from support.interpreter import INTERPRETED
 from support.paged_attention import FastTriton, launch
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
-)
+pytestmark = INTERPRETED
 DTYPES = (torch.float32, torch.float16)  # the interpreter has no bfloat16 products
 MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
 CPU = torch.device("cpu")
@@ -174,7 +172,7 @@ def test_workspace() -> None:
     """A full grid needs none; a small one needs room for its splits, in deterministic mode for all of `max_keys`."""
 
     def floats(tiles: int, max_keys: int, deterministic: bool, rows: int = 1, window: int | None = None) -> int:
-        return workspace_floats(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, window, deterministic, CPU)
+        return make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, window, deterministic, CPU).workspace
 
     assert floats(256, 1 << 17, True) == floats(256, 1 << 17, False) == 0
     assert floats(1, 64, True) == floats(1, 64, False) == 0

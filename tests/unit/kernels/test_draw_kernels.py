@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -27,10 +26,9 @@ from support.draw_kernels import (
     table_of,
     twin,
 )
+from support.interpreter import INTERPRETED
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
-)
+pytestmark = INTERPRETED
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLOTS = [0, 3, 1, 0, 2, 4, 5, 1, 3]
 """The slot of each row: greedy and sampled rows between one another, some of them of one request."""
@@ -40,7 +38,7 @@ POSITIONS = torch.tensor([5, 6, 7, 131071, 2**32 - 1, 0, 9, 8, 100])
 @pytest.fixture
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs of several tiles, as on a small GPU."""
-    monkeypatch.setattr(logit_rows, "_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(logit_rows, "multiprocessors", lambda device: 2)
     logit_rows.splits_of.cache_clear()
     yield
     logit_rows.splits_of.cache_clear()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from support.interpreter import INTERPRETED
 from support.layout_kernel import check_layout
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
-)
+pytestmark = INTERPRETED
 
 
 @pytest.mark.parametrize("width", [0, 1, 5, 64])

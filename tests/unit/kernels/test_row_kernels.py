@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -14,11 +12,10 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
 from stridelm.models.layers.decoder import LayerKV
 from support.compaction import check_compact
+from support.interpreter import INTERPRETED
 from support.row_ops import check_gate, check_nan, check_norms, check_turn, noise
 
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
-)
+interpreted = INTERPRETED
 DTYPES = (torch.float32, torch.float16)  # the interpreter cuts bfloat16 off instead of rounding it
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import fields
 from typing import Any
@@ -16,11 +15,10 @@ from stridelm.draft.base import TreeShape, empty_draft
 from stridelm.kernels.walk import cut_windows, walk
 from stridelm.types import CANDIDATE, Verdict
 from stridelm.verify import exact
+from support.interpreter import INTERPRETED
 from support.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes, trusted
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start"
-)
+pytestmark = INTERPRETED
 CPU = torch.device("cpu")
 
 

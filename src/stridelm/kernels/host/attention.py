@@ -68,6 +68,15 @@ def _reach(limits, bases, ancestors):
     return reach
 
 
+@register_jitable
+def _take(stored_PGD, head, slots_L, at, filled, taken_KD):
+    """Widen `filled` entries of a KV head, from entry `at` on, into the first rows of `taken`."""
+    for j in range(filled):
+        slot = slots_L[at + j]
+        for d in range(taken_KD.shape[1]):
+            taken_KD[j, d] = widen(stored_PGD[slot, head, d])
+
+
 @by_lanes
 def _score(queries_MD, stored_PGD, head, slots_L, scores_ML):
     """Queries times keys, four keys at a time. Rows of `scores` are padded to a multiple of 4."""
@@ -75,10 +84,7 @@ def _score(queries_MD, stored_PGD, head, slots_L, scores_ML):
     taken = np.zeros((KEYS, size), np.float32)
     for at in range(0, slots_L.shape[0], KEYS):
         filled = min(KEYS, slots_L.shape[0] - at)
-        for j in range(filled):
-            slot = slots_L[at + j]
-            for d in range(size):
-                taken[j, d] = widen(stored_PGD[slot, head, d])
+        _take(stored_PGD, head, slots_L, at, filled, taken)
         for m in range(vectors):
             for j in range(0, filled, 4):
                 s0 = s1 = s2 = s3 = np.float32(0)
@@ -139,10 +145,7 @@ def _mix(weights_ML, stored_PGD, head, slots_L, mixed_MD):
     taken = np.zeros((KEYS, size), np.float32)
     for at in range(0, slots_L.shape[0], KEYS):
         filled = min(KEYS, slots_L.shape[0] - at)
-        for j in range(filled):
-            slot = slots_L[at + j]
-            for d in range(size):
-                taken[j, d] = widen(stored_PGD[slot, head, d])
+        _take(stored_PGD, head, slots_L, at, filled, taken)
         for m in range(0, vectors - 1, 2):
             for j in range(0, filled, 4):  # weights beyond `filled` are zero, and what was taken before is finite
                 i, n = at + j, m + 1

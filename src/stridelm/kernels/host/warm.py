@@ -55,8 +55,3 @@ def _run_once(dtype: torch.dtype, normed_heads: bool) -> None:
     attend(
         array(q), array(keys), array(values), slots, tiles, one, one, array(zero), sys.maxsize, np.float32(1), array(q)
     )
-
-
-if __name__ == "__main__":
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    compile_kernels(torch.bfloat16 if native else torch.float32, normed_heads=True)
