@@ -1,31 +1,44 @@
-"""Decode speed of an 8B model on one GPU, weights random: plain and mask-token windows, over batch sizes.
+"""Decode speed of an 8B model on one GPU, weights random: plain and with each drafter, over batch sizes.
 
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.json
+    python benchmarks/gpu_decode.py --read results/gpu_decode.json --plot results/gpu_decode.svg
 
 Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding is timed: from
 the step in which the last request got its first token to the end. `floor` is the time to read the weights and the
-KV that a step must read, at the bandwidth given. Trusted windows emit all their tokens, so their speed does not depend
-on what random weights say; they are lossy, and marked so.
+KV that a step must read, at the bandwidth given. `prefill` is prompt tokens a second until every request has its first
+token.
+
+Random weights accept no draft, so what a drafter gains is not to be seen here. Trusted windows (mask@2:trust) emit all
+their tokens whatever the weights say; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens a step because it was told
+to: acceptance is simulated, the step is real. Both are starred.
+
+`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/marks.py), measured in a
+short run of their own; `gap` is what is left of the step, when the device waits for the host or between launches.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import random
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
 
+from stridelm.bench.plot import INK, SERIES, check_plot
+from stridelm.bench.report import write_json
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
+from stridelm.engine.marks import PARTS
 from stridelm.engine.wiring import load_parts
 from stridelm.params import SamplingParams, Speculation
 
@@ -45,6 +58,23 @@ VLLM = {1: 203.9, 4: 796.0, 16: 2968.0, 64: 9421.0, 128: 14343.0, 256: 17853.0}
 """Tokens a second of vLLM 0.26.0, plain, the same work on one H200 (measured beside us, torch 2.11)."""
 
 
+MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
+PART_STEPS = 12
+"""Steps over which the parts of a step are measured."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    batch: tuple[int, ...]
+    prompt: int
+    output: int
+    layers: int
+    repeats: int
+    modes: tuple[str, ...]
+    decoding: tuple[str, ...]
+    bandwidth: float
+
+
 @dataclass(frozen=True)
 class Row:
     batch: int
@@ -54,6 +84,10 @@ class Row:
     ms_per_step: float
     tokens_per_step: float
     floor_ms: float
+    part_ms: dict[str, float]
+    """Of the device, a step."""
+    gap_ms: float
+    prefill_per_s: float
     over_plain: float | None
     over_vllm: float | None
     mode: str
@@ -64,6 +98,7 @@ class Measured:
     tokens_per_s: float
     ms_per_step: float
     tokens_per_step: float
+    prefill_per_s: float
 
 
 def main() -> int:
@@ -73,37 +108,48 @@ def main() -> int:
     parser.add_argument("--output", type=int, default=256, help="tokens out")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--modes", default="captured", help="of captured, eager, unlapped, deterministic")
-    parser.add_argument("--decoding", default="plain,mask@2:trust")
+    parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
+    parser.add_argument("--decoding", default="plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5")
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
+    parser.add_argument("--read", type=Path, help="measure nothing, draw what an earlier run wrote")
     args = parser.parse_args()
-    console = Console(width=140)
+    console = Console(width=170)
+    if args.plot:
+        check_plot(args.plot)
+    if args.read:
+        plot(json.loads(args.read.read_text())["rows"], args.plot)
+        return 0
     if not torch.cuda.is_available():
         console.print("no GPU here: this benchmark needs one")
         return 1
+    batches = tuple(int(n) for n in args.batch.split(","))
+    modes, decoding = tuple(args.modes.split(",")), tuple(args.decoding.split(","))
+    settings = Settings(batches, args.prompt, args.output, args.layers, args.repeats, modes, decoding, args.bandwidth)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(
-            **{**LLAMA_8B, "num_hidden_layers": args.layers}, architectures=["LlamaForCausalLM"]
+            **{**LLAMA_8B, "num_hidden_layers": settings.layers}, architectures=["LlamaForCausalLM"]
         ).save_pretrained(folder)
-        for mode in args.modes.split(","):
-            engine = open_engine(folder, mode, args)
-            for batch in (int(n) for n in args.batch.split(",")):
-                rows += measure_batch(engine, mode, batch, args, console)
+        for mode in settings.modes:
+            engine = open_engine(folder, mode, settings)
+            for batch in settings.batch:
+                rows += measure_batch(engine, mode, batch, settings, console)
             engine = None  # the next mode needs the memory
             gc.collect()
             torch.cuda.empty_cache()
     console.print(as_table(rows))
     if args.json:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
-        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_json(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
+    if args.plot:
+        plot([asdict(row) for row in rows], args.plot)
     return 0
 
 
-def open_engine(folder: str, mode: str, args: argparse.Namespace) -> Engine:
-    largest = max(int(n) for n in args.batch.split(","))
-    length = args.prompt + args.output
+def open_engine(folder: str, mode: str, settings: Settings) -> Engine:
+    largest = max(settings.batch)
+    length = settings.prompt + settings.output
     config = EngineConfig(
         model=folder,
         load_format="dummy",
@@ -113,8 +159,8 @@ def open_engine(folder: str, mode: str, args: argparse.Namespace) -> Engine:
         mask_token_id=5,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        enforce_eager=mode == "eager",
-        deterministic=mode == "deterministic",
+        enforce_eager=mode.endswith("eager"),
+        deterministic=mode.startswith("deterministic"),
         max_num_seqs=largest,
         max_num_batched_tokens=8192,
         max_model_len=length + 64,
@@ -126,22 +172,26 @@ def open_engine(folder: str, mode: str, args: argparse.Namespace) -> Engine:
     return engine
 
 
-def measure_batch(engine: Engine, mode: str, batch: int, args: argparse.Namespace, console: Console) -> list[Row]:
+def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, console: Console) -> list[Row]:
     rows = []
     plain: float | None = None
-    for decoding in args.decoding.split(","):
-        run(engine, decoding, batch, args.prompt, 24)  # compiles and captures
-        runs = [run(engine, decoding, batch, args.prompt, args.output) for _ in range(args.repeats)]
+    for decoding in settings.decoding:
+        run(engine, decoding, batch, settings.prompt, 24)  # compiles and captures
+        runs = [run(engine, decoding, batch, settings.prompt, settings.output) for _ in range(settings.repeats)]
+        parts = part_times(engine, decoding, batch, settings)
         middle = sorted(runs, key=lambda r: r.tokens_per_s)[len(runs) // 2]
         plain = middle.tokens_per_s if decoding == "plain" else plain
         row = Row(
             batch=batch,
             decoding=decoding,
-            lossy="trust" in decoding,
+            lossy=any(rule in decoding for rule in ("trust", "synthetic")),
             tokens_per_s=middle.tokens_per_s,
             ms_per_step=middle.ms_per_step,
             tokens_per_step=middle.tokens_per_step,
-            floor_ms=floor_ms(engine, batch, args),
+            floor_ms=floor_ms(engine, batch, settings),
+            part_ms=parts,
+            gap_ms=middle.ms_per_step - sum(parts.values()),
+            prefill_per_s=max(one.prefill_per_s for one in runs),
             over_plain=None if plain is None else middle.tokens_per_s / plain,
             over_vllm=middle.tokens_per_s / VLLM[batch] if decoding == "plain" and batch in VLLM else None,
             mode=mode,
@@ -162,9 +212,11 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
         engine.add(f"{decoding}-{i}-{time.perf_counter_ns()}", [rng.randrange(vocab) for _ in range(prompt)], params)
         for i in range(batch)
     ]
+    started = time.perf_counter()
     while any(not request.output_ids for request in requests):
         engine.step()
     torch.cuda.synchronize()
+    prefill = batch * prompt / (time.perf_counter() - started)
     before = sum(len(request.output_ids) for request in requests)
     steps, started = engine.stats.steps, time.perf_counter()
     while engine.busy:
@@ -174,34 +226,65 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
     steps = engine.stats.steps - steps
     tokens = sum(len(request.output_ids) for request in requests) - before
     engine.check()
-    return Measured(tokens / seconds, seconds / steps * 1e3, tokens / steps / batch)
+    return Measured(tokens / seconds, seconds / steps * 1e3, tokens / steps / batch, prefill)
+
+
+def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) -> dict[str, float]:
+    """Milliseconds that the device spends on each part of a step, in graphs that are captured for this alone."""
+    engine.timed = True
+    if engine.capture is not None:
+        engine.capture_steps()
+    rng = random.Random(batch)
+    vocab = engine.parts.target.vocab_size
+    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, speculation=speculation(decoding))
+    names = [f"parts-{i}" for i in range(batch)]
+    context = settings.prompt + settings.output // 2  # what the timed run has in its middle
+    requests = [engine.add(name, [rng.randrange(vocab) for _ in range(context)], params) for name in names]
+    try:
+        while any(len(request.output_ids) < 8 for request in requests):
+            engine.step()
+        engine.stats.part_ms.clear()
+        for _ in range(PART_STEPS):
+            engine.step()
+        return {part: engine.stats.part_ms[part] / PART_STEPS for part in PARTS}
+    finally:
+        for name in names:
+            engine.abort(name)
+        engine.timed = False
+        if engine.capture is not None:
+            engine.capture_steps()
 
 
 def speculation(decoding: str) -> Speculation | str:
-    """ "plain", or drafter@depth with an acceptance rule and a confidence behind colons."""
+    """ "plain", or drafter@depth with an acceptance rule, and a confidence or a simulated length, behind colons."""
     if decoding == "plain":
         return "off"
     drafter, _, rest = decoding.partition("@")
-    depth, *how = rest.split(":")
+    depth, _, rule = rest.partition(":")
+    if rule.startswith("synthetic"):
+        return Speculation(drafter=drafter, depth=int(depth), acceptance=rule)
+    rule, _, confidence = rule.partition(":")
     return Speculation(
         drafter=drafter,
         depth=int(depth),
-        acceptance=how[0] if how else "exact",
-        confidence=float(how[1]) if len(how) > 1 else None,
+        acceptance=rule or "exact",
+        confidence=float(confidence) if confidence else None,
     )
 
 
-def floor_ms(engine: Engine, batch: int, args: argparse.Namespace) -> float:
+def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
     """Weights (all but the embedding, of which a row a token is read) and KV at the middle of the run."""
     model = engine.parts.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.embed.weight.numel() * 2
     entry = sum(layer.bytes_per_token(2) for layer in model.kv_layout)
-    return (weights + batch * (args.prompt + args.output / 2) * entry) / (args.bandwidth * 1e12) * 1e3
+    context = settings.prompt + settings.output / 2
+    return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
 
 
 def as_table(rows: list[Row]) -> Table:
     table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama-3.1-8B's shape, bfloat16")
-    for column in ("mode", "batch", "decoding", "tokens/s", "ms a step", "tokens/step", "floor ms", "/plain", "/vLLM"):
+    names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms a step", "floor")
+    for column in (*names, *PARTS, "gap", "prefill/s"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -209,13 +292,53 @@ def as_table(rows: list[Row]) -> Table:
             str(row.batch),
             row.decoding + ("*" if row.lossy else ""),
             f"{row.tokens_per_s:,.1f}",
-            f"{row.ms_per_step:.2f}",
-            f"{row.tokens_per_step:.2f}",
-            f"{row.floor_ms:.2f}",
             "" if row.over_plain is None else f"{row.over_plain:.2f}x",
             "" if row.over_vllm is None else f"{row.over_vllm:.3f}x",
+            f"{row.tokens_per_step:.2f}",
+            f"{row.ms_per_step:.3f}",
+            f"{row.floor_ms:.2f}",
+            *(f"{row.part_ms[part]:.3f}" for part in PARTS),
+            f"{row.gap_ms:.3f}",
+            f"{row.prefill_per_s:,.0f}",
         )
     return table
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Above, where a plain step's time goes, over the floor; below, what drafting makes of plain decoding."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row["mode"] == "captured"]
+    batches = sorted({row["batch"] for row in rows})
+    figure = Figure(figsize=(7.5, 6.4), layout="constrained")
+    above, below = figure.subplots(2, 1)
+    plain = {row["batch"]: row for row in rows if row["decoding"] == "plain"}
+    foot = [0.0] * len(batches)
+    for colour, part in zip(SERIES, (*PARTS, "gap"), strict=False):
+        high = [plain[b]["gap_ms"] if part == "gap" else plain[b]["part_ms"][part] for b in batches]
+        above.bar(range(len(batches)), high, 0.7, bottom=foot, color=colour, label=part)
+        foot = [a + b for a, b in zip(foot, high, strict=True)]
+    for at, b in enumerate(batches):
+        above.hlines(
+            plain[b]["floor_ms"], at - 0.35, at + 0.35, color=INK, linewidth=1.5, label=None if at else "floor"
+        )
+        above.annotate(f"{plain[b]['tokens_per_s']:,.0f}/s", (at, foot[at]), ha="center", va="bottom", fontsize=7)
+    above.set_ylabel("ms a step, plain decoding")
+    others = list(dict.fromkeys(row["decoding"] for row in rows if row["decoding"] != "plain"))
+    for colour, decoding in zip(itertools.cycle(SERIES), others):
+        line = [row for row in rows if row["decoding"] == decoding]
+        star = "*" if line[0]["lossy"] else ""
+        at = [batches.index(row["batch"]) for row in line]
+        below.plot(at, [row["over_plain"] for row in line], marker="o", color=colour, label=decoding + star)
+    below.axhline(1.0, color=INK, linewidth=1, linestyle="--")
+    below.set_ylabel("tokens a second over plain")
+    below.set_xlabel("requests in a batch   (* lossy, or acceptance simulated)")
+    for axes in (above, below):
+        axes.set_xticks(range(len(batches)), [str(b) for b in batches])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, ncols=3)
+    above.set_ylim(top=1.2 * above.get_ylim()[1])
+    figure.savefig(path, dpi=160)
 
 
 if __name__ == "__main__":

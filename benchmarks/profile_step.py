@@ -11,7 +11,7 @@ import random
 import tempfile
 
 import torch
-from gpu_decode import LLAMA_8B, open_engine, speculation
+from gpu_decode import LLAMA_8B, Settings, open_engine, speculation
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
@@ -33,8 +33,9 @@ def main() -> int:
     console = Console(width=150)
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-        engine = open_engine(folder, args.mode, args)
-    batch = int(args.batch)
+        batch = int(args.batch)
+        settings = Settings((batch,), args.prompt, args.output, 32, 1, (args.mode,), (args.decoding,), 4.28)
+        engine = open_engine(folder, args.mode, settings)
     rng = random.Random(0)
     params = SamplingParams(
         max_tokens=args.output, temperature=0.0, ignore_eos=True, speculation=speculation(args.decoding)

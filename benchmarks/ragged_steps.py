@@ -21,8 +21,8 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict, deque
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -37,13 +37,13 @@ from stridelm.bench.stand import encode, open_engine
 from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
-from stridelm.types import Verdict
 from stridelm.verify.rule import Hearing
-from stridelm.verify.trust import Trust
+from stridelm.verify.trust import Sureness, Trust
 
 CONFIDENCE = 0.5  # so that confidences are computed, as they would be; what they say is overruled
 RAGGED_FROM = 3  # in a window of 2 no whole mean lies between 1 and 2
-SKIPPED = 4  # steps at the start, while prompts are read
+SKIPPED = 8  # steps at the start, while prompts are read and steps captured
+MOST_STREAMS = 512
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,18 @@ class StepRow:
 class Dictated(Trust):
     """The trusted rule with the number of emitted tokens dictated instead of judged."""
 
-    counts: list[int]
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.ones(MOST_STREAMS, device=device)
+        """Written before each step, so that a captured step reads them too."""
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        verdict = super().decide(hearing)
-        counts = torch.tensor(self.counts, device=verdict.counts.device)[: len(hearing.spans)]
-        counts = torch.where(hearing.decides, counts, 0)
-        return replace(verdict, counts=counts, accepted=(counts - 1).clamp(min=0))
+    def dictate(self, counts: list[int]) -> None:
+        self._counts[: len(counts)] = torch.tensor(counts, dtype=torch.float32)
+
+    def sureness(self, hearing: Hearing) -> Sureness:
+        """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
+        rows, columns = hearing.nodes.shape
+        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=hearing.nodes.device)
+        return place.expand(rows, -1), 1 - self._counts[:rows]
 
 
 def main() -> int:
@@ -129,7 +134,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
     before it."""
     mean = (k + 1) // 2 if k % 2 else k // 2  # a whole number, so that a uniform step can have as many rows
     rng = random.Random(0)
-    rule = Dictated()
+    rule = Dictated(engine.parts.device)
     engine.door._rules["trust"] = rule  # the one seam that this benchmark opens
     prompts = encode(engine, load_prompts())
     most = SKIPPED * k + (settings.steps + 2) * k
@@ -143,18 +148,21 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
         engine.add(f"ragged-{i}", prompts[i % len(prompts)][:64], params)
     timed: list[tuple[bool, int, float]] = []
     uniform = [mean] * settings.streams
-    previous = uniform
+    # A step's rows follow from the counts of the step before it; and a call waits for the step `lag` calls ago.
+    told = deque([uniform] * (engine.lag + 1))
     try:
         for number in range(SKIPPED + settings.steps):
             ragged_next = number % 2 == 0
-            rule.counts = mixed(k, mean, settings.streams, rng) if ragged_next else uniform
+            counts = mixed(k, mean, settings.streams, rng) if ragged_next else uniform
+            rule.dictate(counts)
             rows = engine.stats.rows
             start = time.perf_counter()
             engine.step()
             seconds = time.perf_counter() - start
             if number >= SKIPPED:
-                timed.append((previous is not uniform, engine.stats.rows - rows, seconds))
-            previous = rule.counts
+                timed.append((told[0] is not uniform, engine.stats.rows - rows, seconds))
+            told.append(counts)
+            told.popleft()
     finally:
         engine.door._rules.pop("trust")
         for i in range(settings.streams):

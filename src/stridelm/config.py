@@ -19,7 +19,11 @@ class EngineConfig:
     depth: int | None = option(
         None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
     )
-    acceptance: str = option("exact", "acceptance rule: exact (lossless) or trust (lossy)")
+    acceptance: str = option(
+        "exact",
+        "acceptance rule: exact (lossless), trust (lossy), or, to measure speed alone, synthetic:N or "
+        "synthetic-trust:N (simulated: N tokens a step on average, whatever the model says)",
+    )
     confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
     prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
@@ -29,12 +33,18 @@ class EngineConfig:
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     attention: str = option(
-        "auto", "attention backend: auto for the best on the device, host (CPU), triton (GPU), or reference"
+        "auto",
+        "attention backend: auto for the best on the device, host (CPU), triton (GPU), flashinfer (GPU, where it is "
+        "installed), or reference",
     )
     deterministic: bool | None = option(
         None, "promise equal bits whatever shares the batch; by default on a CPU and not on a GPU"
     )
     enforce_eager: bool = option(False, "on a GPU: launch every kernel by itself, capture no steps")
+    capture: str = option(
+        "lazy", "on a GPU, when steps are captured: lazy (when first needed) or startup (before the first request)"
+    )
+    capture_memory: float = option(2.0, "on a GPU: GiB that captured steps may take; beyond it steps run eagerly")
     page_size: int = option(16, "tokens in a page of KV")
     num_pages: int | None = option(None, "pages of KV; by default what kv_memory_fraction has room for")
     kv_memory_fraction: float | None = option(
@@ -45,6 +55,10 @@ class EngineConfig:
     max_model_len: int | None = option(None, "longest context, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
     strict: bool = option(False, "check that the ledger balances at every step")
+    check_pages: bool = option(
+        False,
+        "check page indices before they are followed, and name the request of a wrong one; slow, captures no steps",
+    )
     skip_tokenizer_init: bool = option(False, "run on token ids alone; text and stop strings are refused")
 
     def __post_init__(self) -> None:
@@ -56,8 +70,15 @@ class EngineConfig:
                 self._settle(name, number(name, getattr(self, name), least, 2**31 - 1, whole=True))
         if self.load_format not in ("auto", "dummy"):
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
-        for name in ("enable_prefix_caching", "strict", "skip_tokenizer_init", "enforce_eager"):
+        for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):
             check_flag(name, getattr(self, name))
+        if self.capture not in ("lazy", "startup"):
+            raise ValueError(f"unknown capture {self.capture!r}; choose lazy or startup")
+        self._settle("capture_memory", number("capture_memory", self.capture_memory, 0.0, 1024.0, open_low=True))
+        if not self.may_capture and self.capture == "startup":
+            raise ValueError(
+                "with enforce_eager or check_pages nothing is captured, so capture='startup' would have no effect"
+            )
         if self.deterministic is not None:
             check_flag("deterministic", self.deterministic)
         if self.kv_memory_fraction is not None:
@@ -74,6 +95,11 @@ class EngineConfig:
     def _settle(self, name: str, value: object) -> None:
         """Set a field of this frozen class, from its own construction."""
         object.__setattr__(self, name, value)
+
+    @property
+    def may_capture(self) -> bool:
+        """Whether steps may be captured, where there is a GPU."""
+        return not (self.enforce_eager or self.check_pages)
 
     @property
     def speculation(self) -> Speculation:

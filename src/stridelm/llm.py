@@ -14,6 +14,7 @@ from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, shortened, token_ids
 from stridelm.types import Logprob, Request, StepOutput
+from stridelm.verify import RULES
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What a sample cost. steps counts the steps that emitted for it; times are in seconds."""
+    """What a sample cost. steps counts the steps that emitted for it; times are in seconds.
+
+    simulated: acceptance was drawn, with a mean of acceptance_length tokens a step, and the tokens are not the model's.
+    """
 
     steps: int
     drafted: int
@@ -50,12 +54,15 @@ class RequestMetrics:
     seed: int
     drafter: str
     acceptance: str
+    acceptance_length: float | None
+    simulated: bool
     depth: int
 
     @classmethod
     def of(cls, request: Request) -> RequestMetrics:
         stats = request.stats
         spec = request.speculation
+        rule = RULES.get(spec.acceptance or "exact")
         return cls(
             steps=stats.steps,
             drafted=stats.drafted,
@@ -68,7 +75,9 @@ class RequestMetrics:
             preemptions=stats.preemptions,
             seed=request.seed,
             drafter=spec.drafter or "none",
-            acceptance=spec.acceptance or "exact",
+            acceptance=rule.name,
+            acceptance_length=spec.acceptance_length,
+            simulated=rule.simulated,
             depth=spec.depth or 0,
         )
 

@@ -23,6 +23,8 @@ class Speculation:
     """How a request is drafted and accepted. None means "as the engine was configured".
 
     depth: drafted rows in a chain; mask-token decoding with k tokens a step has depth k - 1.
+    acceptance: name of the rule. A simulated one has its length behind a colon: "synthetic:2.5".
+    acceptance_length: with a simulated rule, tokens that a step with a full draft emits on average.
     confidence: with `acceptance="trust"`, emit only the leading tokens whose max softmax is at least this.
     prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens.
     """
@@ -30,6 +32,7 @@ class Speculation:
     drafter: str | None = None
     depth: int | None = None
     acceptance: str | None = None
+    acceptance_length: float | None = None
     confidence: float | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
@@ -41,6 +44,8 @@ class Speculation:
                 raise ValueError(f"{name} must be a name; got {value!r}")
         for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
             _settle_number(self, name, 0, _WORD, whole=True, optional=True)
+        self._split_acceptance()
+        _settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
         _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
 
     @classmethod
@@ -68,7 +73,30 @@ class Speculation:
         if self.drafter is not None and self.drafter != base.drafter:
             return self
         ours = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if self.acceptance is not None:  # a rule comes with its length or without one
+            ours["acceptance_length"] = self.acceptance_length
         return replace(base, **ours)
+
+    @property
+    def rule(self) -> str:
+        """The acceptance rule as it is asked for: `exact`, `synthetic:2.5`."""
+        name = self.acceptance or "exact"
+        return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
+
+    def _split_acceptance(self) -> None:
+        """Take "synthetic:2.5" apart, from its own construction."""
+        name, colon, length = (self.acceptance or "").partition(":")
+        if not colon:
+            return
+        if self.acceptance_length is not None:
+            raise ValueError(f"acceptance {self.acceptance!r} has its length already; leave acceptance_length out")
+        try:
+            object.__setattr__(self, "acceptance_length", float(length))
+        except ValueError:
+            raise ValueError(
+                f"acceptance {self.acceptance!r}: behind the colon stands a number of tokens, as in synthetic:2.5"
+            ) from None
+        object.__setattr__(self, "acceptance", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,8 @@ class ForwardBatch:
     """[R] bool."""
     grid: bool = False
     """Every span has K decision rows, in order: decision row r K + j is node j of span r."""
+    every_row: bool = False
+    """The decision rows are all rows, in order."""
     prompt_rows: torch.Tensor | None = None
     """[P] int64 rows whose logits score the next prompt token, for requests that want prompt log-probabilities."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from support.attention import (
     random_pieces,
     random_tree,
 )
+from support.engine import check_backend
 from support.gpu import NEEDS_GPU
 from support.paged_attention import FastTriton, launch
 
@@ -34,7 +36,10 @@ pytestmark = NEEDS_GPU
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HALF = (torch.bfloat16, torch.float16)
 MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
+NEEDS_FLASHINFER = pytest.mark.skipif("flashinfer" not in BACKENDS, reason="flashinfer is not installed")
+BACKEND_NAMES = [*MODES, pytest.param("flashinfer", marks=NEEDS_FLASHINFER)]
 RATIOS = ((3, 3), (4, 2), (6, 2), (8, 1), (32, 8))
+CHAIN = tuple(range(-1, 63))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +56,7 @@ def _registered() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), RATIOS)
-@pytest.mark.parametrize("backend", MODES)
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
     """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
     for seed, page_size in enumerate((1, 5, 16)):
@@ -62,12 +67,32 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("backend", MODES)
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_head_sizes(backend: str, window: int | None, head_dim: int) -> None:
     for dtype in DTYPES:
         pieces = [Piece(700, 3, (-1, 0, 0)), Piece(0, 300), Piece(65, 1)]
         case = make(pieces, head_dim=head_dim, window=window, dtype=dtype, device="cuda", page_size=16)
         check_attention(backend, case)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_plain_steps(backend: str, window: int | None) -> None:
+    """Decodes, chunks, prompts and chains, dead rows behind some: without branches no backend needs a mask."""
+    decodes = [Piece(3000, 1), Piece(0, 1), Piece(64, 1), Piece(99, 1), Piece(100, 1)]
+    chains = [Piece(700, 1, CHAIN[:5]), Piece(63, 2, CHAIN), Piece(5, 1, CHAIN[:4], frozenset({1, 2, 3})), Piece(0, 9)]
+    prompts = [Piece(0, 300), Piece(700, 130), Piece(1500, 1), Piece(31, 65, CHAIN[:7])]
+    for seed, pieces in enumerate((decodes, chains, prompts)):
+        sizes = {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 16, "window": window}
+        check_attention(backend, make(pieces, **sizes, dtype=torch.bfloat16, device="cuda", seed=seed))
+
+
+@NEEDS_FLASHINFER
+@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+def test_engine_on_flashinfer(checkpoint: Callable[..., Path], kind: str) -> None:
+    """Log-probabilities are the reference's; windows, chains and trees are served."""
+    options = {"sliding_window": 7} if kind == "mistral" else {}
+    check_backend(checkpoint(kind, head_dim=128, scale=3.0, **options), "flashinfer", "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

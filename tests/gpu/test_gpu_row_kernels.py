@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.ops import Turn
+from stridelm.kernels.ops import ACTIVATIONS, Turn
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
 from stridelm.models.layers.decoder import LayerKV
@@ -40,10 +40,11 @@ def test_norms(dtype: torch.dtype, width: int) -> None:
 
 
 @every_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [2, 50, 960, MLP])
-def test_gate(dtype: torch.dtype, width: int) -> None:
+def test_gate(dtype: torch.dtype, width: int, activation: str) -> None:
     for rows in (17, 2048):
-        check_gate(TritonOps(), rows, width, dtype, "cuda")
+        check_gate(TritonOps(), rows, width, dtype, "cuda", activation)
 
 
 @every_dtype

@@ -18,6 +18,7 @@ from stridelm import LLM
 from stridelm.attention import BACKENDS
 from support.bounds import BoundsAttention
 from support.identity import LENGTH, TEMPERATURES, check_identity, mixed_jobs, teach, trusting_neighbours
+from support.poison import KINDS, POOL, check_pages, requests
 from support.stand import Stand
 from support.tree_drafter import registered
 
@@ -107,3 +108,9 @@ def test_aborts_in_flight(stand: LaggingStand) -> None:
     llm.check()
     for job, request in zip(jobs, requests):
         assert request.output_ids == stand.tokens(job.prompt, job.params)
+
+
+def test_unheld_pages_are_left_alone(stand: LaggingStand) -> None:
+    """Padding, finished and aborted requests and steps in flight neither write nor read pages that nobody holds."""
+    poisoned, clean = (stand.llm(**POOL).engine for _ in range(2))
+    assert check_pages(poisoned, clean, requests(stand, KINDS)) > 100

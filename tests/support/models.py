@@ -39,15 +39,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-yarn-mscale": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
         "rope-yarn-factor": {"rope_parameters": {**YARN, "attention_factor": 1.2}},
         "rope-dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        "gelu": {"hidden_act": "gelu"},
+        "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
         "far-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},
     },
     "mistral": {
         "window": {"sliding_window": 7},
         "wide-window": {"sliding_window": 64},
         "no-window": {"sliding_window": None, "head_dim": 32},
+        "gelu": {"hidden_act": "gelu", "sliding_window": 9},
     },
     "qwen2": {
         "plain": {"tie_word_embeddings": True},
+        "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
         "some-layers-slide": {
             "use_sliding_window": True,
             "sliding_window": 8,
@@ -59,6 +63,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "tied": {"tie_word_embeddings": True},
         "untied": {"head_dim": 32},
         "bias": {"attention_bias": True},
+        "gelu": {"hidden_act": "gelu"},
         "some-layers-slide": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     },
 }
@@ -81,16 +86,16 @@ def engine_logits(stand: Stand, prompt: list[int], **settings: Any) -> tuple[lis
     llm = stand.llm(**settings)
     heard: dict[int, torch.Tensor] = {}
     runner = llm.engine.runner
-    forward = runner.forward
+    read = runner.logits
 
-    def listening(batch: ForwardBatch) -> Logits:
-        logits = forward(batch)
+    def listening(hidden_NH: torch.Tensor, batch: ForwardBatch) -> Logits:
+        logits = read(hidden_NH, batch)
         assert batch.prompt_rows is not None and logits.prompt is not None
         for rows, values in ((batch.prompt_rows, logits.prompt), (batch.decisions, logits.decisions)):
             heard.update(zip(batch.positions[rows].tolist(), values.float().cpu()))
         return logits
 
-    runner.forward = listening  # type: ignore[method-assign]
+    runner.logits = listening  # type: ignore[method-assign]
     output = llm.generate(
         prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True, prompt_logprobs=0)
     )

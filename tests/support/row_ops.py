@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 
 from stridelm.kernels import OPS
@@ -38,15 +41,22 @@ def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str
     check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
 
 
-def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu_tanh": lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,
+    "gelu": lambda x: x * torch.special.ndtr(x),
+}
+
+
+def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str, activation: str) -> None:
     x = noise(4, rows, 2 * width, dtype=dtype, device=device) * 4
-    x[0, 0], x[0, 1] = 80, -80  # where an exponential over- or underflows
+    x[0, 0], x[0, 1], x[1, 0], x[1, 1] = 80, -80, -100, -30000  # where an exponential over- or underflows
     gate, up = x.double().chunk(2, dim=-1)
-    wanted = gate / (1 + (-gate).exp()) * up
-    got = ops.gate(x)
+    wanted = BENT[activation](gate) * up
+    got = ops.gate(x, activation)
     assert got.dtype == dtype and got.shape == (rows, width)
     assert bool(((got.double() - wanted).abs() <= CLOSE[dtype] * wanted.abs().clamp(min=1)).all())
-    check_row_bits(ops.gate, x, counts=(1, 2, 3, rows))
+    check_row_bits(lambda part: ops.gate(part, activation), x, counts=(1, 2, 3, rows))
 
 
 def check_turn(

@@ -1,5 +1,5 @@
 """Attention backends by name. `reference` runs everywhere and is the oracle for all others; `host` is for CPUs,
-`triton` for GPUs."""
+`triton` for GPUs, and `flashinfer` for GPUs where it is installed."""
 
 from __future__ import annotations
 
@@ -15,3 +15,5 @@ MADE_FOR = {"cpu": "host", "cuda": "triton"}
 """Device type -> the backend made for it, if it is registered: said here, so that choosing one imports no other."""
 if find_spec("triton"):  # which torch brings along where it brings CUDA
     BACKENDS.add("triton", "stridelm.attention.triton:TritonAttention")
+if find_spec("flashinfer"):  # the extra `flashinfer`
+    BACKENDS.add("flashinfer", "stridelm.attention.flash_infer:FlashInferAttention")

@@ -83,8 +83,10 @@ class PreparedTriton:
         return out
 
     def _launches(self, most: int, device: torch.device) -> tuple[Launch, ...]:
-        kept = self.geometry.kept.setdefault(most, _cut(self.geometry.bounds, most, device))
-        return cast("tuple[Launch, ...]", kept)
+        kept = self.geometry.kept
+        if most not in kept:
+            kept[most] = _cut(self.geometry.bounds, most, device)
+        return cast("tuple[Launch, ...]", kept[most])
 
     def _single(self, device: torch.device) -> Launch:
         return cast(Launch, self.geometry.kept.setdefault("single", _single(self.geometry.bounds, device)))
@@ -119,18 +121,27 @@ class PreparedTriton:
 @lru_cache(maxsize=256)
 def _cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:
     """The launches of spans with these bounds, tiles of at most `most` rows."""
-    spans = range(len(bounds))
-    short = [span for span in spans if 0 < bounds[span] <= SHORT]
-    long = [span for span in spans if bounds[span] > SHORT]
-    return tuple(_launch(part, bounds, most, device) for part in (short, long) if part)
+    launches = []
+    for short, height in heights(bounds, most).items():
+        launches.append(Launch(*_columns(tiles_of(bounds, height, short=short), device), height))
+    return tuple(launches)
 
 
-def _launch(spans: list[int], bounds: tuple[int, ...], most: int, device: torch.device) -> Launch:
-    longest = max(bounds[span] for span in spans)
-    rows = min(most, 1 << (longest - 1).bit_length())
+def heights(bounds: tuple[int, ...], most: int) -> dict[bool, int]:
+    """Rows of a tile of the short spans (True) and of the long ones (False), for those that there are."""
+    longest: dict[bool, int] = {}
+    for bound in bounds:
+        if bound:
+            longest[bound <= SHORT] = max(bound, longest.get(bound <= SHORT, 0))
+    return {short: min(most, 1 << (rows - 1).bit_length()) for short, rows in longest.items()}
+
+
+def tiles_of(bounds: tuple[int, ...], rows: int, *, short: bool) -> list[tuple[int, int]]:
+    """(span, first row) of the tiles, `rows` high, of the short spans or of the long ones."""
+    spans = [span for span, bound in enumerate(bounds) if bound and (bound <= SHORT) == short]
     tiles = [(span, row) for span in spans for row in range(0, bounds[span], rows)]
     tiles.sort(key=lambda tile: -tile[1])  # within a prompt the last rows have the most keys: they start first
-    return Launch(*_columns(tiles, device), rows)
+    return tiles
 
 
 @lru_cache(maxsize=256)

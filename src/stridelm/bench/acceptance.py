@@ -37,8 +37,11 @@ class AcceptanceRow:
     drafter: str
     acceptance_rule: str
     lossless: bool
+    simulated: bool
+    """Acceptance was drawn: the tokens are not the model's."""
     depth: int
     confidence: float | None
+    acceptance_length: float | None
     temperature: float
     bucket: str
     headline: bool
@@ -154,8 +157,10 @@ def _rows(
                 drafter=variant.drafter,
                 acceptance_rule=variant.acceptance,
                 lossless=variant.lossless,
+                simulated=variant.simulated,
                 depth=variant.speculation.depth or 0,
                 confidence=variant.speculation.confidence,
+                acceptance_length=variant.speculation.acceptance_length,
                 temperature=temperature,
                 bucket=bucket.name,
                 headline=bucket.headline,

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stridelm.engine.engine import Engine
-from stridelm.engine.outcome import Outcome
 from stridelm.params import SamplingParams
-from stridelm.types import Draft, ForwardBatch, Request, StepPlan
+from stridelm.types import Request
 
 
 @dataclass(frozen=True)
@@ -59,30 +58,13 @@ class Run:
         return self.tokens / self.seconds
 
 
-class PageWatch:
-    """A tracer that remembers the most pages that were held at once, a step's reservation included."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._ledger = engine.ledger
-        self.peak = 0
-
-    def __call__(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
-        # Called between commit and the end of the step: what the step reserved and gave back is added again.
-        ledger = self._ledger
-        held = sum(counts["held"] for counts in ledger.counts().values())
-        given_back = sum(
-            max(0, ledger.pages_for(span.end) - ledger.pages_for(span.request.computed)) for span in plan.spans
-        )
-        self.peak = max(self.peak, held + given_back)
-
-
 def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
     """Complete all jobs, `streams` at a time. The engine must be idle, and is again afterwards.
 
     Raises ValueError if a job can never be served; nothing is left running.
     """
     assert not engine.busy
-    watch = engine.tracer = PageWatch(engine)
+    engine.ledger.peak = 0
     steps, rows, preemptions = engine.stats.steps, engine.stats.rows, engine.stats.preemptions
     pending = deque(enumerate(jobs))
     live: dict[str, Timeline] = {}
@@ -103,7 +85,6 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
                     del live[output.request.id]
         seconds = time.perf_counter() - start
     finally:
-        engine.tracer = None
         for name in live:
             engine.abort(name)
     engine.check()
@@ -112,6 +93,6 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
         tuple(timelines[i] for i in range(len(jobs))),
         engine.stats.steps - steps,
         engine.stats.rows - rows,
-        watch.peak,
+        engine.ledger.peak,
         engine.stats.preemptions - preemptions,
     )

@@ -39,8 +39,11 @@ class LatencyRow:
     drafter: str
     acceptance_rule: str
     lossless: bool
+    simulated: bool
+    """Acceptance was drawn: the tokens are not the model's."""
     depth: int
     confidence: float | None
+    acceptance_length: float | None
     concurrency: int
     prompt_set: str
     prompt_order: str
@@ -162,8 +165,10 @@ def _row(
         drafter=variant.drafter,
         acceptance_rule=variant.acceptance,
         lossless=variant.lossless,
+        simulated=variant.simulated,
         depth=speculation.depth or 0,
         confidence=speculation.confidence,
+        acceptance_length=speculation.acceptance_length,
         concurrency=streams,
         prompt_set=prompts.name,
         prompt_order="as in the set",

@@ -12,12 +12,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stridelm.bench.acceptance import AcceptanceReport, PlainText
+from stridelm.bench.acceptance import AcceptanceReport, AcceptanceRow, PlainText
 from stridelm.bench.environment import environment
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.latency import LatencyRow
 
 LOSSY = "* lossy: the output is not promised to be plain decoding's"
+SIMULATED = "synthetic: simulated acceptance; the output is not the model's, for benchmarks only"
 
 
 def write_json(path: Path, benchmark: str, settings: Any, **results: Any) -> None:
@@ -76,8 +77,7 @@ def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:
         "accepted at: of the steps that reached the position",
         "TTFT, TPOT, ITL: p50 / p90 / p99 in milliseconds",
     ]
-    if not all(row.lossless for row in rows):
-        notes.append(LOSSY)
+    notes += _warnings(rows)
     about = (
         f"{head.model} ({head.dtype}{', deterministic' if head.deterministic else ''}) on {head.device}\n"
         f"{head.prompt_set}, {head.prompt_order}, {head.max_tokens} tokens each "
@@ -124,8 +124,7 @@ def acceptance_table(report: AcceptanceReport) -> RenderableType:
         "accepted at: of the steps that reached the position; of all drafts: of the steps that drafted",
         "drafted in: share of the steps that drafted",
     ]
-    if not all(row.lossless for row in report.rows):
-        notes.append(LOSSY)
+    notes += _warnings(report.rows)
     where = f"{head.model} ({head.dtype}) on {head.device}"
     about = f"{where}\n{head.prompt_set}, at most {head.max_tokens} tokens each"
     return _framed(about, [_plain_table(report.plain), Text(""), table], notes)
@@ -160,6 +159,12 @@ def positions(values: Sequence[float], most: int = 4) -> str:
 def milliseconds(times: Percentiles) -> str:
     values = (times.p50, times.p90, times.p99)
     return "-" if None in values else " / ".join(f"{1000 * value:.1f}" for value in values if value is not None)
+
+
+def _warnings(rows: Sequence[LatencyRow] | Sequence[AcceptanceRow]) -> list[str]:
+    """What must be said of these rows' outputs."""
+    lossy = [] if all(row.lossless for row in rows) else [LOSSY]
+    return [*lossy, SIMULATED] if any(row.simulated for row in rows) else lossy
 
 
 def _sameness(identical: bool | None, count: int, prompts: int) -> str:

@@ -14,7 +14,7 @@ class Workload:
     """Who drafts, and what is completed."""
 
     drafters: tuple[str, ...] = option(
-        (), "NAME[@DEPTH][:RULE[:CONFIDENCE]] between commas; by default every drafter that the model can run"
+        (), "NAME[@DEPTH][:RULE[:NUMBER]] between commas; by default every drafter that the model can run"
     )
     depth: tuple[int, ...] = option((), "depths for entries without @DEPTH; by default each drafter's own")
     prompts: str | None = option(None, "file or directory of prompts; by default the shipped held-out Python")

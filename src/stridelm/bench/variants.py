@@ -1,6 +1,8 @@
-"""What `--drafters` says, taken apart: a drafter with a depth, an acceptance rule and a confidence.
+"""What `--drafters` says, taken apart: a drafter with a depth, an acceptance rule and the rule's number.
 
-    NAME[@DEPTH][:RULE[:CONFIDENCE]]        mask    ngram@8    mask:trust    mask@3:trust:0.9
+    NAME[@DEPTH][:RULE[:NUMBER]]        mask    ngram@8    mask:trust    mask@3:trust:0.9    ngram@4:synthetic:2.5
+
+The number is the confidence of trusted windows, and the tokens a step of simulated acceptance.
 
 An entry without @DEPTH stands for one variant at each of the depths asked for.
 """
@@ -17,8 +19,8 @@ from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 
-FORM = re.compile(r"(?P<name>[^@:]+)(?:@(?P<depth>\d+))?(?::(?P<rule>[^@:]+)(?::(?P<confidence>[^@:]+))?)?")
-SYNTAX = "NAME[@DEPTH][:RULE[:CONFIDENCE]], such as ngram@8 or mask@3:trust:0.9"
+FORM = re.compile(r"(?P<name>[^@:]+)(?:@(?P<depth>\d+))?(?::(?P<rule>[^@:]+)(?::(?P<number>[^@:]+))?)?")
+SYNTAX = "NAME[@DEPTH][:RULE[:NUMBER]], such as ngram@8, mask@3:trust:0.9 or ngram@4:synthetic:2.5"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Variant:
         return self.speculation.acceptance or "exact"
 
     @property
+    def simulated(self) -> bool:
+        """Whether the number of accepted tokens is drawn."""
+        return RULES.get(self.acceptance).simulated
+
+    @property
     def drafts(self) -> bool:
         """False for plain decoding, under whatever name it was asked for."""
         return self.drafter != "none" and self.speculation.depth != 0
@@ -49,7 +56,7 @@ class Variant:
             return "plain"
         text = f"{self.drafter}@{self.speculation.depth}"
         if self.acceptance != "exact":
-            text += f":{self.acceptance}"
+            text += f":{self.speculation.rule}"
         if self.speculation.confidence is not None:
             text += f":{self.speculation.confidence:g}"
         return text if self.lossless else text + "*"
@@ -80,8 +87,7 @@ def _of_entry(entry: str, depths: Sequence[int], target: Target) -> list[Variant
     if match is None:
         raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
     name, rule = match["name"], match["rule"]
-    confidence = None if match["confidence"] is None else _number(entry, match["confidence"])
-    base = Speculation(drafter=name, acceptance=rule, confidence=confidence)
+    base = Speculation.of({"drafter": name, "acceptance": rule, **_number(entry, rule, match["number"])})
     if match["depth"] is not None:
         return [_settled(Speculation.of({"depth": int(match["depth"])}).over(base), target)]
     # A drafter that takes no depth runs once, whatever depths the others are to run at.
@@ -90,11 +96,15 @@ def _of_entry(entry: str, depths: Sequence[int], target: Target) -> list[Variant
     return [_settled(Speculation(depth=depth).over(base), target) for depth in depths]
 
 
-def _number(entry: str, text: str) -> float:
+def _number(entry: str, rule: str, text: str | None) -> dict[str, float]:
+    """The option that the number behind a rule sets."""
+    if text is None:
+        return {}
+    option = "acceptance_length" if RULES.get(rule).simulated else "confidence"
     try:
-        return float(text)
+        return {option: float(text)}
     except ValueError as error:
-        raise ValueError(f"confidence {text!r} in {entry!r} is not a number; write {SYNTAX}") from error
+        raise ValueError(f"{option} {text!r} in {entry!r} is not a number; write {SYNTAX}") from error
 
 
 def _settled(speculation: Speculation, target: Target) -> Variant:

@@ -41,6 +41,8 @@ class Ledger:
         self._pages = {group: Pages(total) for group, total in groups.items()}
         self._leases: dict[str, Lease] = {}
         self._waiting_names: dict[str, list[bytes]] = {}
+        self.peak = 0
+        """Most pages held at once, over all groups. Whoever watches a run sets it to zero first."""
 
     # What the planner asks. Nothing below this line and above `admit` changes anything but memoised hashes.
 
@@ -110,7 +112,9 @@ class Ledger:
 
     def reserve(self, spans: Iterable[Span]) -> Transaction:
         """Slots for every row of every span, until the transaction commits or is left."""
-        return Transaction(self, tuple(spans))
+        transaction = Transaction(self, tuple(spans))
+        self.peak = max(self.peak, sum(pages.held for pages in self._pages.values()))
+        return transaction
 
     def advance(self, request: Request, rows: int) -> None:
         """Commit's half of a transaction: the next `rows` storage indices hold the request's own tokens now."""

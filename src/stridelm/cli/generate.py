@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stridelm.cli.main import INTERRUPTED
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
-from stridelm.params import SamplingParams
+from stridelm.params import SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from stridelm.llm import LLM, RequestOutput
@@ -160,6 +160,8 @@ def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
         "drafter": metrics.drafter,
         "depth": metrics.depth,
         "acceptance": metrics.acceptance,
+        "acceptance_length": metrics.acceptance_length,
+        "simulated": metrics.simulated,
         "lossless": RULES.get(metrics.acceptance).lossless,
         "seed": metrics.seed,
         "text": sample.text,
@@ -182,9 +184,10 @@ def _print_figures(record: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    lossy = "" if record["lossless"] else " (lossy)"
+    rule = Speculation(acceptance=record["acceptance"], acceptance_length=record["acceptance_length"]).rule
+    lossy = "" if record["lossless"] else " (simulated acceptance)" if record["simulated"] else " (lossy)"
     parts = (
-        f"{record['drafter']}, {record['acceptance']}{lossy}",
+        f"{record['drafter']}, {rule}{lossy}",
         f"{record['completion_tokens']} tokens in {record['steps']} steps",
         f"{record['tokens_per_step']:.2f} a step",
         f"first token after {record['ttft_s']:.2f} s",

@@ -140,8 +140,10 @@ def _model_table(facts: dict[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from stridelm.progress import size
+
     stored = ", ".join(f"{count} tensors in {dtype}" for dtype, count in facts["stored"].items())
-    kv = ", ".join(f"{_size(size)} in {dtype}" for dtype, size in facts["kv_bytes_per_token"].items())
+    kv = ", ".join(f"{size(count)} in {dtype}" for dtype, count in facts["kv_bytes_per_token"].items())
     windows = ", ".join(str(window) for window in facts["windows"])
     masks = ", ".join(str(token) for token in facts["mask_token_ids"])
     lines = {
@@ -153,7 +155,7 @@ def _model_table(facts: dict[str, Any]) -> Table:
         "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
-        "weights": f"{_size(facts['weight_bytes'])}: {stored}",
+        "weights": f"{size(facts['weight_bytes'])}: {stored}",
         "KV of a token": kv,
     }
     table = Table(title=Text(facts["model"]), title_justify="left", show_header=False)
@@ -177,13 +179,3 @@ def _drafter_table(facts: dict[str, Any]) -> Table:
             str(drafter["default_depth"]),
         )
     return table
-
-
-def _size(count: int) -> str:
-    """Bytes as a person reads them."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"

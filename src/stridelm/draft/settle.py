@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields, replace
+from functools import cache
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
@@ -27,35 +28,54 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     reason = drafter.why_not(target)
     if reason:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
-    if rule.name not in drafter.rules:
-        able = ", ".join(n for n in DRAFTERS if rule.name in DRAFTERS.get(n).rules)
+    if not rule.works_with(drafter.rules):
+        able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules))
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
     _refuse_idle_options(speculation, name, drafter.options | rule.options)
     depth = speculation.depth
     if depth and drafter.default_depth == 0:
         raise ValueError(f"depth {depth} would have no effect with drafter {name!r}; leave it out")
-    return replace(
-        speculation,
-        drafter=name,
-        acceptance=rule.name,
-        depth=drafter.default_depth if depth is None else depth,
-    )
+    depth = drafter.default_depth if depth is None else depth
+    if rule.simulated:
+        _check_length(speculation, rule.name, depth)
+        _warn_of_simulation()
+    return replace(speculation, drafter=name, acceptance=rule.name, depth=depth)
 
 
 def best_drafter(speculation: Speculation, target: Target) -> str:
     """The first drafter of PREFERENCE that the model can run under the rule asked for."""
-    rule = speculation.acceptance or "exact"
+    rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
     for name in PREFERENCE:
         if name not in DRAFTERS:
             continue
         kind = DRAFTERS.get(name)
         reason = kind.why_not(target)
-        if reason is None and rule in kind.rules:
+        if reason is None and rule.works_with(kind.rules):
             logger.info("drafter auto: %s%s", name, f" ({'; '.join(reasons)})" if reasons else "")
             return name
-        reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule}'}")
-    raise ValueError(f"no drafter can run under acceptance {rule!r} on this model: {'; '.join(reasons)}")
+        reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule.name}'}")
+    raise ValueError(f"no drafter can run under acceptance {rule.name!r} on this model: {'; '.join(reasons)}")
+
+
+def _check_length(speculation: Speculation, rule: str, depth: int) -> None:
+    """Refuse a simulated length that is missing, or that drafts so deep cannot have."""
+    length = speculation.acceptance_length
+    if length is None:
+        raise ValueError(f"acceptance {rule!r} needs the tokens a step emits on average: write {rule}:2.5")
+    if depth == 0:
+        raise ValueError(f"acceptance {rule!r} would have no effect without a draft; choose a drafter and a depth")
+    if length > depth + 1:
+        raise ValueError(
+            f"acceptance {speculation.rule!r}: at depth {depth} a step emits {depth + 1} tokens at most; "
+            f"lower the length or raise depth"
+        )
+
+
+@cache
+def _warn_of_simulation() -> None:
+    """Once a process: every speculation is settled here before it is used."""
+    logger.warning("acceptance is simulated: the output is not the model's; for benchmarks only")
 
 
 def _refuse_idle_options(speculation: Speculation, drafter: str, known: frozenset[str]) -> None:

@@ -2,18 +2,22 @@
 
 A graph is captured for a kind of step: so many requests, so many rows each, one way of drafting and accepting. Which
 requests they are, and how far each may go, comes in through one small tensor, so in steady state a step is one launch.
-Prompts, mixtures of drafters and requests whose logits are edited run eagerly, through the same code.
+Prompts, mixtures of drafters and requests whose logits are edited run through the same code part by part, and of those
+only the forward pass is captured (run/segments.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.engine.step import Run, on_device
+from stridelm.params import SamplingParams
+from stridelm.progress import bar
+from stridelm.run.graphs import GraphPool, reach_of
 from stridelm.run.padded import Frame, build_on_bounds, frame
 from stridelm.sample.table import Feature
 from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
@@ -25,7 +29,6 @@ REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224,
 """Sizes that a step's requests are padded to."""
 MOST_REAL = 16
 """Real rows of a request that a captured step has room for; longer spans are prompts."""
-SHORTEST_REACH = 1024
 BUFFERS = 4
 """Host copies of the inputs that may be on their way at once; more than the steps that are in flight."""
 
@@ -47,7 +50,7 @@ class Kind:
 class Graph:
     """One captured step with its inputs."""
 
-    def __init__(self, engine: Engine, kind: Kind, like: Request, pool: Any) -> None:
+    def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
         self._inputs = torch.zeros(3, kind.requests, dtype=torch.int64, device=engine.parts.device)
         """Slot, most real rows and most draft rows of each request."""
         self._staging = [torch.zeros(3, kind.requests, dtype=torch.int64, pin_memory=True) for _ in range(BUFFERS)]
@@ -58,14 +61,7 @@ class Graph:
         # The graph reads this layout's tensors for as long as it lives.
         self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, engine.parts.device)
         engine.sampling.assume(kind.features)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            _body(engine, kind, like, self._inputs, self._layout)  # compiles what is not compiled yet
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self.run = _body(engine, kind, like, self._inputs, self._layout)
+        self._graph, self.run = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout))
 
     def replay(self, rows: list[tuple[int, int, int]]) -> None:
         """rows: slot, real rows and draft rows of each request; what is missing to the captured size is padding."""
@@ -82,25 +78,57 @@ class Graph:
 
 
 class Capture:
-    """The graphs of an engine, captured when they are first needed. They share one pool of memory: no two run at
-    once."""
+    """The captured steps of an engine: at its start, or when they are first needed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pool: GraphPool) -> None:
         self._engine = engine
+        self._pool = pool
         self._graphs: dict[Kind, Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, plan: StepPlan) -> Run | None:
-        """Replay the step; None if it is not of a kind that can be captured."""
+        """Replay the step; None if it is not of a kind that can be captured, or graphs may take no more memory."""
         kind = self._kind(plan)
-        if kind is None:
+        if kind is None or not self._has(kind, plan.spans[0].request):
             return None
-        if kind not in self._graphs:
-            self._graphs[kind] = Graph(self._engine, kind, plan.spans[0].request, self._pool)
         graph = self._graphs[kind]
         graph.replay([(span.request.slot, span.real, span.draft) for span in plan.spans])
         run = graph.run
         return replace(run, table=run.table[: len(plan.spans)])
+
+    def at_start(self) -> None:
+        """Capture the steps of requests that say nothing of their own, greedy and sampled, for every number of them:
+        the largest first, and as many as the pool's memory allows."""
+        wanted = list(self._expected())
+        with bar("capturing steps", len(wanted), "graphs") as advance:
+            for kind, like in wanted:
+                self._has(kind, like)
+                advance(1)
+
+    def _has(self, kind: Kind, like: Request) -> bool:
+        """Whether there is a graph for the kind, captured now if it can be."""
+        if kind not in self._graphs and not self._pool.is_full:
+            self._graphs[kind] = Graph(self._engine, kind, like, self._pool)
+        return kind in self._graphs
+
+    def _expected(self) -> Iterator[tuple[Kind, Request]]:
+        engine = self._engine
+        largest = padded_size(min(engine.config.max_num_seqs, REQUESTS[-1]))
+        for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
+            for temperature, features in ((0.0, Feature(0)), (1.0, Feature.SAMPLED)):
+                like = engine.intake.request("", [0], SamplingParams(temperature=temperature))
+                if like.host_bound:
+                    return
+                depth = len(like.ladder) - 1
+                kind = Kind(
+                    requests=size,
+                    real=depth + 1 if like.whole else 1,  # what a trusted window emitted is run again
+                    draft=like.ladder[-1],
+                    depth=depth,
+                    reach=reach_of(1, engine.tokens.tokens.shape[1]),
+                    speculation=like.speculation,
+                    features=features,
+                )
+                yield kind, like
 
     def _kind(self, plan: StepPlan) -> Kind | None:
         engine, spans = self._engine, plan.spans
@@ -118,16 +146,19 @@ class Capture:
         if features & Feature.EDITED:
             return None
         deepest = max(spans, key=lambda span: span.depth)
-        end = max(span.end for span in spans)
         return Kind(
-            requests=next(size for size in REQUESTS if size >= len(spans)),
+            requests=padded_size(len(spans)),
             real=max(span.real for span in spans),
             draft=deepest.draft,
             depth=deepest.depth,
-            reach=min(max(SHORTEST_REACH, 4 ** -(-(end - 1).bit_length() // 2)), engine.tokens.tokens.shape[1]),
+            reach=reach_of(max(span.end for span in spans), engine.tokens.tokens.shape[1]),
             speculation=speculation,
             features=features,
         )
+
+
+def padded_size(requests: int) -> int:
+    return next(size for size in REQUESTS if size >= requests)
 
 
 def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor, layout: Frame) -> Run:
@@ -146,4 +177,4 @@ def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor, layou
             draft.live = draft.live & (row < drafts[:, None])
         return build_on_bounds(spans, layout, draft, engine.tokens, pages, slots, engine.ledger.page_size, kind.reach)
 
-    return on_device(engine, spans, slots, build)
+    return on_device(engine, spans, slots, build, engine.runner.forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,7 @@ from stridelm.engine.wiring import Parts, load_parts
 from stridelm.params import SamplingParams
 from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
+from stridelm.run.graphs import GraphPool
 from stridelm.run.padded import build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.sample.sampler import Sampler
@@ -29,6 +31,9 @@ from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.verify.door import Door
+
+if TYPE_CHECKING:
+    from stridelm.run.segments import Segments
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class Engine:
         sampler = Sampler(self.sampling, self.tokens)
         self.drafters = Drafters(parts.target, sampler, self.tokens)
         self.door = Door(sampler, self.tokens)
-        self.runner = EagerRunner(parts.model, parts.pool, parts.attention)
+        self.runner = EagerRunner(parts.model, parts.pool, parts.attention, config.check_pages)
         self.queue = Queue(config.max_num_seqs)
         self.planner = Planner(Budget(config.max_num_batched_tokens, config.max_num_seqs))
         self.stats = EngineStats()
@@ -74,9 +79,25 @@ class Engine:
         self.flights: deque[Flight] = deque()
         self.lag = 0 if self.pages is None else 1
         """Launched steps that the host leaves unread while it plans the next."""
-        captures = self.pages is not None and parts.device.type == "cuda" and not config.enforce_eager
-        self.capture = Capture(self) if captures else None
+        self.timed = False
+        """Whether steps say how long the device takes for their parts. For benchmarks: such a step lands at once."""
         self._arrivals = 0
+        self.segments: Segments | None = None
+        self.graphs: GraphPool | None = None
+        self.capture: Capture | None = None
+        if self.pages is not None and parts.device.type == "cuda" and config.may_capture:
+            self.capture_steps()
+
+    def capture_steps(self) -> None:
+        """Begin with no captured steps; those captured before are dropped."""
+        from stridelm.run.segments import Segments
+
+        self.graphs = graphs = GraphPool(int(self.config.capture_memory * 2**30), self.parts.device)
+        longest = self.tokens.tokens.shape[1]
+        self.segments = Segments(self.runner, graphs, longest, deterministic=self.parts.deterministic)
+        self.capture = Capture(self, graphs)
+        if self.config.capture == "startup":
+            self.capture.at_start()
 
     def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
@@ -131,7 +152,7 @@ class Engine:
     def lag_behind(self, flight: Flight | None) -> int:
         """Launched steps to leave unread behind this one. Log-probabilities and traces are read off the step's own
         tensors, so it lands at once; with nothing launched, what is in flight lands."""
-        if flight is None or self.tracer is not None:
+        if flight is None or self.tracer is not None or self.timed:
             return 0
         scored = any(
             span.request.params.logprobs is not None or span.request.params.prompt_logprobs is not None
@@ -152,7 +173,7 @@ class Engine:
             self.drafters.admit(request)
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
-        """The device's part of the step: a replay if it was captured, else kernel by kernel."""
+        """The device's part of the step: a replay if it was captured whole, else part by part."""
         if self.pages is not None:
             self.pages.update(plan.spans, transaction)
         if self.capture is not None:
@@ -160,7 +181,10 @@ class Engine:
             if replayed is not None:
                 return replayed
         slots = self.slots(plan)
-        return on_device(self, plan.spans, slots, lambda draft: self._build(plan.spans, draft, slots, transaction))
+        forward = (self.segments or self.runner).forward
+        return on_device(
+            self, plan.spans, slots, lambda draft: self._build(plan.spans, draft, slots, transaction), forward
+        )
 
     def _build(
         self, spans: tuple[Span, ...], draft: Draft, slots: torch.Tensor, transaction: Transaction

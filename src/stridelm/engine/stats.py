@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stridelm.types import Request
 
@@ -19,6 +19,8 @@ class EngineStats:
     finished: int = 0
     preemptions: int = 0
     aborted: int = 0
+    part_ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of the device by part of a step (engine/marks.py), while `Engine.timed`."""
 
 
 def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:

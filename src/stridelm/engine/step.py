@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stridelm.cache.transaction import Transaction
+from stridelm.engine.marks import Marks
 from stridelm.engine.outcome import Reading, tabulate
 from stridelm.run.eager import Logits
 from stridelm.types import Draft, ForwardBatch, Span, StepOutput, StepPlan, Verdict
@@ -33,6 +34,7 @@ class Run:
     logits: Logits
     verdict: Verdict
     table: torch.Tensor
+    marks: Marks
 
 
 @dataclass(slots=True)
@@ -73,18 +75,28 @@ def launch(engine: Engine) -> Flight | None:
 
 
 def on_device(
-    engine: Engine, spans: tuple[Span, ...], slots: torch.Tensor, build: Callable[[Draft], ForwardBatch]
+    engine: Engine,
+    spans: tuple[Span, ...],
+    slots: torch.Tensor,
+    build: Callable[[Draft], ForwardBatch],
+    forward: Callable[[ForwardBatch], Logits],
 ) -> Run:
     """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
+    marks = Marks(engine.timed)
     draft = engine.drafters.propose(spans, slots)
     batch = build(draft)
-    logits = engine.runner.forward(batch)
+    marks.end("draft")
+    logits = forward(batch)
+    marks.end("forward")
     verdict = engine.door.verify(batch, draft, logits.decisions)
     engine.runner.compact(batch, draft, verdict)
     if engine.pages is not None:  # nobody else asks the device how far it is
         engine.tokens.advance(slots, batch.reals + verdict.kept)
+    table = tabulate(verdict, batch.reals)
+    marks.end("sampling")
     engine.drafters.observe(spans, slots, batch, logits.decisions, verdict)
-    return Run(draft, batch, logits, verdict, tabulate(verdict, batch.reals))
+    marks.end("draft")
+    return Run(draft, batch, logits, verdict, table, marks)
 
 
 def land(engine: Engine, flight: Flight) -> list[StepOutput]:
@@ -92,5 +104,6 @@ def land(engine: Engine, flight: Flight) -> list[StepOutput]:
     outcome = flight.reading.outcome()
     alive = flight.transaction.commit(outcome.kept, outcome.reals)
     run = flight.run
+    run.marks.add_to(engine.stats.part_ms)
     engine.trace(flight.plan, run.draft, run.batch, outcome)
     return engine.emitter.emit(flight.plan.spans, run.batch, run.logits, run.verdict, outcome, alive)

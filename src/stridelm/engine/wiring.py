@@ -13,15 +13,18 @@ import torch
 from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend
 from stridelm.builtin import builtin_path
-from stridelm.cache.pool import PagePool, bytes_per_token, free_memory, page_count
+from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Target
 from stridelm.draft.settle import settle
-from stridelm.models.layers.decoder import Decoder
-from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype
+from stridelm.kernels.ops import Turn
+from stridelm.models.layers.decoder import Decoder, LayerKV
+from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
 from stridelm.params import token_ids
+from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+from stridelm.types import MAX_DRAFT_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ class Parts:
     pages: dict[str, int]
     attention: AttentionBackend
     device: torch.device
+    deterministic: bool
+    """Whether equal bits are promised whatever shares the batch."""
 
 
 def load_parts(config: EngineConfig) -> Parts:
@@ -48,6 +53,8 @@ def load_parts(config: EngineConfig) -> Parts:
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
+    if config.capture == "startup" and device.type != "cuda":
+        raise ValueError(f"steps are captured on a GPU alone, so capture='startup' would have no effect on {device}")
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
     settle(config.speculation, target)  # refuse an impossible default before the weights are read
@@ -58,9 +65,22 @@ def load_parts(config: EngineConfig) -> Parts:
     if device.type == "cpu":
         keep_large_blocks()
     model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
-    model.ops.prepare(dtype, normed_heads=model.spec.qk_norm)
-    pages = count_pages(config, model, target.max_length, dtype, device)
-    logger.info("model %s on %s in %s; %s pages of %d tokens", path, device, dtype, pages, config.page_size)
+    model.ops.prepare(dtype, normed_heads=model.spec.qk_norm, activation=model.spec.activation)
+    activations = peak_activations(model, *largest_step(config, target.max_length), device)
+    graphs = int(config.capture_memory * 2**30) if device.type == "cuda" and config.may_capture else 0
+    room = Room(device, free_memory(device), activations + graphs)
+    pages = count_pages(config, model.kv_layout, target.max_length, dtype, room)
+    logger.info(
+        "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
+        path,
+        device,
+        dtype,
+        size(weight_bytes(build_empty(hf_config, path), dtype)),  # the model's own may be packed by now
+        size(activations) if device.type == "cuda" else "not measured",
+        size(max(pages.values()) * config.page_size * bytes_per_token(model.kv_layout, dtype)),
+        pages,
+        config.page_size,
+    )
     return Parts(
         path=path,
         model=model,
@@ -71,6 +91,7 @@ def load_parts(config: EngineConfig) -> Parts:
         pages=pages,
         attention=attention,
         device=device,
+        deterministic=deterministic,
     )
 
 
@@ -129,26 +150,69 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
     )
 
 
-def count_pages(
-    config: EngineConfig, model: Decoder, max_length: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction.
+def largest_step(config: EngineConfig, max_length: int) -> tuple[int, int]:
+    """(most rows that a step can have, most of them that decide)."""
+    rows = min(config.max_num_batched_tokens, config.max_num_seqs * (max_length + MAX_DRAFT_ROWS))
+    return rows, min(rows, config.max_num_seqs * (1 + MAX_DRAFT_ROWS))
 
-    Raises ValueError if memory has no room for them.
+
+def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.device) -> int:
+    """Bytes that a step of so many rows takes on a GPU at its peak, beside weights and KV. Measured by running one.
+
+    0 on a CPU, where nothing is measured: by default KV leaves three quarters of its memory alone.
+    Raises ValueError if the step does not fit.
     """
-    groups = dict.fromkeys(layer.group for layer in model.kv_layout)
+    if device.type != "cuda":
+        return 0
+    free = free_memory(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        run_rows(model, rows, decisions)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the activations of a step of {rows} rows do not fit the {size(free)} that the weights leave free on "
+            f"{device}; lower max_num_batched_tokens or free memory"
+        ) from error
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@torch.inference_mode()
+def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
+    """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's."""
+
+    def attend(layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q_NHD = qkv_NXD[:, : turn.heads].contiguous()
+        return torch.zeros_like(q_NHD)  # beside the queries, as attention's own output is
+
+    ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
+    hidden_NH = model(ids_N, ids_N, attend)
+    return model.logits(hidden_NH.index_select(0, ids_N[:decisions]))
+
+
+def count_pages(
+    config: EngineConfig, layout: tuple[LayerKV, ...], max_length: int, dtype: torch.dtype, room: Room
+) -> dict[str, int]:
+    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction. Warns if they hold
+    no whole context.
+
+    Raises ValueError if there is no room for them.
+    """
+    page_bytes = config.page_size * bytes_per_token(layout, dtype)
     if config.num_pages is not None:
-        need = config.num_pages * config.page_size * bytes_per_token(model.kv_layout, dtype)
-        free = free_memory(device)
-        if need > free:
-            raise ValueError(
-                f"num_pages {config.num_pages} of {config.page_size} tokens take {need / 2**20:.0f} MiB and "
-                f"{free / 2**20:.0f} MiB are free on {device}; lower num_pages"
-            )
-        return dict.fromkeys(groups, config.num_pages)
-    fraction = config.kv_memory_fraction
-    if fraction is None:
-        fraction = GPU_MEMORY_FRACTION if device.type == "cuda" else CPU_MEMORY_FRACTION
-    useful = config.max_num_seqs * -(-(max_length + 64) // config.page_size)
-    count = page_count(model.kv_layout, config.page_size, dtype, device, fraction, useful)
-    return dict.fromkeys(groups, count)
+        count = config.num_pages
+        room.check(count, page_bytes)
+    else:
+        fraction = config.kv_memory_fraction
+        if fraction is None:
+            fraction = GPU_MEMORY_FRACTION if room.device.type == "cuda" else CPU_MEMORY_FRACTION
+        useful = config.max_num_seqs * -(-(max_length + MAX_DRAFT_ROWS) // config.page_size)
+        count = room.page_count(page_bytes, fraction, useful)
+    if count * config.page_size < max_length:
+        logger.warning(
+            "KV has room for %d tokens and a context may have %d; what is longer is refused: %s or lower max_model_len",
+            count * config.page_size,
+            max_length,
+            "free memory" if config.num_pages is None else "raise num_pages",
+        )
+    return dict.fromkeys((layer.group for layer in layout), count)

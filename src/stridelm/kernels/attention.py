@@ -31,6 +31,7 @@ from functools import cache, lru_cache
 import torch
 
 from stridelm.kernels.attention_device import attend, merge
+from stridelm.kernels.dependent import dependent
 from stridelm.kernels.processors import multiprocessors
 from stridelm.types import MAX_DRAFT_ROWS
 
@@ -148,6 +149,7 @@ def paged_attention(
         "UNIT": SPLIT_KEYS // plan.shape.keys if deterministic else 0,
         "LEAST": LEAST_KEYS // plan.shape.keys,
         "WINDOWED": window is not None,
+        **dependent(q_NHD.device),
     }
     attend[(tiles, kv_heads, plan.programs)](
         q_NHD,
@@ -274,6 +276,8 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
     height = max(16, _power_of_two(queries))
     if dtype == torch.float32:
         return Shape(height, 32, warps=4, stages=2)
+    if height == 32:
+        height = 64  # the matrix instruction for 64 is the faster one, even half empty
     wide = _power_of_two(dim) > 128
     warps = 8 if height > 64 or (wide and height == 64) else 4
     return Shape(height, 64, warps=warps, stages=2 if wide else 3)

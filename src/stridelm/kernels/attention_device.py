@@ -23,6 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stridelm.kernels.dependent import wait_for_inputs
+
 LOG2E = tl.constexpr(1.4426950408889634)
 PATH_ROWS = tl.constexpr(64)
 """Columns of `paths`: most draft rows behind one span."""
@@ -217,6 +219,7 @@ def attend(
     CAPPED: tl.constexpr,
     PATHS: tl.constexpr,
     PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
@@ -224,6 +227,7 @@ def attend(
     in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
     factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
     """
+    wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
     group = tl.program_id(1)
     span = tl.load(tile_span + tile)
@@ -359,12 +363,14 @@ def merge(
     UNIT: tl.constexpr,
     LEAST: tl.constexpr,
     WINDOWED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Splits of a tile, first to last, into the output. Grid (tiles, KV heads, runs of BLOCK_M query vectors).
 
     Which splits exist is worked out as `attend` did, so that no other part of the workspace is read. programs: the
     third axis of its grid.
     """
+    wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
     group = tl.program_id(1)
     span = tl.load(tile_span + tile)

@@ -11,6 +11,10 @@ from typing import ClassVar, Protocol
 
 import torch
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+"""What a gate may be bent by: x / (1 + e^-x); x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, arXiv
+1606.08415), by tanh(sqrt(2 / pi) (x + 0.044715 x^3)); and the same by the error function."""
+
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class Turn:
@@ -36,7 +40,7 @@ class Ops(Protocol):
     """Device type that the set is made for; None: any."""
     dtypes: ClassVar[frozenset[torch.dtype]]
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
         """Compile what a model of this dtype needs, so that no request waits for it."""
         ...
 
@@ -50,8 +54,8 @@ class Ops(Protocol):
         """(x + delta, its norm). x may be overwritten."""
         ...
 
-    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202)."""
+    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        """activation(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202). activation: one of ACTIVATIONS."""
         ...
 
     def turn_and_store(

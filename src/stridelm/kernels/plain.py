@@ -5,6 +5,8 @@ Legend: as in ops.py.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -13,13 +15,25 @@ import torch.nn.functional as F
 from stridelm.kernels.ops import Turn
 
 
+# On a CPU F.gelu takes a lone row, and the last numbers of a thread's share, by other arithmetic. Its parts do not.
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.special.ndtr(x)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * (x * x * x))))
+
+
+_BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+
+
 class PlainOps:
     device: ClassVar[str | None] = None
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
         (torch.float16, torch.bfloat16, torch.float32, torch.float64),
     )
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
         pass
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
@@ -31,9 +45,10 @@ class PlainOps:
         total = x_NC + delta_NC
         return total, self.norm(total, weight_C, eps)
 
-    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         gate, up = gate_up_N2I.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
+        return _BENT[activation](wide).to(up.dtype) * up
 
     def turn_and_store(
         self,

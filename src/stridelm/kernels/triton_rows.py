@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import Turn
 
 VECTOR_BYTES = 16
@@ -40,8 +41,9 @@ def _rms_scale(sum_of_squares, width: tl.constexpr, eps):
 
 
 @triton.jit
-def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """Grid (N,). Where there is a delta it is added to x in place first, and rounded as it is stored."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
     exists_B = column_B < C
@@ -58,15 +60,29 @@ def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up in float32; ACTIVATION: as in ops.py."""
+    if ACTIVATION == "gelu":
+        return gate * 0.5 * (1.0 + tl.math.erf(gate * 0.7071067811865476)) * up
+    slope = gate
+    if ACTIVATION == "gelu_tanh":  # x (1 + tanh u) / 2 is x / (1 + e^-2u)
+        slope = gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate)
+    return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def _gate_kernel(
+    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """Grid (N, blocks of columns). WIDTH: I."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists_B = column_B < WIDTH
     at_B = gate_up + row * (2 * WIDTH) + column_B
     gate_B = tl.load(at_B, mask=exists_B, other=0.0).to(tl.float32)
     up_B = tl.load(at_B + WIDTH, mask=exists_B, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + column_B, gate_B / (1.0 + tl.exp(-gate_B)) * up_B, mask=exists_B)
+    tl.store(out + row * WIDTH + column_B, gated(gate_B, up_B, ACTIVATION), mask=exists_B)
 
 
 # Positions and slots are read one by one and are often views of a larger buffer, wherever in it they begin.
@@ -87,8 +103,10 @@ def _turn_kernel(
     D: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid (N, blocks of HEADS of the X heads). A head is held as its low and its high half, which turn together."""
+    wait_for_inputs(DEPENDENT)
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row).to(tl.int64)
@@ -135,7 +153,7 @@ class TritonOps:
     device: ClassVar[str | None] = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
         """Nothing: every width is a kernel of its own, which the first launch compiles, and Triton keeps on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
@@ -147,12 +165,13 @@ class TritonOps:
         x_NC = _whole(x_NC)
         return x_NC, _norm(x_NC, _whole(delta_NC), weight_C, eps)
 
-    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
         out_NI = gate_up_N2I.new_empty(rows, width)
         block = min(GATE_COLUMNS, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
-        _gate_kernel[grid](_whole(gate_up_N2I), out_NI, width, block, num_warps=_warps(block))
+        options = dependent(gate_up_N2I.device)
+        _gate_kernel[grid](_whole(gate_up_N2I), out_NI, width, block, activation, num_warps=_warps(block), **options)
         return out_NI
 
     def turn_and_store(
@@ -185,6 +204,7 @@ class TritonOps:
             TURN_HEADS,
             block,
             num_warps=_warps(TURN_HEADS * block),
+            **dependent(qkv_NXD.device),
         )
         return q_NHD
 
@@ -193,7 +213,17 @@ def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Ten
     rows, width = x_NC.shape
     out_NC = torch.empty_like(x_NC)
     block = triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](x_NC, delta_NC, _whole(weight_C), out_NC, eps, width, block, num_warps=_warps(block))
+    _norm_kernel[(rows,)](
+        x_NC,
+        delta_NC,
+        _whole(weight_C),
+        out_NC,
+        eps,
+        width,
+        block,
+        num_warps=_warps(block),
+        **dependent(x_NC.device),
+    )
     return out_NC
 
 

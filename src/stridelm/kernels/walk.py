@@ -2,7 +2,7 @@
 
 `walk` is the exact rule (verify/exact.py), `cut_windows` the trust rule (verify/trust.py). Both then append the emitted
 tokens as run/state.py's TokenTable does. All is read on the device, so a captured launch serves any requests: one whose
-slot is negative is padding, it emits nothing and the table stays as it is.
+slot is negative is padding, it emits nothing and the table stays as it is. `advance` then moves what is committed.
 
 All fields of a Verdict are views of one tensor, which one copy brings to the host:
 
@@ -173,7 +173,23 @@ def cut_to_confident(
     tl.store(path + node_K, tl.zeros_like(token_K), mask=node_K < width)
 
 
+@triton.jit
+def advance_lengths(lengths, slots, rows):
+    """Grid (R)."""
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + request)
+    if slot >= 0:
+        tl.store(lengths + slot, tl.load(lengths + slot) + tl.load(rows + request))
+
+
 # Host code
+
+
+def advance(lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
+    """Add to each request's length, in place. All int64; slots_R: no two alike but for padding."""
+    assert lengths_S.is_contiguous() and slots_R.is_contiguous() and rows_R.is_contiguous()
+    if len(slots_R):
+        advance_lengths[(len(slots_R),)](lengths_S, slots_R, rows_R, num_warps=_WARPS)
 
 
 def walk(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder, WeightSlot
 from stridelm.models.layers.linear import bfloat16_is_native, set_products
+from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ STORED = {
     "BOOL": torch.bool,
 }
 """What safetensors calls dtypes. Of these only DTYPES hold weights as they are."""
+SHOWN_BYTES = 2**30
+"""Least bytes of weights whose loading is shown: fewer are there before a bar could be read."""
 
 
 def load_config(path: str | Path) -> Any:
@@ -94,38 +98,67 @@ def load_model(
 
     load_format: "dummy" fills it with small random numbers instead and reads no weights, to measure speed.
     serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
-    Raises ValueError for an unsupported architecture, an unreadable file, or missing, unexpected or misshapen tensors.
+    Raises ValueError for an unsupported architecture, weights that the device has no memory for, an unreadable file, or
+    missing, unexpected or misshapen tensors.
     """
-    model = materialise(build_empty(load_config(path), path), dtype, torch.device(device))
+    path, device = Path(path), torch.device(device)
+    model = build_empty(load_config(path), path)
+    check_room(model, dtype, device)
+    model = materialise(model, dtype, device)
     if load_format == "dummy":
-        fill_randomly(model)
+        with bar("drawing weights", weight_bytes(model, dtype), "bytes", least=SHOWN_BYTES) as advance:
+            fill_randomly(model, advance)
     else:
-        fill(model, read_tensors(Path(path)), Path(path))
+        # The parameters know which GPU "cuda" is; to safetensors it is always the first.
+        tensors = read_tensors(path, model.norm.device)
+        stored = sum(header.nbytes for _, header in read_headers(path))
+        with bar("loading weights", stored, "bytes", least=SHOWN_BYTES) as advance:
+            fill(model, _counted(tensors, advance), path)
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
-        model.ops = ops_for(torch.device(device), dtype)
+        model.ops = ops_for(device, dtype)
     return model
+
+
+def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
+    """What the parameters take in a dtype; those that are tied, once. The model may be on the meta device."""
+    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+
+
+def check_room(model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError, saying how much is missing, if the device has no memory for the model's weights."""
+    need, free = weight_bytes(model, dtype), free_memory(device)
+    if need > free:
+        narrower = "a narrower dtype, " if dtype.itemsize > 2 else ""
+        raise ValueError(
+            f"the weights take {size(need)} in {str(dtype).removeprefix('torch.')} and {size(free)} are free on "
+            f"{device}: {size(need - free)} are missing; choose {narrower}a smaller model or another device, or free "
+            f"memory"
+        )
 
 
 def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Give a model built on the meta device real memory. Weights start as NaN, so one that is never loaded screams."""
+    if model.spec.tied:  # else both ends of the tie would be given memory
+        del model.head.weight
     model = model.to(dtype).to_empty(device=device)
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, float("nan"))
     if model.spec.tied:
         model.tie()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, float("nan"))
     model.rope.prepare(device)
     return model
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the directory's safetensors files, one at a time.
+def read_tensors(path: Path, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the directory's safetensors files, one at a time, on the device: a GPU gets them through pinned
+    memory and converts them itself.
 
     Raises ValueError for no files, a shard that the index names but is absent, or a corrupt file.
     """
     for file in _weight_files(path):
-        with _opened(file) as handle:
+        with _opened(file, device) as handle:
             for name in handle.keys():  # noqa: SIM118 (not a dict)
                 yield name, handle.get_tensor(name)
 
@@ -142,10 +175,19 @@ def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
 
 
+def _counted(
+    tensors: Iterator[tuple[str, torch.Tensor]], advance: Callable[[int], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as they are; the bytes of each are told when it is done with."""
+    for name, tensor in tensors:
+        yield name, tensor
+        advance(tensor.nbytes)
+
+
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
     try:
-        with safe_open(file, framework="pt") as handle:
+        with safe_open(file, framework="pt", device=str(device)) as handle:
             yield handle
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
@@ -169,13 +211,15 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 @torch.no_grad()
-def fill_randomly(model: Decoder) -> None:
-    """Matrices of variance 1 / width, so that states neither vanish nor explode; norms of 1."""
+def fill_randomly(model: Decoder, advance: Callable[[int], None]) -> None:
+    """Matrices of variance 1 / width, so that states neither vanish nor explode; norms of 1. `advance` is told the
+    bytes of each."""
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
             parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+        advance(parameter.nbytes)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from stridelm.cache.pages import padded_tables
 from stridelm.cache.pool import PagePool
 from stridelm.kernels.ops import Ops, Turn
 from stridelm.models.layers.decoder import Decoder
+from stridelm.run.trap import PageTrap
 from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
 
 
@@ -25,24 +26,40 @@ class Logits:
 
 
 class EagerRunner:
-    def __init__(self, model: Decoder, pool: PagePool, attention: AttentionBackend) -> None:
+    def __init__(self, model: Decoder, pool: PagePool, attention: AttentionBackend, check_pages: bool = False) -> None:
         self.model = model
         self.pool = pool
         self.attention = attention
+        self.trap = PageTrap(pool) if check_pages else None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Logits:
-        """Run all rows; writes their KV at the batch's slots."""
-        prepared = self.attention.prepare(batch.geometry, self.pool.layout, self.model.spec.num_heads)
-        attend = _PagedAttend(self.pool, self.model.ops, prepared, batch.slots)
-        hidden_NH = self.model(batch.ids, batch.positions, attend)
+        """Run all rows; writes their KV at the batch's slots. Raises PageFault if the trap is set and springs."""
+        if self.trap is not None:
+            self.trap.check(batch, *_places(batch.geometry, batch.ids.device))
+        return self.logits(self.hidden(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
+
+    def hidden(
+        self,
+        ids_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        slots: dict[str, torch.Tensor],
+        geometry: Geometry | DeviceGeometry,
+    ) -> torch.Tensor:
+        """[N, H] final states; slots: as in ForwardBatch."""
+        prepared = self.attention.prepare(geometry, self.pool.layout, self.model.spec.num_heads)
+        return self.model(ids_N, positions_N, _PagedAttend(self.pool, self.model.ops, prepared, slots))
+
+    def logits(self, hidden_NH: torch.Tensor, batch: ForwardBatch) -> Logits:
         prompt = None if batch.prompt_rows is None else self._logits(hidden_NH, batch.prompt_rows)
-        return Logits(self._logits(hidden_NH, batch.decisions), prompt)
+        decisions = self.model.logits(hidden_NH) if batch.every_row else self._logits(hidden_NH, batch.decisions)
+        return Logits(decisions, prompt)
 
     def compact(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
         """Move the KV of accepted paths to where a chain's would be. Nothing to do where all drafts are straight.
 
-        Rows of the path at or beyond `kept` copy the null slot onto itself.
+        Rows of the path at or beyond `kept` copy the null slot onto itself. A span's rows stand in order of depth,
+        each behind what the rows before it write: a path's row numbers rise.
         """
         if draft.straight:
             return

@@ -121,6 +121,7 @@ def build_on_bounds(
         reals=reals.to(torch.int64),
         decides=layout.decides_R,
         grid=True,
+        every_row=all(span.real == 1 and span.draft == draft.width for span in spans),
         prompt_rows=_prompt_rows(spans, layout.bounds, request_slots.device),
     )
 

@@ -48,6 +48,11 @@ class TokenTable:
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
+        if slots_R.is_cuda:
+            from stridelm.kernels.walk import advance
+
+            advance(self.committed, slots_R, rows_R)
+            return
         self.committed.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.committed[slots_R] + rows_R))
 
 

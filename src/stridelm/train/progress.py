@@ -6,9 +6,7 @@ import logging
 import time
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-
+from stridelm.progress import terminal_bar
 from stridelm.train.schedule import Clock
 
 logger = logging.getLogger(__name__)
@@ -20,11 +18,7 @@ class Reporter:
     def __init__(self, stage: str, line_seconds: float) -> None:
         self.stage, self.line_seconds = stage, line_seconds
         self._last_line = -float("inf")
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
-            console=console, disable=not console.is_terminal,
-        )  # fmt: skip
+        self._bar = terminal_bar()
         self._task = self._bar.add_task(stage, total=1.0, text="compiling or warming up")
 
     def __enter__(self) -> Reporter:

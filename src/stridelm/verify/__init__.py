@@ -8,3 +8,5 @@ from stridelm.verify.rule import Rule
 RULES: Registry[type[Rule]] = Registry("acceptance rule")
 RULES.add("exact", "stridelm.verify.exact:Exact")
 RULES.add("trust", "stridelm.verify.trust:Trust")
+RULES.add("synthetic", "stridelm.verify.synthetic:Synthetic")
+RULES.add("synthetic-trust", "stridelm.verify.synthetic:SyntheticTrust")

@@ -62,7 +62,7 @@ def _draw_all(hearing: Hearing) -> torch.Tensor:
     batch, columns = hearing.batch, hearing.nodes.shape[1]
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
-    owners = hearing.slots[:, None].expand(-1, columns).reshape(-1)
+    owners = hearing.slots if columns == 1 else hearing.slots.repeat_interleave(columns)
     rows = Rows(owners, positions, None, hearing.longest)
     return hearing.sampler.draw(hearing.logits_MV, rows, slots).view(-1, columns)
 

@@ -52,6 +52,17 @@ class Rule:
     """Fields of Speculation that this rule reads."""
     whole: ClassVar[bool] = False
     """The depth is semantics: spans are scheduled at full depth or deferred."""
+    trusts_probes: ClassVar[bool] = False
+    """What probes say is emitted: a draft is a window of them."""
+    simulated: ClassVar[bool] = False
+    """How many tokens come out is drawn, whatever the model says of them. For benchmarks."""
+    like: ClassVar[str | None] = None
+    """The rule that this one stands in for, on the same rows."""
+
+    @classmethod
+    def works_with(cls, rules: frozenset[str]) -> bool:
+        """Whether rows made for these rules can be decided by this one."""
+        return (cls.like or cls.name) in rules
 
     def decide(self, hearing: Hearing) -> Verdict:
         """Say what is emitted, and append it to the token table."""

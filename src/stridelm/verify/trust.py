@@ -15,19 +15,24 @@ from stridelm.sample.sampler import raw_confidence
 from stridelm.types import Verdict
 from stridelm.verify.rule import Hearing, Rule
 
+Sureness = tuple[torch.Tensor, torch.Tensor]
+"""[R, K] and [R] float32: of each row of the windows, and what it must reach."""
+
 
 class Trust(Rule):
     name = "trust"
     lossless = False
     options = frozenset({"confidence"})
     whole = True
+    trusts_probes = True
 
     def decide(self, hearing: Hearing) -> Verdict:
         tokens_RK = _draw_window(hearing)
+        sureness = self.sureness(hearing)
         if tokens_RK.is_cuda:
-            return _cut_on_gpu(hearing, tokens_RK)
+            return _cut_on_gpu(hearing, tokens_RK, sureness)
         live = hearing.nodes >= 0
-        sure = live & _confident(hearing)
+        sure = live if sureness is None else live & (sureness[0] >= sureness[1][:, None])
         sure[:, 0] = True
         counts = sure.to(torch.int64).cumprod(1).sum(1)
         counts = torch.where(hearing.decides, counts, 0)
@@ -47,19 +52,35 @@ class Trust(Rule):
             reached=torch.minimum(accepted + 1, drafted),
         )
 
+    def sureness(self, hearing: Hearing) -> Sureness | None:
+        """How sure each row of the windows is, and how sure it must be to be emitted; None: emit all of them."""
+        if all(span.request.speculation.confidence is None for span in hearing.spans):
+            return None
+        rows = hearing.nodes.clamp(min=0)
+        logits = hearing.logits_MV.index_select(0, rows.flatten())
+        return _confidence(logits).view(rows.shape), hearing.sampler.table.confidence[hearing.slots]
 
-def _cut_on_gpu(hearing: Hearing, tokens_RK: torch.Tensor) -> Verdict:
+
+def _confidence(logits_MV: torch.Tensor) -> torch.Tensor:
+    if not logits_MV.is_cuda:
+        return raw_confidence(logits_MV)
     from stridelm.kernels.draw import confidence
+
+    return confidence(logits_MV)
+
+
+def _cut_on_gpu(hearing: Hearing, tokens_RK: torch.Tensor, sureness: Sureness | None) -> Verdict:
     from stridelm.kernels.walk import cut_windows
 
-    peak = levels = None
-    if any(span.request.speculation.confidence is not None for span in hearing.spans):
-        rows = hearing.nodes.clamp(min=0)
-        peak = confidence(hearing.logits_MV.index_select(0, rows.flatten())).view(rows.shape)
-        levels = hearing.sampler.table.confidence[hearing.slots]
     table = hearing.table
     return cut_windows(
-        tokens_RK, hearing.nodes, hearing.decides, hearing.slots, table.tokens, table.known, peak, levels
+        tokens_RK,
+        hearing.nodes,
+        hearing.decides,
+        hearing.slots,
+        table.tokens,
+        table.known,
+        *(sureness or (None, None)),
     )
 
 
@@ -83,14 +104,3 @@ def _draw(hearing: Hearing, rows: torch.Tensor, columns: int, extra: torch.Tenso
     positions = batch.positions[batch.decisions[rows]] + 1
     picked = Rows(hearing.slots.repeat_interleave(columns), positions, extra, hearing.longest)
     return hearing.sampler.draw(hearing.logits_MV.index_select(0, rows), picked, slots)
-
-
-def _confident(hearing: Hearing) -> torch.Tensor:
-    """[R, K] bool: whether each row of the window is sure enough to be emitted."""
-    levels = [span.request.speculation.confidence for span in hearing.spans]
-    if all(level is None for level in levels):
-        return torch.ones_like(hearing.nodes, dtype=torch.bool)
-    rows = hearing.nodes.clamp(min=0)
-    peak = raw_confidence(hearing.logits_MV.index_select(0, rows.flatten())).view(rows.shape)
-    needed = torch.tensor([level or 0.0 for level in levels], dtype=peak.dtype, device=peak.device)
-    return peak >= needed[:, None]

@@ -88,6 +88,22 @@ def test_the_table_marks_lossy_rows(rows: list[LatencyRow]) -> None:
     assert "mask@2:trust:0.5*" in text and "* lossy" in text and "prefix cache off" in text
 
 
+def test_simulated_acceptance_is_labelled(engine: Engine, prompts: PromptSet, rows: list[LatencyRow]) -> None:
+    """In the row, in its label and below the table; other tables do not speak of it."""
+    variants = read_variants(["ngram@2:synthetic:1.5"], (), engine.parts.target)
+    _, row = found = measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=1))
+    about = row.to_json()
+    assert (about["acceptance_rule"], about["acceptance_length"], about["simulated"]) == ("synthetic", 1.5, True)
+    assert (row.lossless, row.identical) == (False, None)
+    texts = []
+    for each in (found, rows):
+        console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        console.print(latency_table(each))
+        texts.append(console.export_text())
+    assert "ngram@2:synthetic:1.5*" in texts[0] and "simulated acceptance" in texts[0]
+    assert "simulated" not in texts[1]
+
+
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_chart_is_drawn(rows: list[LatencyRow], tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

@@ -18,6 +18,13 @@ def test_an_entry_without_a_depth_runs_at_every_depth(engine: Engine) -> None:
     ]  # fmt: skip
 
 
+def test_simulated_acceptance_shows_its_length(engine: Engine) -> None:
+    entries = "ngram@4:synthetic:2.5,mask@3:synthetic:2,mask@3:synthetic-trust:2.25"
+    assert labels(engine, entries) == [f"{entry}*" for entry in entries.split(",")]
+    variants = read_variants([entries.split(",")[0], "mask@1:trust"], [], engine.parts.target)
+    assert [variant.simulated for variant in variants] == [True, False]
+
+
 def test_a_depth_of_its_own_wins(engine: Engine) -> None:
     assert labels(engine, "ngram@8,mask@2", 1) == ["ngram@8", "mask@2"]
 
@@ -40,7 +47,7 @@ def test_no_entry_stands_for_all_that_the_model_can_run(engine: Engine) -> None:
 
 
 def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
-    first = read_variants(["mask@3:trust:0.85", "ngram@2"], [], engine.parts.target)
+    first = read_variants(["mask@3:trust:0.85", "ngram@2", "ngram@2:synthetic:1.5"], [], engine.parts.target)
     again = read_variants([v.label.rstrip("*") for v in first], [], engine.parts.target)
     assert again == first
 
@@ -55,6 +62,9 @@ def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
         ("mask:hope", "unknown acceptance rule"),
         ("mask:trust:high", "not a number"),
         ("mask:exact:0.9", "no effect"),
+        ("mask:synthetic", "write synthetic:2.5"),
+        ("mask:synthetic:high", "acceptance_length 'high' in 'mask:synthetic:high' is not a number"),
+        ("mask@1:synthetic:2.5", "at depth 1 a step emits 2"),
         ("ngram:trust", "does not work with drafter"),
         ("mask:trust:2", "confidence must be"),
     ],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stridelm.cache.pool import PagePool, bytes_per_token, page_count
+from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
 from stridelm.models.layers.decoder import LayerKV
 
 LAYOUT = (LayerKV("main", 2, 8), LayerKV("other", 1, 4), LayerKV("main", 3, 8, window=5))
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
+MIB = 2**20
 
 
 def pool() -> PagePool:
@@ -37,12 +38,54 @@ def test_compact_moves_a_group() -> None:
         assert torch.equal(after, expected)
 
 
-def test_page_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many pages as the fraction of free memory holds, and no more than are of use; none is an error."""
-    monkeypatch.setattr("stridelm.cache.pool.free_memory", lambda device: 1_000_000)
-    per_token = bytes_per_token(LAYOUT, torch.bfloat16)
-    assert per_token == 2 * 2 * (2 * 8 + 1 * 4 + 3 * 8)
-    assert page_count(LAYOUT, 4, torch.bfloat16, CPU, 0.5, 10_000) == 500_000 // (4 * per_token)
-    assert page_count(LAYOUT, 4, torch.bfloat16, CPU, 0.5, 7) == 7
-    with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory"):
-        page_count(LAYOUT, 4, torch.bfloat16, CPU, 1e-6, 7)
+def test_bytes_per_token() -> None:
+    """Keys and values of every layer, in the pool's dtype."""
+    assert bytes_per_token(LAYOUT, torch.bfloat16) == 2 * 2 * (2 * 8 + 1 * 4 + 3 * 8)
+    assert bytes_per_token(LAYOUT, torch.float64) == 4 * bytes_per_token(LAYOUT, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("free", "activations", "fraction", "cap", "pages"),
+    [
+        (1_000_000, 0, 0.5, 10_000, 500),
+        (1_000_000, 0, 0.5, 7, 7),
+        (1_000_000, 400_000, 0.5, 10_000, 300),
+        (1_000_000, 400_999, 1.0, 10_000, 599),
+        (2_000, 0, 0.5, 10_000, 1),
+    ],
+)
+def test_page_count(free: int, activations: int, fraction: float, cap: int, pages: int) -> None:
+    """As many pages as the fraction of what a step leaves free holds, and no more than are of use."""
+    assert Room(CPU, free, activations).page_count(1000, fraction, cap) == pages
+
+
+def test_no_room_for_a_page() -> None:
+    """The error says what is free, what of it a step takes and how much is missing; it names what would help."""
+    with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory") as plain:
+        Room(CPU, 4 * MIB).page_count(3 * MIB, 0.5, 7)
+    assert "0.5 of 4.0 MiB free on cpu is 2.0 MiB, 1.0 MiB less than a page takes" in str(plain.value)
+    with pytest.raises(ValueError, match="raise kv_memory_fraction, lower max_num_batched_tokens or free") as beside:
+        Room(GPU, 4 * MIB, 3 * MIB).page_count(3 * MIB, 1.0, 7)
+    assert "1.0 MiB free on cuda:1, beside 3.0 MiB for activations and captured steps, is" in str(beside.value)
+    assert "2.0 MiB less than a page takes" in str(beside.value)
+    with pytest.raises(ValueError, match="0 B free on cuda:1"):
+        Room(GPU, 4 * MIB, 5 * MIB).page_count(1, 1.0, 7)
+
+
+def test_pages_that_were_asked_for() -> None:
+    """They may take all that a step leaves free, and not a byte more."""
+    Room(GPU, 4 * MIB, MIB).check(3, MIB)
+    with pytest.raises(ValueError, match="lower num_pages, lower max_num_batched_tokens or free memory") as caught:
+        Room(GPU, 4 * MIB - 1, MIB).check(4, MIB)
+    assert "num_pages 4 of 1.0 MiB each take 4.0 MiB" in str(caught.value)
+    assert "1.0 MiB are missing" in str(caught.value)
+    with pytest.raises(ValueError, match="1 B are missing; lower num_pages or free memory"):
+        Room(CPU, 3 * MIB - 1).check(3, MIB)
+
+
+def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts it as taken until it is given back."""
+    kept = [3 * MIB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.clear())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * MIB - sum(kept), 8 * MIB))
+    assert free_memory(GPU) == 5 * MIB

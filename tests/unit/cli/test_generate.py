@@ -22,6 +22,8 @@ KEYS = {
     "drafter",
     "depth",
     "acceptance",
+    "acceptance_length",
+    "simulated",
     "lossless",
     "seed",
     "text",
@@ -100,6 +102,15 @@ def test_a_lossy_rule_says_so(generate: Generate) -> None:
     assert "trust (lossy)" in err
     _, out, _ = generate("--json", *TRUST)
     assert json.loads(out)["lossless"] is False
+
+
+def test_simulated_acceptance_says_so(generate: Generate) -> None:
+    asked = [*DRAFTING["ngram"], "--acceptance", "synthetic:1.5"]
+    _, _, err = generate(*asked)
+    assert "ngram, synthetic:1.5 (simulated acceptance) |" in err
+    record = json.loads(generate("--json", *asked)[1])
+    said = [record[key] for key in ("acceptance", "acceptance_length", "simulated", "lossless")]
+    assert said == ["synthetic", 1.5, True, False]
 
 
 def test_sampling_options_reach_the_request(generate: Generate) -> None:
@@ -254,7 +265,7 @@ def test_a_trace_follows_every_token(generate: Generate, tmp_path: Path) -> None
 
 MISUSE: dict[str, tuple[list[str], str]] = {
     "unknown drafter": (["--drafter", "crystal"], "choose one of: mask, ngram, none"),
-    "unknown rule": (["--acceptance", "hope"], "choose one of: exact, trust"),
+    "unknown rule": (["--acceptance", "hope"], "choose one of: exact, synthetic"),
     "unknown dtype": (["--dtype", "int3"], "choose one of: auto, bfloat16"),
     "unknown device": (["--device", "abacus"], "choose auto, cpu, cuda"),
     "unknown backend": (["--attention", "none"], "choose one of:"),

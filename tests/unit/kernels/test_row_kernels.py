@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import OPS, ops_for
+from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
 from stridelm.models.layers.decoder import LayerKV
@@ -29,10 +30,11 @@ def test_norms(dtype: torch.dtype, width: int) -> None:
 
 @interpreted
 @every_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [2, 50, 1500])
-def test_gate(dtype: torch.dtype, width: int) -> None:
+def test_gate(dtype: torch.dtype, width: int, activation: str) -> None:
     """Rows of one program and of two."""
-    check_gate(TritonOps(), 5, width, dtype, "cpu")
+    check_gate(TritonOps(), 5, width, dtype, "cpu", activation)
 
 
 @interpreted

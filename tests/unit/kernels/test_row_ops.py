@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from stridelm.kernels import OPS, ops_for
+from stridelm.kernels.host import rows
+from stridelm.kernels.host.ops import HostOps
+from stridelm.kernels.ops import ACTIVATIONS
 from support.row_ops import check_gate, check_nan, check_norms, check_turn, sets
 
 CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
@@ -19,9 +22,10 @@ def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
 
 
 @every_set
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [2, 50, 960])
-def test_gate(name: str, dtype: torch.dtype, width: int) -> None:
-    check_gate(OPS.get(name)(), 17, width, dtype, "cpu")
+def test_gate(name: str, dtype: torch.dtype, width: int, activation: str) -> None:
+    check_gate(OPS.get(name)(), 17, width, dtype, "cpu", activation)
 
 
 @every_set
@@ -41,3 +45,13 @@ def test_choice() -> None:
     cpu = torch.device("cpu")
     assert type(ops_for(cpu, torch.bfloat16)) is OPS.get("host")
     assert type(ops_for(cpu, torch.float64)) is OPS.get("plain")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_host_prepares_what_is_needed(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the gates only the model's own is compiled ahead."""
+    ran: list[str] = []
+    for name, gate in rows.GATES.items():
+        monkeypatch.setitem(rows.GATES, name, lambda *arrays, name=name, gate=gate: ran.append(name) or gate(*arrays))
+    HostOps().prepare(torch.float32, normed_heads=False, activation=activation)
+    assert ran == [activation]

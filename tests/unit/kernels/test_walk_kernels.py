@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.draft.base import TreeShape, empty_draft
-from stridelm.kernels.walk import cut_windows, walk
+from stridelm.kernels.walk import advance, cut_windows, walk
+from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, Verdict
 from stridelm.verify import exact
 from support.interpreter import INTERPRETED
@@ -90,3 +91,14 @@ def test_windows(width: int, confident: bool) -> None:
         sure, options = peaks >= levels[:, None], {"confidence_RK": peaks, "levels_R": levels}
     verdict = cut_windows(drawn, nodes, *tables.arguments(), **options)
     tables.check(verdict, trusted(drawn, nodes, tables.decides, sure))
+
+
+def test_advance() -> None:
+    """Lengths grow as the torch twin has it; nobody's stay."""
+    slots, rows = torch.tensor([3, -1, 0, -1]), torch.tensor([5, 7, 0, 1])
+    table = TokenTable(4, 8, CPU)
+    table.committed[:4] = torch.tensor([1, 2, 3, 4])
+    lengths = table.committed.clone()
+    advance(lengths, slots, rows)
+    table.advance(slots, rows)
+    assert lengths.tolist() == table.committed.tolist() == [1, 2, 3, 9, 0]

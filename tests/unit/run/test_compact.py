@@ -10,9 +10,12 @@ import torch
 
 from stridelm.cache.pool import PagePool
 from stridelm.draft.base import TreeShape
+from stridelm.models.layers.decoder import LayerKV
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE
+from support import compaction
 from support.attention import Piece, geometry, make, random_tree
+from support.interpreter import INTERPRETED
 
 CPU = torch.device("cpu")
 
@@ -49,3 +52,26 @@ def test_compact(page_size: int) -> None:
                 source = case.slot(i, storage if depth < 0 else piece.base + path[depth])
                 assert torch.equal(pool.keys[0][case.slot(i, storage)], case.keys[source])
                 assert torch.equal(pool.values[0][case.slot(i, storage)], case.values[source])
+
+
+@INTERPRETED
+@pytest.mark.parametrize("requests", [1, 5])
+def test_two_ways(requests: int) -> None:
+    """The kernel leaves the very pool that torch does, in page groups of several layers."""
+    from stridelm.kernels.triton_rows import Pools
+
+    layout = (LayerKV("main", 2, 8), LayerKV("other", 1, 6), LayerKV("main", 1, 24))
+    moved, wanted = (compaction.pool(layout, requests, torch.bfloat16, "cpu") for _ in range(2))
+    for group, layers in {"main": (0, 2), "other": (1,)}.items():
+        moved.pools[group] = Pools.of([tensor for n in layers for tensor in (moved.keys[n], moved.values[n])])
+    paths = compaction.Paths(requests, ("main", "other"), "cpu")
+    for seed in range(4):
+        paths.draw(seed)
+        for pool in (moved, wanted):
+            EagerRunner(None, pool, None).compact(paths.batch, paths.draft, paths.verdict)  # type: ignore[arg-type]
+        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_torch_moves_on_a_cpu() -> None:
+    assert not PagePool((LayerKV("main", 2, 8),), {"main": 2}, 4, torch.float32, CPU).pools

@@ -19,9 +19,11 @@ from support.stand import Job, Stand, all_speculations, assert_same
 def test_rules_are_complete(name: str) -> None:
     """A rule has its registered name and says whether it loses anything; some drafter works with it."""
     rule = RULES.get(name)
+    assert rule.like is None or rule.like in RULES
+    assert not (rule.simulated and rule.lossless)
     assert issubclass(rule, Rule) and rule.name == name
     assert isinstance(rule.lossless, bool) and isinstance(rule.whole, bool)
-    assert any(name in DRAFTERS.get(drafter).rules for drafter in DRAFTERS)
+    assert any(rule.works_with(DRAFTERS.get(drafter).rules) for drafter in DRAFTERS)
 
 
 def test_exact_is_the_default() -> None:

@@ -19,6 +19,7 @@ from stridelm.params import Speculation
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.verify import RULES
 
 MAX_VERIFIED_DEPTH = max(d for d in range(MAX_DRAFT_ROWS) if verified_rows(d) <= MAX_DRAFT_ROWS)
 
@@ -44,10 +45,10 @@ class MaskDrafter(Drafter):
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
-        trusted = speculation.acceptance == "trust"
+        trusted = _is_trusted(speculation)
         most = MAX_DRAFT_ROWS if trusted else MAX_VERIFIED_DEPTH
         if depth > most:
-            rule = "trust" if trusted else "exact"
+            rule = speculation.acceptance or "exact"
             raise ValueError(f"depth {depth} is over {most}, the deepest that mask with acceptance {rule!r} can run")
         if 1 < len(self.target.mask_token_ids) < depth:
             raise ValueError(
@@ -60,13 +61,13 @@ class MaskDrafter(Drafter):
         self._ready[request.slot] = 0
 
     def kind(self, span: Span) -> Hashable:
-        return (_is_trusted(span), span.depth)
+        return (_is_trusted(span.request.speculation), span.depth)
 
     def propose(self, group: Group) -> Draft:
         depth, device = group.spans[0].depth, group.slots.device
         rows = len(group.spans)
         masks = self._masks(depth)
-        if _is_trusted(group.spans[0]):
+        if _is_trusted(group.spans[0].request.speculation):
             live = torch.ones(rows, depth, dtype=torch.bool, device=device)
             return chain(depth, PROBE, device).draft(masks.expand(rows, -1), live)
         tokens = torch.cat((self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1)
@@ -78,7 +79,7 @@ class MaskDrafter(Drafter):
 
     def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
         depth = group.spans[0].depth
-        if depth == 0 or _is_trusted(group.spans[0]):
+        if depth == 0 or _is_trusted(group.spans[0].request.speculation):
             self._ready[group.slots] = torch.zeros_like(group.slots)
             return
         node = verdict.leaf[group.indices] + 1
@@ -102,8 +103,8 @@ class MaskDrafter(Drafter):
         return _mask_row(ids * depth if len(ids) == 1 else ids[:depth], self.target.device)
 
 
-def _is_trusted(span: Span) -> bool:
-    return span.request.speculation.acceptance == "trust"
+def _is_trusted(speculation: Speculation) -> bool:
+    return RULES.get(speculation.acceptance or "exact").trusts_probes
 
 
 @cache  # for ever: a captured step reads these very tensors

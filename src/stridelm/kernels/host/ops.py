@@ -21,10 +21,10 @@ class HostOps:
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool) -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
         from stridelm.kernels.host.warm import compile_kernels  # which runs these operations
 
-        compile_kernels(dtype, normed_heads=normed_heads)
+        compile_kernels(dtype, normed_heads=normed_heads, activation=activation)
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x_NC)
@@ -38,9 +38,9 @@ class HostOps:
         rows.add_norm(array(x_NC), array(delta_NC), array(weight_C), np.float32(eps), array(out))
         return x_NC, out
 
-    def gate(self, gate_up_N2I: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         out = gate_up_N2I.new_empty(gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2)
-        rows.gate(array(gate_up_N2I), array(out))
+        rows.GATES[activation](array(gate_up_N2I), array(out))
         return out
 
     def turn_and_store(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import prange
+from numba.core.extending import register_jitable
 
 from stridelm.kernels.host.arithmetic import by_lanes, exp, kernel, narrow, widen
 
@@ -41,14 +42,58 @@ def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
             out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
 
 
+@register_jitable
+def _swish(x, s):
+    """x / (1 + e^-s). Where e^-s is more than `exp` can give, x / e^88 is as good as nothing."""
+    return x / (np.float32(1) + exp(min(-s, np.float32(88))))
+
+
+@register_jitable
+def _normal(x):
+    """The normal distribution's share below x, within 1e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
+    z = abs(x) * np.float32(0.70710678)
+    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
+    p = np.float32(1.061405429) * t + np.float32(-1.453152027)
+    p = p * t + np.float32(1.421413741)
+    p = p * t + np.float32(-0.284496736)
+    p = p * t + np.float32(0.254829592)
+    beyond = np.float32(0.5) * p * t * exp(-z * z)
+    return beyond if x < np.float32(0) else np.float32(1) - beyond
+
+
 @kernel
-def gate(gate_up_N2I, out_NI):
+def gate_silu(gate_up_N2I, out_NI):
     """silu(gate) * up."""
     width = out_NI.shape[1]
     for row in prange(out_NI.shape[0]):
         for i in range(width):
             x = widen(gate_up_N2I[row, i])
-            out_NI[row, i] = narrow(x / (np.float32(1) + exp(-x)) * widen(gate_up_N2I[row, width + i]), out_NI)
+            out_NI[row, i] = narrow(_swish(x, x) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+@kernel
+def gate_gelu_tanh(gate_up_N2I, out_NI):
+    """gelu(gate) * up by the tanh form: x (1 + tanh u) / 2 is x / (1 + e^-2u)."""
+    width = out_NI.shape[1]
+    for row in prange(out_NI.shape[0]):
+        for i in range(width):
+            x = widen(gate_up_N2I[row, i])
+            twice_u = x * (np.float32(1.5957691216) + np.float32(0.0713548163) * x * x)
+            out_NI[row, i] = narrow(_swish(x, twice_u) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+@kernel
+def gate_gelu(gate_up_N2I, out_NI):
+    """gelu(gate) * up."""
+    width = out_NI.shape[1]
+    for row in prange(out_NI.shape[0]):
+        for i in range(width):
+            x = widen(gate_up_N2I[row, i])
+            out_NI[row, i] = narrow(x * _normal(x) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+GATES = {"silu": gate_silu, "gelu_tanh": gate_gelu_tanh, "gelu": gate_gelu}
+"""By activation, each compiled by itself: a model needs one."""
 
 
 @kernel

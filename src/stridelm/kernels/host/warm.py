@@ -23,9 +23,9 @@ PATIENCE_S = 1.0
 
 
 @torch.inference_mode()
-def compile_kernels(dtype: torch.dtype, *, normed_heads: bool) -> None:
-    """Run every kernel once on one row. Reading them from disk takes a quarter of a second; a machine that never ran
-    this dtype compiles for about ten, and says so."""
+def compile_kernels(dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
+    """Run every kernel that a model needs once on one row. Reading them from disk takes a quarter of a second; a
+    machine that never ran this dtype compiles for about ten, and says so."""
     notice = threading.Timer(
         PATIENCE_S, logger.warning, ("compiling the CPU's kernels for %s: about ten seconds, once on a machine", dtype)
     )
@@ -33,17 +33,17 @@ def compile_kernels(dtype: torch.dtype, *, normed_heads: bool) -> None:
     notice.start()
     try:
         follow_torch()
-        _run_once(dtype, normed_heads)
+        _run_once(dtype, normed_heads, activation)
     finally:
         notice.cancel()
 
 
-def _run_once(dtype: torch.dtype, normed_heads: bool) -> None:
+def _run_once(dtype: torch.dtype, normed_heads: bool, activation: str) -> None:
     ops, size = HostOps(), 16
     row, weight = torch.ones(1, size, dtype=dtype), torch.ones(size, dtype=dtype)
     ops.norm(row, weight, 1e-5)
     ops.add_norm(row, row.clone(), weight, 1e-5)
-    ops.gate(row)
+    ops.gate(row, activation)
     zero = torch.zeros(1, dtype=torch.int64)
     angles = torch.zeros(1, size // 2)
     norms = torch.ones(2 * size, dtype=dtype) if normed_heads else None

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from stridelm.kernels.ops import Ops, Turn
+from stridelm.kernels.ops import ACTIVATIONS, Ops, Turn
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Rope, RopeSpec
@@ -75,6 +75,8 @@ class DecoderSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    activation: str = "silu"
+    """Of the MLP's gate, one of kernels.ops.ACTIVATIONS."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -84,7 +86,7 @@ class DecoderSpec:
             raise ValueError(
                 f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"
             )
-        assert len(self.windows) == self.num_layers
+        assert len(self.windows) == self.num_layers and self.activation in ACTIVATIONS
 
 
 Angles = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -120,15 +122,16 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate x) * up x); gate and up are one product."""
+    """down(activation(gate x) * up x); gate and up are one product."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
+        self.activation = spec.activation
         self.gate_up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return self.down(ops.gate(self.gate_up(x)))
+        return self.down(ops.gate(self.gate_up(x), self.activation))
 
 
 class Block(nn.Module):

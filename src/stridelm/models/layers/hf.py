@@ -6,16 +6,20 @@ from typing import Any
 
 from stridelm.models.layers.rope import RopeSpec
 
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+"""What Hugging Face calls the activations of kernels.ops."""
+
 
 def common_fields(config: Any) -> dict[str, Any]:
     """DecoderSpec's fields that llama, mistral, qwen2 and qwen3 spell the same way.
 
-    Raises ValueError for an activation other than SiLU, and for quantised weights.
+    Raises ValueError for an activation that is not in ACTIVATIONS, and for quantised weights.
     """
     if getattr(config, "quantization_config", None):
         raise ValueError("quantised weights are not supported; give the checkpoint that they were made from")
-    if config.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; supported: silu")
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act  # newer configs have both
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = RopeSpec.of(config, head_dim)
@@ -32,6 +36,7 @@ def common_fields(config: Any) -> dict[str, Any]:
         "max_length": rope.limit or config.max_position_embeddings,
         "windows": windows(config),
         "tied": bool(config.tie_word_embeddings),
+        "activation": ACTIVATIONS[activation],
     }
 
 

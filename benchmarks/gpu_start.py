@@ -1,0 +1,150 @@
+"""From start to first token on a GPU, prompts a second, and what captured steps cost in memory.
+
+    python benchmarks/gpu_start.py --json results/gpu_start.json
+
+Llama-3.1-8B's shape in bfloat16, weights random. Each start is a process of its own, timed from before Python imports
+anything to the first token of a prompt of 512 tokens; kernels that this machine has compiled before are found again.
+Prefill is 64 prompts of 512 random tokens at once, no prefix cache, until the last has its first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig
+
+STARTS: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "captured when needed": {},
+    "captured at start": {"capture": "startup"},
+    "deterministic": {"deterministic": True},
+}
+PROMPTS, PROMPT = 64, 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    max_num_seqs: int
+    max_num_batched_tokens: int = 8192
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        sys.stdout.write(json.dumps(start(json.loads(args.one), args.began)) + "\n")
+        return 0
+    import torch
+    from gpu_decode import LLAMA_8B
+
+    from stridelm.bench.report import write_json
+
+    console = Console(width=140)
+    if not torch.cuda.is_available():
+        console.print("no GPU here: this benchmark needs one")
+        return 1
+    settings = Settings(args.max_num_seqs)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+        for name, options in STARTS.items():
+            config = {
+                "model": folder,
+                "load_format": "dummy",
+                "dtype": "bfloat16",
+                "skip_tokenizer_init": True,
+                "enable_prefix_caching": False,
+                "drafter": "none",
+                "max_num_seqs": settings.max_num_seqs,
+                "max_num_batched_tokens": settings.max_num_batched_tokens,
+                "max_model_len": 8192,
+                **options,
+            }
+            found.append({"start": name, **_in_a_process(config)})
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 8B shape, room for {settings.max_num_seqs}"
+    table = Table(title=title)
+    for column in ("start", "ready s", "first token s", "graphs", "graphs GiB", "prefill tokens/s", "KV GiB"):
+        table.add_column(column, justify="left" if column == "start" else "right")
+    for row in found:
+        table.add_row(
+            row["start"],
+            f"{row['ready_s']:.1f}",
+            f"{row['first_token_s']:.1f}",
+            str(row["graphs"]),
+            f"{row['graph_gib']:.2f}",
+            f"{row['prefill_per_s']:,.0f}",
+            f"{row['kv_gib']:.1f}",
+        )
+    console.print(table)
+    if args.json:
+        write_json(args.json, "gpu_start", settings, rows=found)
+    return 0
+
+
+def _in_a_process(config: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", json.dumps(config), "--began", str(time.time())]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def start(options: dict[str, Any], began: float) -> dict[str, Any]:
+    """One start, in a process that has done nothing else. began: `time.time()` before the process was made."""
+    import torch
+
+    from stridelm.config import EngineConfig
+    from stridelm.engine.engine import Engine
+    from stridelm.params import SamplingParams
+
+    engine = Engine(EngineConfig(**options))
+    ready = time.time() - began
+    rng = random.Random(0)
+
+    def prompt() -> list[int]:
+        return [rng.randrange(engine.parts.target.vocab_size) for _ in range(PROMPT)]
+
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    request = engine.add("first", prompt(), params)
+    while not request.output_ids:
+        engine.step()
+    first = time.time() - began
+    rates = []
+    for turn in range(3):
+        requests = [engine.add(f"{turn}-{i}", prompt(), params) for i in range(PROMPTS)]
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        while any(not request.output_ids for request in requests):
+            engine.step()
+        torch.cuda.synchronize()
+        rates.append(PROMPTS * PROMPT / (time.perf_counter() - started))
+        while engine.busy:
+            engine.step()
+    engine.check()
+    graphs = engine.graphs
+    kv = sum(tensor.nbytes for tensor in (*engine.parts.pool.keys, *engine.parts.pool.values))
+    return {
+        "ready_s": ready,
+        "first_token_s": first,
+        "graphs": graphs.graphs if graphs else 0,
+        "graph_gib": graphs.spent / 2**30 if graphs else 0.0,
+        "prefill_per_s": max(rates),
+        "kv_gib": kv / 2**30,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

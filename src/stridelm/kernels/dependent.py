@@ -1,0 +1,30 @@
+"""Kernels that may be launched before the one in front of them has ended (CUDA's programmatic dependent launch).
+
+The launch itself then costs nothing: a kernel's programs are put on the processors as those of the kernel before leave
+them, and wait there for it to end. So a kernel launched with these options calls `wait_for_inputs` before it reads or
+writes anything, on every path; what it waits for has itself waited, so all that came before is over.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_inputs(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+
+
+@cache
+def dependent(device: torch.device) -> dict[str, Any]:
+    """Launch options, `DEPENDENT` for the kernel among them."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return {"DEPENDENT": False}
+    return {"DEPENDENT": True, "launch_pdl": True}

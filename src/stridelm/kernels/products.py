@@ -1,0 +1,153 @@
+"""Matrix products y = x W^T + b that add in one order: the products of a row's numbers with a weight's, from the first
+to the last, sixteen at a time, as the tensor cores take them.
+
+Every tile shape of this kernel gives a row the same bits, and so do the library's kernels that do not split the sum
+(seen on an H200 with cuBLAS 13: 1 to 8,192 rows, five shapes of an 8B model; docs/decisions/0003-row-invariance.md).
+So a row's bits do not depend on how many rows run beside it, and tiles may be chosen for speed alone. For few rows the
+library splits the sum; this kernel does not, and is as fast or faster: it reads the weights at the memory's speed.
+
+The weight's rows are the tall side of a tile and the rows of x the short one, so that a lone row wastes nothing.
+
+Legend: N rows, I input width, O output width; in kernels B outputs of a tile, R rows of a tile, K inputs of a block.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.processors import multiprocessors
+from stridelm.kernels.triton_rows import gated
+
+DTYPES = (torch.float16, torch.bfloat16)
+FEW_ROWS = 64
+"""Up to here this kernel is at least as fast as the library."""
+VECTOR_BYTES = 16
+"""What the copy engine demands of addresses and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _product_kernel(
+    x,
+    weight,
+    bias,
+    y,
+    rows,
+    inputs,
+    outputs,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (tiles of outputs, tiles of rows). With an ACTIVATION the weight holds gate above up, `outputs` rows each,
+    and y is the gated product: both are rounded as if they had been stored before."""
+    wait_for_inputs(DEPENDENT)
+    first = tl.program_id(0) * B
+    first_row = tl.program_id(1) * R
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    for k in range(0, inputs, K):
+        x_KR = x.load([first_row, k]).T
+        sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
+        if ACTIVATION is not None:
+            up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
+    output_B = first + tl.arange(0, B)
+    row_R = first_row + tl.arange(0, R)
+    exists_B = output_B < outputs
+    if bias is not None:
+        sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION is not None:
+            up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        dtype = y.dtype.element_ty
+        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
+    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & (row_R < rows)[None, :])
+
+
+def can_multiply(weight_OI: torch.Tensor) -> bool:
+    """Whether the kernel has this weight's dtype and the copy engine its rows."""
+    stride = weight_OI.stride(0) * weight_OI.element_size()
+    aligned = weight_OI.data_ptr() % VECTOR_BYTES == 0 and stride % VECTOR_BYTES == 0
+    return weight_OI.dtype in DTYPES and weight_OI.stride(1) == 1 and aligned
+
+
+def product(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: str | None = None
+) -> torch.Tensor:
+    """x W^T + b: [N, O]. With an activation (of Ops.gate), O = 2 U and the result is the gated product, [N, U].
+
+    Needs `can_multiply(weight_OI)`; x of the weight's dtype.
+    """
+    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
+    y = x_NI.new_empty(rows, outputs)
+    tile = choose_tile(rows, outputs, activation is not None, x_NI.device)
+    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
+    x_NI = x_NI.contiguous()
+    _product_kernel[grid](
+        TensorDescriptor(x_NI, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
+        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, tile.inputs]),
+        bias_O,
+        y,
+        rows,
+        inputs,
+        outputs,
+        tile.outputs,
+        tile.rows,
+        tile.inputs,
+        activation,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dependent(x_NI.device),
+    )
+    return y
+
+
+@cache
+def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
+    """The fastest tile measured on an H200 (benchmarks/gpu_products.py). All give the same bits."""
+    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    many = outputs >= 128 * multiprocessors(device)  # else tiles of 128 outputs would leave processors idle
+    if height == 128:
+        return Tile(64 if is_gated or not many else 128, height, 64, warps=4 if is_gated or not many else 8, stages=5)
+    if is_gated:
+        return Tile(64, height, 128, warps=4, stages=4)
+    if many:  # with three stages of few rows there is room for two programs on a processor
+        return Tile(128, height, 128, warps=4, stages=3 if height < 64 else 4)
+    return Tile(64, height, 128, warps=4, stages=8 if height == 16 else 6)
+
+
+_AGREED: dict[tuple[torch.Size, torch.dtype, bool, int, torch.device], bool] = {}
+
+
+def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
+    """Whether the library's product of this shape gives this kernel's bits: tried once for each, on random numbers.
+
+    While a graph is being captured nothing can be tried, and what has not been tried does not agree.
+    """
+    key = (weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device)
+    if key not in _AGREED:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        x = torch.randn_like(x_NI)
+        _AGREED[key] = torch.equal(F.linear(x, weight_OI, bias_O), product(x, weight_OI, bias_O))
+    return _AGREED[key]

@@ -1,0 +1,55 @@
+"""Showing a person how far something long is: a bar on a terminal, nothing anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+
+def terminal_bar(*columns: ProgressColumn) -> Progress:
+    """Bars on stderr, disabled where that is no terminal. Each task has a field `text`, shown behind its bar and before
+    the columns given."""
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), *columns)
+    # A log is no terminal, even where its colours are forced. What others print to stdout goes there meanwhile.
+    return Progress(*shown, console=console, disable=not console.file.isatty(), redirect_stdout=False)
+
+
+@contextmanager
+def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Callable[[int], None]]:
+    """A bar for as long as the block runs. Yields what is to be called with every further amount that is done.
+
+    unit: what is counted, such as "graphs"; "bytes" are shown as a person reads them.
+    least: a smaller total is not shown, for what is done before a bar could be read.
+    """
+    progress = terminal_bar(TimeRemainingColumn())
+    progress.disable = progress.disable or total < least
+    with progress:
+        done = 0
+        task = progress.add_task(description, total=total, text=_text(done, total, unit))
+
+        def advance(amount: int) -> None:
+            nonlocal done
+            done += amount
+            progress.update(task, completed=done, text=_text(done, total, unit))
+
+        yield advance
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them: 512 B, 3.4 MiB, 15.0 GiB."""
+    if count < 1024:
+        return f"{count} B"
+    value = count / 1024
+    for unit in ("KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _text(done: int, total: int, unit: str) -> str:
+    return f"{size(done)} of {size(total)}" if unit == "bytes" else f"{done} of {total} {unit}"

@@ -1,0 +1,76 @@
+"""CUDA graphs of one engine: captured into one pool of memory, within a budget."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHORTEST_REACH = 1024
+
+
+def reach_of(end: int, most: int) -> int:
+    """A bound on storage that many steps share, so that they share a graph: a power of four from SHORTEST_REACH on, at
+    most `most`."""
+    return min(max(SHORTEST_REACH, 4 ** -(-(end - 1).bit_length() // 2)), most)
+
+
+class GraphPool:
+    """All graphs share their memory: no two run at once, and what one leaves is read before another starts."""
+
+    def __init__(self, budget: int, device: torch.device) -> None:
+        """budget: bytes of device memory that graphs may take, all together."""
+        self.budget = budget
+        self.spent = 0
+        self.graphs = 0
+        self._device = device
+        self._handle = torch.cuda.graph_pool_handle()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the budget is spent: who finds it so runs kernel by kernel."""
+        return self.spent >= self.budget
+
+    def capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Run `body` once, which compiles what is not compiled yet, and capture it; with what it returned, whose
+        tensors each replay fills anew."""
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            body()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info(self._device)[0]
+        graph = torch.cuda.CUDAGraph()
+        with _no_collection(), torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
+            result = body()
+        self.spent += max(0, before - torch.cuda.mem_get_info(self._device)[0])
+        self.graphs += 1
+        if self.is_full:
+            logger.warning(
+                "captured steps take %.2f GiB in %d graphs, all of capture_memory: steps of other kinds run eagerly",
+                self.spent / 2**30,
+                self.graphs,
+            )
+        return graph, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected while a graph is captured: what frees the graphs or the pinned memory of an engine that
+    is gone ends the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,118 @@
+"""A trap for page indices: before attention, what a forward pass would read and write is held against the pool.
+
+Kernels take a page table at its word. A wrong entry is an illegal address on a GPU, which ends the process without
+saying whose it was, or it is somebody else's KV. The trap raises before anything is followed, and says whose it is.
+The host waits for the device's answer, a synchronisation a step, so it is opt-in.
+
+What it cannot see: an entry that names another request's page. Requests with a common prefix share pages.
+
+Legend: R spans, P entries of a page table, N rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stridelm.cache.pool import PagePool
+from stridelm.types import DeviceGeometry, ForwardBatch, Request
+
+
+class PageFault(RuntimeError):
+    """A forward pass would have read or written where it must not."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What a batch's rows do, whichever kind of geometry it has."""
+
+    span_N: torch.Tensor
+    storage_N: torch.Tensor
+    live_N: torch.Tensor
+    """bool; the others are padding."""
+    end_R: torch.Tensor
+    """One past the highest storage index that attention may read for a span."""
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, base_R: torch.Tensor) -> _Rows:
+        geometry = batch.geometry
+        span_N = torch.repeat_interleave(torch.tensor(batch.row_counts)).to(base_R.device)
+        real_N = geometry.draft_rows < 0
+        storage_N = torch.where(real_N, geometry.positions, base_R[span_N] + geometry.draft_rows)
+        if isinstance(geometry, DeviceGeometry):
+            end_R = (geometry.starts + geometry.counts).to(torch.int64)
+        else:
+            end_R = base_R.scatter_reduce(0, span_N, storage_N + 1, "amax")
+        return cls(span_N, storage_N, real_N | (geometry.ancestors != 0), end_R)
+
+
+class PageTrap:
+    def __init__(self, pool: PagePool) -> None:
+        self._page_size = pool.page_size
+        self._groups: dict[str, tuple[int, int]] = {}
+        """Page group -> its first layer, its last page."""
+        for number, (layer, keys) in enumerate(zip(pool.layout, pool.keys, strict=True)):
+            self._groups.setdefault(layer.group, (number, keys.shape[0] // pool.page_size - 1))
+
+    def check(self, batch: ForwardBatch, base_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
+        """Raise PageFault for the first wrong entry, else the first wrong slot, of a page group.
+
+        A span reads the entries of storage [0, end of its rows), each a page from 1 on. A row writes to its own storage
+        index, where no other row writes; padding writes to the null page.
+
+        base_R: storage index of each span's first draft row. tables: page group -> [R, P] page ids.
+        """
+        rows = _Rows.of(batch, base_R)
+        found = []
+        for group, pages in tables.items():
+            # Behind a table stands the null page, so that whoever reaches beyond it is seen there.
+            pages_RP = torch.nn.functional.pad(pages.to(torch.int64), (0, 1))
+            entry = _wrong_entry(rows, pages_RP, self._groups[group][1], self._page_size)
+            found.append(torch.cat((entry, _wrong_slot(rows, pages_RP, batch.slots[group], self._page_size))))
+        looked = torch.stack(found).tolist()  # the one wait for the device
+        for group, (span, index, page, row, slot, other) in zip(tables, looked, strict=True):
+            if span >= 0:
+                why = f"entry {index} of its page table is page {page}"
+                raise self._fault(group, batch.spans[span].request, why)
+            if row >= 0:
+                owners = [s.request for s, n in zip(batch.spans, batch.row_counts, strict=True) for _ in range(n)]
+                why = f"row {row} writes to slot {slot} of page {slot // self._page_size}, "
+                why += "which is not its own" if other < 0 else f"as row {other} of request {owners[other].id} does"
+                raise self._fault(group, owners[row], why)
+
+    def _fault(self, group: str, request: Request, why: str) -> PageFault:
+        layer, last = self._groups[group]
+        return PageFault(
+            f"request {request.id}, layer {layer}, page group {group}: {why}; the group has pages 1 to {last}. "
+            "This is a fault of the engine: report it with this line"
+        )
+
+
+def _wrong_entry(rows: _Rows, pages_RP: torch.Tensor, last: int, page_size: int) -> torch.Tensor:
+    """[3]: span, index and page of the first entry that is read and is no page of the group; all -1 if none is."""
+    width = pages_RP.shape[1]
+    read_RP = torch.arange(width, device=pages_RP.device) * page_size < rows.end_R[:, None]
+    at = _first(read_RP & ((pages_RP < 1) | (pages_RP > last)))
+    return torch.where(at < 0, -1, torch.stack((at // width, at % width, pages_RP.flatten()[at])))
+
+
+def _wrong_slot(rows: _Rows, pages_RP: torch.Tensor, slots_N: torch.Tensor, page_size: int) -> torch.Tensor:
+    """[3]: the first row that does not write to the slot of its storage index (padding: to the null page), its slot,
+    -1; else a row whose slot an earlier one writes to as well, the slot, the earlier row; else all -1."""
+    index_N = (rows.storage_N // page_size).clamp(0, pages_RP.shape[1] - 1)
+    own_N = slots_N == pages_RP[rows.span_N, index_N] * page_size + rows.storage_N % page_size
+    astray = _first(~torch.where(rows.live_N, own_N, (slots_N >= 0) & (slots_N < page_size)))
+    # Padding is told apart, so that of equal neighbours in the order of slots both write.
+    padding_N = -1 - torch.arange(len(slots_N), device=slots_N.device)
+    taken_N, order_N = torch.where(rows.live_N, slots_N, padding_N).sort(stable=True)
+    twin = _first(taken_N.diff(prepend=taken_N[:1] - 1) == 0)
+    row = torch.where(astray < 0, torch.where(twin < 0, -1, order_N[twin]), astray)
+    other = torch.where((astray < 0) & (twin >= 0), order_N.roll(1)[twin], -1)
+    return torch.where(row < 0, -1, torch.stack((row, slots_N[row], other)))
+
+
+def _first(found: torch.Tensor) -> torch.Tensor:
+    """Flat index of the first True; -1 if there is none."""
+    flat = found.flatten()
+    return torch.where(flat.any(), flat.to(torch.uint8).argmax(), -1)

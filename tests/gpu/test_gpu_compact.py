@@ -1,0 +1,53 @@
+"""The pool on a GPU moves accepted paths by the kernel, also from within a graph."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.cache.pool import PagePool
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.run.eager import EagerRunner
+from support import compaction
+from support.gpu import NEEDS_GPU
+
+pytestmark = [
+    *NEEDS_GPU,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter's kernels run on the CPU"),
+]
+LAYOUT = (LayerKV("main", 8, 128), LayerKV("main", 8, 128), LayerKV("other", 1, 6))
+REQUESTS = 12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_captured(dtype: torch.dtype) -> None:
+    """A captured compaction, replayed over other paths, pages and lengths, leaves the pool that torch leaves."""
+    wanted = compaction.pool(LAYOUT, REQUESTS, dtype, "cuda")
+    moved = PagePool(
+        LAYOUT, dict.fromkeys(("main", "other"), REQUESTS * compaction.PAGES), 4, dtype, torch.device("cuda")
+    )
+    assert set(moved.pools) == {"main", "other"} and not wanted.pools
+    for ours, theirs in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+        ours.copy_(theirs)
+    paths = compaction.Paths(REQUESTS, ("main", "other"), "cuda")
+
+    def compact(pool: PagePool) -> None:
+        EagerRunner(None, pool, None).compact(paths.batch, paths.draft, paths.verdict)  # type: ignore[arg-type]
+
+    compact(moved)  # compiles; nothing is kept yet, so nothing moves
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compact(moved)
+    for seed in range(10):
+        paths.draw(seed)
+        rubbish = [torch.full((1 << 12,), -1, device="cuda") for _ in range(8)]  # where freed memory would be
+        graph.replay()
+        compact(wanted)
+        del rubbish
+        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+            assert torch.equal(got, expected)

@@ -1,0 +1,70 @@
+"""Products that add in one order, on a GPU: a row's bits, whatever the tile, the number of rows and who multiplies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.kernels.products import library_agrees, product
+from stridelm.kernels.triton_rows import TritonOps
+from stridelm.models.layers.linear import InOrderProduct
+from support.gpu import NEEDS_GPU
+from support.linear import check_row_bits, rows, weights
+from support.products import TILES, by_tile, check_gated, check_product
+
+pytestmark = NEEDS_GPU
+DTYPES = (torch.float16, torch.bfloat16)
+SHAPES = [(1, 64, 96), (5, 200, 130), (33, 128, 40), (70, 1000, 3000), (300, 4096, 1024)]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_product(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    check_product(*shape, dtype, "cuda")
+
+
+@every_dtype
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_gated(dtype: torch.dtype, activation: str) -> None:
+    for shape in SHAPES[:4]:
+        check_gated(*shape, dtype, "cuda", activation)
+
+
+@every_dtype
+@pytest.mark.parametrize(("width", "out"), [(64, 96), (200, 130), (4096, 1024), (14336, 512)])
+def test_bits_of_every_tile(width: int, out: int, dtype: torch.dtype) -> None:
+    """All tiles add in the same order, gated or not."""
+    weight, _ = weights(0, width, out, dtype, "cuda")
+    x = rows(0, 200, width, dtype, "cuda")
+    wanted = product(x, weight, None)
+    gated = TritonOps().gate(wanted, "silu")
+    for tile in TILES:
+        assert torch.equal(by_tile(x, weight, tile), wanted), tile
+        if tile.outputs == 64:
+            assert torch.equal(by_tile(x, weight, tile, "silu"), gated), tile
+
+
+@every_dtype
+def test_bits_of_any_number_of_rows(dtype: torch.dtype) -> None:
+    """One row or thousands, by our kernel or the library's: the same bits, and the library does some of the work."""
+    weight, bias = weights(1, 1024, 2048, dtype, "cuda")
+    x = rows(1, 3000, 1024, dtype, "cuda")
+    run = InOrderProduct(deterministic=True)
+    counts = (1, 2, 7, 16, 33, 64, 65, 100, 128, 300, 1000, 2048, 3000)
+    check_row_bits(lambda part: run(part, weight, bias), x, counts=counts)
+    agreed = [n for n in counts if n > 64 and library_agrees(x[:n], weight, bias)]
+    print(f"the library agrees at {agreed} rows")
+    assert agreed
+
+
+@every_dtype
+def test_fast_mode_takes_the_library_for_many_rows(dtype: torch.dtype) -> None:
+    weight, _ = weights(2, 256, 512, dtype, "cuda")
+    x = rows(2, 500, 256, dtype, "cuda")
+    run = InOrderProduct(deterministic=False)
+    assert torch.equal(run(x, weight, None), F.linear(x, weight))
+    assert run(x[:0], weight, None).shape == (0, 512)

@@ -1,0 +1,57 @@
+"""Simulated acceptance on a GPU, where steps are captured: as many tokens as on a CPU, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import SamplingParams
+from support.gpu import NEEDS_GPU
+from support.identity import prompts
+from support.stand import Job, Stand
+
+pytestmark = NEEDS_GPU
+LENGTH = 48
+
+
+def step_lengths(stand: Stand, rule: str, temperature: float) -> list[list[int]]:
+    """Tokens of each step of each request, but for its last: near the end a host that knows the length drafts less."""
+    kind: dict[str, Any] = {"drafter": "mask", "depth": 3, "acceptance": rule}
+    engine = stand.llm().engine
+    counts: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts(stand, 6)):
+        params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=i, ignore_eos=True, speculation=kind)
+        counts[engine.add(str(i), prompt, params).id] = []
+    while engine.busy:
+        for output in engine.step():
+            counts[output.request.id].append(len(output.new_token_ids))
+    assert engine.capture is None or engine.capture._graphs
+    return [steps[:-1] for steps in counts.values()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["synthetic:2.5", "synthetic-trust:2.5", "synthetic-trust:4"])
+def test_as_on_a_cpu(checkpoint: Callable[..., Path], rule: str, temperature: float) -> None:
+    """Mask drafts are full from the second step on, so seed and position alone decide how long each step is."""
+    path = checkpoint("qwen3", tie_word_embeddings=True)
+    here, there = (step_lengths(Stand(path, "float32", device), rule, temperature) for device in ("cpu", "cuda"))
+    assert here == there and any(length > 1 for steps in here for length in steps)
+
+
+def test_mixed(checkpoint: Callable[..., Path]) -> None:
+    """Other lengths and rules in a step, which runs eagerly: each says what it says alone."""
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32", "cuda")
+    kinds: list[dict[str, Any]] = [
+        {"drafter": "mask", "depth": 3, "acceptance": "synthetic:1.5"},
+        {"drafter": "mask", "depth": 3, "acceptance": "synthetic:3"},
+        {"drafter": "mask", "depth": 3, "acceptance": "synthetic-trust:3"},
+        {"drafter": "ngram", "acceptance": "synthetic:2", "prompt_lookup_min": 1},
+        {"drafter": "none"},
+    ]
+    params = SamplingParams(temperature=0.8, max_tokens=LENGTH, seed=3, ignore_eos=True)
+    jobs = [Job(prompt, params, kind) for prompt, kind in zip(prompts(stand, len(kinds)), kinds)]
+    for job, output in zip(jobs, stand.run(jobs)):
+        assert output.outputs[0].token_ids == stand.alone(job).outputs[0].token_ids, job.speculation

@@ -1,0 +1,40 @@
+"""The trap for page indices where the device finds its pages by itself: no step is captured, and none goes astray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.gpu import NEEDS_GPU
+from support.identity import check_identity, mixed_jobs
+from support.stand import Stand
+from support.trap import WRONG_PAGES, check_names_the_entry, engine_of
+from support.tree_drafter import registered
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    with registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stand(checkpoint: Callable[..., Path]) -> Stand:
+    return Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32", "cuda")
+
+
+@pytest.mark.parametrize("page", WRONG_PAGES)
+@pytest.mark.parametrize("where", ["ledger", "device"])
+def test_names_the_entry(stand: Stand, where: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the device lives on, which it would not have done."""
+    check_names_the_entry(stand, "auto", where, page, monkeypatch)
+
+
+def test_healthy(stand: Stand) -> None:
+    llm = engine_of(stand, "auto")
+    assert llm.engine.capture is None
+    check_identity(stand, mixed_jobs(stand, 8, 0.7, ["nothing", "repetition_penalty", "samples"], seed=4), llm=llm)

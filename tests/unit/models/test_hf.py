@@ -1,0 +1,33 @@
+"""How Hugging Face configs are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from stridelm.models.layers.hf import common_fields
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"hidden_act": "silu"}, "silu"),
+        ({"hidden_act": "swish"}, "silu"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_tanh"),
+        ({"hidden_act": "gelu", "hidden_activation": None}, "gelu"),
+        ({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, "gelu_tanh"),
+    ],
+)
+def test_activations(said: dict[str, Any], meant: str) -> None:
+    """As transformers names them; where a config has both fields, the newer one counts."""
+    assert common_fields(LlamaConfig(**said))["activation"] == meant
+
+
+@pytest.mark.parametrize("said", [{"hidden_act": "relu"}, {"hidden_act": "silu", "hidden_activation": "gelu_new"}])
+def test_other_activations_are_refused(said: dict[str, Any]) -> None:
+    name = list(said.values())[-1]
+    with pytest.raises(ValueError, match=f"'{name}' is not supported; supported: silu, swish, gelu_pytorch_tanh, gelu"):
+        common_fields(LlamaConfig(**said))

@@ -1,0 +1,165 @@
+"""Loading says how far it is, and refuses a model that the device has no memory for before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stridelm import LLM
+from stridelm.models import loader
+from stridelm.models.loader import build_empty, load_config, load_model, materialise, read_tensors, weight_bytes
+
+Checkpoint = Callable[..., Path]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was asked of every bar, and the amounts that it was told."""
+    seen: list[dict[str, Any]] = []
+
+    @contextmanager
+    def bar(description: str, total: int, unit: str, least: int) -> Iterator[Callable[[int], None]]:
+        told: list[int] = []
+        seen.append({"total": total, "unit": unit, "least": least, "told": told})
+        yield told.append
+
+    monkeypatch.setattr(loader, "bar", bar)
+    return seen
+
+
+def empty(path: Path) -> Any:
+    return build_empty(load_config(path), path)
+
+
+# Reading
+
+
+def test_tensors_come_as_they_are_stored(checkpoint: Checkpoint) -> None:
+    """All tensors of all files, on the device that was asked for."""
+    path = checkpoint("qwen3", shard="40KB")
+    stored = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    assert len(list(path.glob("*.safetensors"))) > 1
+    read = dict(read_tensors(path, CPU))
+    assert read.keys() == stored.keys()
+    for name, tensor in read.items():
+        assert tensor.device == CPU
+        assert torch.equal(tensor, stored[name])
+
+
+@pytest.mark.parametrize(("given", "asked"), [("cpu", "cpu"), ("cuda:1", "cuda:1")])
+def test_files_are_opened_for_the_device(
+    given: str, asked: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors itself puts tensors on the device, so that it can go through pinned memory."""
+    opened: list[str] = []
+
+    @contextmanager
+    def safe_open(file: Path, framework: str, device: str) -> Iterator[Any]:
+        opened.append(device)
+        yield type("Handle", (), {"keys": lambda self: []})()
+
+    monkeypatch.setattr(loader, "safe_open", safe_open)
+    assert list(read_tensors(checkpoint("qwen3"), torch.device(given))) == []
+    assert opened == [asked]
+
+
+# Room
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_weight_bytes(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+    """What the loaded parameters take in the serving dtype; what is tied is counted once and held once."""
+    sizes = {}
+    for tied in (False, True):
+        path = checkpoint("qwen3", tie_word_embeddings=tied)
+        predicted = weight_bytes(empty(path), dtype)
+        model = load_model(path, dtype=dtype, serving=False)
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+        assert predicted == sum(storages.values())
+        sizes[tied] = predicted
+    assert sizes[False] - sizes[True] == 64 * 64 * dtype.itemsize  # a vocabulary of 64, 64 wide
+
+
+def test_tied_weights_are_allocated_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a moment does the head get memory of its own: a model that just fits would not."""
+    made: list[torch.Size] = []
+    empty_like = torch.empty_like
+
+    def counting(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        made.append(tensor.shape)
+        return empty_like(tensor, **options)
+
+    model = empty(checkpoint("qwen3", tie_word_embeddings=True))
+    monkeypatch.setattr(torch, "empty_like", counting)
+    materialise(model, torch.float32, CPU)
+    assert made.count(torch.Size([64, 64])) == 1 + sum(p.shape == (64, 64) for p in model.blocks.parameters())
+    assert model.head.weight is model.embed.weight
+    assert bool(model.head.weight.isnan().all())
+
+
+def test_a_model_that_does_not_fit(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what the weights take, what is free where, what is missing, and what would help; nothing was
+    allocated. A byte more of memory, and it loads."""
+    path = checkpoint("qwen3", vocab_size=4096, hidden_size=256, tie_word_embeddings=True)
+    need = weight_bytes(empty(path), torch.float32)
+    assert 2**20 < need < 2**23
+    monkeypatch.setattr(loader, "materialise", lambda *args: pytest.fail("memory was allocated"))
+    monkeypatch.setattr(loader, "free_memory", lambda device: need - 2**20)
+    with pytest.raises(ValueError, match="choose a narrower dtype, a smaller model or another device") as caught:
+        LLM(path, dtype="float32", device="cpu", skip_tokenizer_init=True)
+    said = str(caught.value)
+    assert f"take {need / 2**20:.1f} MiB in float32" in said
+    assert f"{need / 2**20 - 1:.1f} MiB are free on cpu: 1.0 MiB are missing" in said
+    monkeypatch.setattr(loader, "free_memory", lambda device: need // 2 - 1)
+    with pytest.raises(ValueError, match="1 B are missing; choose a smaller model"):
+        load_model(path, dtype=torch.bfloat16)
+    monkeypatch.undo()
+    monkeypatch.setattr(loader, "free_memory", lambda device: need)
+    load_model(path, dtype=torch.float32)
+
+
+def test_gibibytes_are_said_as_such(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 8B parameters on a device with 10 GiB free, from its config alone."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+    monkeypatch.setattr(loader, "free_memory", lambda device: 10 * 2**30)
+    with pytest.raises(ValueError, match=r"take 15\.0 GiB in bfloat16 and 10\.0 GiB .* cuda:1: 5\.0 GiB are missing"):
+        loader.check_room(build_empty(config, "8b"), torch.bfloat16, torch.device("cuda:1"))
+
+
+# Progress
+
+
+def test_loading_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
+    """The total is known from the headers of all files before any of them is read, and is what is told in the end."""
+    path = checkpoint("qwen3", shard="40KB")
+    load_model(path, dtype=torch.bfloat16)
+    (seen,) = bars
+    tensors = [t for file in path.glob("*.safetensors") for t in load_file(file).values()]
+    assert seen["total"] == sum(t.nbytes for t in tensors)
+    assert sorted(seen["told"]) == sorted(t.nbytes for t in tensors)
+    assert (seen["unit"], seen["least"]) == ("bytes", loader.SHOWN_BYTES)
+
+
+def test_drawing_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
+    """Random weights are counted in the serving dtype, and what is tied once."""
+    path = checkpoint("qwen3", tie_word_embeddings=True)
+    load_model(path, dtype=torch.bfloat16, load_format="dummy")
+    (seen,) = bars
+    assert seen["total"] == sum(seen["told"]) == weight_bytes(empty(path), torch.bfloat16)
+    assert (seen["unit"], seen["least"]) == ("bytes", loader.SHOWN_BYTES)
