@@ -12,8 +12,9 @@ Random weights accept no draft, so what a drafter gains is not to be seen here. 
 their tokens whatever the weights say; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens a step because it was told
 to: acceptance is simulated, the step is real. Both are starred.
 
-`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/marks.py), measured in a
-short run of their own; `gap` is what is left of the step, when the device waits for the host or between launches.
+`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/marks.py); `gap` is how long
+nothing runs between one captured step and the next, as CUPTI sees it. Both are measured in short runs of their own, in
+the middle of the contexts that the timed run goes through.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ import json
 import random
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from device_trace import gap_us, trace_steps
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
@@ -86,7 +90,8 @@ class Row:
     floor_ms: float
     part_ms: dict[str, float]
     """Of the device, a step."""
-    gap_ms: float
+    gap_ms: float | None
+    """Between captured steps."""
     prefill_per_s: float
     over_plain: float | None
     over_vllm: float | None
@@ -178,6 +183,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
     for decoding in settings.decoding:
         run(engine, decoding, batch, settings.prompt, 24)  # compiles and captures
         runs = [run(engine, decoding, batch, settings.prompt, settings.output) for _ in range(settings.repeats)]
+        gap = gap_time(engine, decoding, batch, settings)
         parts = part_times(engine, decoding, batch, settings)
         middle = sorted(runs, key=lambda r: r.tokens_per_s)[len(runs) // 2]
         plain = middle.tokens_per_s if decoding == "plain" else plain
@@ -190,7 +196,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             tokens_per_step=middle.tokens_per_step,
             floor_ms=floor_ms(engine, batch, settings),
             part_ms=parts,
-            gap_ms=middle.ms_per_step - sum(parts.values()),
+            gap_ms=gap,
             prefill_per_s=max(one.prefill_per_s for one in runs),
             over_plain=None if plain is None else middle.tokens_per_s / plain,
             over_vllm=middle.tokens_per_s / VLLM[batch] if decoding == "plain" and batch in VLLM else None,
@@ -234,25 +240,43 @@ def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) ->
     engine.timed = True
     if engine.capture is not None:
         engine.capture_steps()
+    try:
+        with decoding_requests(engine, decoding, batch, settings):
+            engine.stats.part_ms.clear()
+            for _ in range(PART_STEPS):
+                engine.step()
+            return {part: engine.stats.part_ms[part] / PART_STEPS for part in PARTS}
+    finally:
+        engine.timed = False
+        if engine.capture is not None:
+            engine.capture_steps()
+
+
+def gap_time(engine: Engine, decoding: str, batch: int, settings: Settings) -> float | None:
+    """Milliseconds in which nothing runs between one captured step and the next."""
+    with decoding_requests(engine, decoding, batch, settings):
+        gap = gap_us(trace_steps(engine, PART_STEPS))
+    return None if gap is None else gap / 1e3
+
+
+@contextmanager
+def decoding_requests(engine: Engine, decoding: str, batch: int, settings: Settings) -> Iterator[None]:
+    """Requests in the middle of their output, gone afterwards."""
     rng = random.Random(batch)
     vocab = engine.parts.target.vocab_size
     params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, speculation=speculation(decoding))
-    names = [f"parts-{i}" for i in range(batch)]
-    context = settings.prompt + settings.output // 2  # what the timed run has in its middle
+    names = [f"middle-{i}" for i in range(batch)]
+    context = settings.prompt + settings.output // 2
     requests = [engine.add(name, [rng.randrange(vocab) for _ in range(context)], params) for name in names]
     try:
         while any(len(request.output_ids) < 8 for request in requests):
             engine.step()
-        engine.stats.part_ms.clear()
-        for _ in range(PART_STEPS):
-            engine.step()
-        return {part: engine.stats.part_ms[part] / PART_STEPS for part in PARTS}
+        yield
     finally:
         for name in names:
             engine.abort(name)
-        engine.timed = False
-        if engine.capture is not None:
-            engine.capture_steps()
+        while engine.busy:  # what is in flight
+            engine.step()
 
 
 def speculation(decoding: str) -> Speculation | str:
@@ -298,7 +322,7 @@ def as_table(rows: list[Row]) -> Table:
             f"{row.ms_per_step:.3f}",
             f"{row.floor_ms:.2f}",
             *(f"{row.part_ms[part]:.3f}" for part in PARTS),
-            f"{row.gap_ms:.3f}",
+            "" if row.gap_ms is None else f"{row.gap_ms:.3f}",
             f"{row.prefill_per_s:,.0f}",
         )
     return table
@@ -315,7 +339,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     plain = {row["batch"]: row for row in rows if row["decoding"] == "plain"}
     foot = [0.0] * len(batches)
     for colour, part in zip(SERIES, (*PARTS, "gap"), strict=False):
-        high = [plain[b]["gap_ms"] if part == "gap" else plain[b]["part_ms"][part] for b in batches]
+        high = [plain[b]["gap_ms"] or 0.0 if part == "gap" else plain[b]["part_ms"][part] for b in batches]
         above.bar(range(len(batches)), high, 0.7, bottom=foot, color=colour, label=part)
         foot = [a + b for a, b in zip(foot, high, strict=True)]
     for at, b in enumerate(batches):

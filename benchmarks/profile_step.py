@@ -10,11 +10,10 @@ import collections
 import random
 import tempfile
 
-import torch
+from device_trace import gap_us, idle_us, trace_steps
 from gpu_decode import LLAMA_8B, Settings, open_engine, speculation
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig
 
 from stridelm.params import SamplingParams
@@ -44,23 +43,14 @@ def main() -> int:
         engine.add(str(i), [rng.randrange(1000) for _ in range(args.prompt)], params)
     for _ in range(24):
         engine.step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
-        for _ in range(STEPS):
-            engine.step()
-        torch.cuda.synchronize()
-    kernels = sorted(
-        (e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA), key=lambda e: e.time_range.start
-    )
+    activities = trace_steps(engine, STEPS)
     spent: collections.Counter[str] = collections.Counter()
     counts: collections.Counter[str] = collections.Counter()
-    gap, end = 0.0, kernels[0].time_range.start
-    for event in kernels:
-        spent[event.name] += event.time_range.elapsed_us()
-        counts[event.name] += 1
-        gap += max(0.0, event.time_range.start - end)
-        end = max(end, event.time_range.end)
-    whole = end - kernels[0].time_range.start
+    for activity in activities:
+        spent[activity.name] += activity.end - activity.start
+        counts[activity.name] += 1
+    whole = max(activity.end for activity in activities) - activities[0].start
+    idle, gap = idle_us(activities) / STEPS, gap_us(activities)
     table = Table(title=f"batch {batch}, {args.decoding}, {args.mode}: {whole / STEPS:.0f} us a step")
     for column in ("us a step", "share", "launches", "us each", "kernel"):
         table.add_column(column, justify="right" if column != "kernel" else "left")
@@ -72,7 +62,9 @@ def main() -> int:
             f"{us / counts[name]:.2f}",
             name[:90],
         )
-    table.add_row(f"{gap / STEPS:.1f}", f"{gap / whole:.1%}", f"{len(kernels) / STEPS:.0f}", "", "between kernels")
+    table.add_row(f"{idle:.1f}", f"{idle * STEPS / whole:.1%}", f"{len(activities) / STEPS:.0f}", "", "nothing ran")
+    if gap is not None:
+        table.add_row(f"{gap:.1f}", f"{gap * STEPS / whole:.1%}", "", "", "of that, between captured steps")
     console.print(table)
     return 0
 

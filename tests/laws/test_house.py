@@ -23,7 +23,7 @@ import stridelm
 PACKAGE = Path(stridelm.__path__[0])
 LEAVES = ("types", "config", "registry", "params")
 STOREYS = (
-    {*LEAVES, "builtin", "progress"},
+    {*LEAVES, "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "models"},
     {"schedule", "draft", "run", "verify"},

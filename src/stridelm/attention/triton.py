@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 
 from stridelm.kernels.attention import max_rows_per_tile, paged_attention
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
+from stridelm.upload import upload
 
 SHORT = 16
 """Rows of a span up to which it counts as short."""
@@ -152,7 +154,7 @@ def _single(bounds: tuple[int, ...], device: torch.device) -> Launch:
 
 
 def _columns(tiles: list[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    spans, rows = torch.tensor(tiles, dtype=torch.int32, device=device).reshape(-1, 2).t().contiguous()
+    spans, rows = upload(np.array(tiles, dtype=np.int32), device).reshape(-1, 2).t().contiguous()
     return spans, rows
 
 

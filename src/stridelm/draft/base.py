@@ -17,6 +17,7 @@ import torch
 
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.run.state import TokenTable
@@ -158,7 +159,7 @@ def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """[R] int64 from the host. Equal values, which is all that a captured step has, need no copy."""
     if len(set(values)) == 1:
         return torch.full((len(values),), values[0], dtype=torch.int64, device=device)
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return upload(values, device)
 
 
 def empty_draft(rows: int, device: torch.device) -> Draft:

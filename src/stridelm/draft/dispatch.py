@@ -13,6 +13,7 @@ from stridelm.draft.base import Drafter, Group, Target, empty_draft
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.upload import upload
 
 _TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "live")
 
@@ -77,7 +78,7 @@ class Drafters:
         for (name, _), indices in members.items():
             where = everyone(len(spans), slots.device) if len(indices) == len(spans) else None
             if where is None:
-                where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
+                where = upload(indices, slots.device)
             mine = slots if len(indices) == len(spans) else slots[where]
             group = Group(tuple(spans[i] for i in indices), indices, where, mine, self._table)
             out.append((self._made[name], group))

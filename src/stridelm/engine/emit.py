@@ -10,8 +10,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import count_acceptance
 from stridelm.run.eager import Logits
@@ -19,6 +17,7 @@ from stridelm.sample.logprobs import as_dicts, raw_logprobs
 from stridelm.text.detokenize import Detokenizer
 from stridelm.text.stops import StopStrings
 from stridelm.types import ForwardBatch, Logprob, Request, Span, StepOutput, Verdict
+from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
@@ -166,7 +165,7 @@ class Emitter:
         wanted = [i for i, span in enumerate(batch.spans) if span.decides and span.request.params.logprobs is not None]
         if not wanted:
             return {}
-        index = torch.tensor(wanted, device=verdict.tokens.device)
+        index = upload(wanted, verdict.tokens.device)
         rows, tokens = verdict.rows[index].clamp(min=0), verdict.tokens[index].clamp(min=0)
         widest = max(batch.spans[i].request.params.logprobs or 0 for i in wanted)
         scores = raw_logprobs(logits.decisions.index_select(0, rows.flatten()), tokens.flatten(), widest)
@@ -182,7 +181,7 @@ class Emitter:
         targets: list[tuple[Request, int]] = []
         for span in batch.spans:
             targets += _scored_positions(span)
-        tokens = torch.tensor([r.prompt_ids[at] for r, at in targets], device=logits.prompt.device)
+        tokens = upload([r.prompt_ids[at] for r, at in targets], logits.prompt.device)
         counts = [r.params.prompt_logprobs or 0 for r, _ in targets]
         entries = self._with_text(as_dicts(raw_logprobs(logits.prompt, tokens, max(counts)), counts))
         for (request, at), entry in zip(targets, entries, strict=True):

@@ -30,6 +30,7 @@ from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
+from stridelm.upload import upload
 from stridelm.verify.door import Door
 
 if TYPE_CHECKING:
@@ -199,8 +200,7 @@ class Engine:
 
     def slots(self, plan: StepPlan) -> torch.Tensor:
         """[R] each span's row of the request table."""
-        rows = [span.request.slot for span in plan.spans]
-        return torch.tensor(rows, dtype=torch.int64, device=self.parts.device)
+        return upload([span.request.slot for span in plan.spans], self.parts.device)
 
     def stop_ids(self, request: Request) -> list[int]:
         """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""

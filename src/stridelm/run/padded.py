@@ -18,6 +18,7 @@ import torch
 
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Span
+from stridelm.upload import upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ def frame(shape: tuple[tuple[int, int, bool], ...], width: int, device: torch.de
     span_of_node = np.repeat(np.arange(len(shape)), width + 1)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+        return upload(values, device)
 
     return Frame(
         bounds=tuple(bounds.tolist()),
@@ -199,4 +200,4 @@ def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch
             scored = min(span.real, len(span.request.prompt_ids) - 1 - span.start)
             rows += range(first, first + max(0, scored))
         first += bound
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    return upload(rows, device)

@@ -21,6 +21,7 @@ from stridelm.kernels.attention import max_rows_per_tile
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool, reach_of
 from stridelm.types import DeviceGeometry, ForwardBatch
+from stridelm.upload import upload
 
 ROWS = (*range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Sizes that a step's rows are padded to."""
@@ -141,5 +142,5 @@ def _tiles(bounds: tuple[int, ...], kind: Kind, device: torch.device) -> tuple[t
         table = np.full((2, room), NOWHERE, dtype=np.int32)
         table[0] = 0
         table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
-        tables.append(torch.from_numpy(table).to(device))
+        tables.append(upload(table, device))
     return tuple(tables)

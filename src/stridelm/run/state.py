@@ -12,6 +12,7 @@ import torch
 
 from stridelm.cache.transaction import Transaction
 from stridelm.types import MAX_DRAFT_ROWS, Span
+from stridelm.upload import upload
 
 SLACK = MAX_DRAFT_ROWS + 1
 """Tokens that one step may emit beyond the context before the CPU cuts them."""
@@ -31,7 +32,7 @@ class TokenTable:
 
         computed: its leading tokens whose KV is there already.
         """
-        self.tokens[slot, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        self.tokens[slot, : len(ids)] = upload(ids, self.tokens.device)
         self.known[slot] = len(ids)
         self.committed[slot] = computed
 
@@ -83,7 +84,7 @@ class PageTables:
             return
         for group, target in self.tables.items():
             rows = [(slot, index, tables[group][place][index]) for place, slot, index in changes]
-            packed = torch.from_numpy(np.array(rows, dtype=np.int64).T.copy()).to(target.device, non_blocking=True)
+            packed = upload(np.array(rows, dtype=np.int64).T, target.device)
             target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
 
 

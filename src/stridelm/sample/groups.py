@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from stridelm.sample.table import Feature, SamplingTable
+from stridelm.upload import upload
 
 _SINGLE = tuple(f for f in Feature if f.value & (f.value - 1) == 0)
 
@@ -77,4 +78,4 @@ def _index(rows: list[int], total: int, device: torch.device) -> torch.Tensor | 
 
 
 def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+    return upload(values, device)

@@ -10,6 +10,7 @@ import torch
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Verdict
+from stridelm.upload import upload
 from stridelm.verify import RULES
 from stridelm.verify.rule import Hearing, Rule
 
@@ -40,7 +41,7 @@ class Door:
     def _hearing(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> Hearing:
         spans, nodes, slots, decides = batch.spans, batch.decision_index, batch.request_slots, batch.decides
         if len(indices) < len(spans):
-            where = torch.tensor(indices, dtype=torch.int64, device=slots.device)
+            where = upload(indices, slots.device)
             spans = tuple(spans[i] for i in indices)
             nodes, slots, decides = nodes[where], slots[where], decides[where]
             draft = _select(draft, where, indices)
@@ -63,7 +64,7 @@ def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
         shape = (spans,) if values[0].dim() == 1 else (spans, max(v.shape[1] for v in values))
         target = torch.zeros(shape, dtype=torch.int64, device=device)
         for (indices, _), value in zip(parts, values, strict=True):
-            where = torch.tensor(indices, dtype=torch.int64, device=device)
+            where = upload(indices, device)
             if value.dim() == 1:
                 target[where] = value
             else:

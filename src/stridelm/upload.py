@@ -1,0 +1,20 @@
+"""Small arrays on their way to the device, the host not waiting for what the device is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def upload(values: Sequence[int] | np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the values: int64, or an array's own dtype, unless one is given.
+
+    `torch.tensor(values, device=...)` would wait until the device has done all it was told before.
+    """
+    if isinstance(values, np.ndarray):
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+    else:
+        tensor = torch.tensor(values, dtype=torch.int64)
+    return tensor.to(device, dtype, non_blocking=True)

@@ -1,0 +1,75 @@
+"""Steady state on a GPU: nothing is compiled, captured or waited for but the verdict of the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import triton
+
+from stridelm import SamplingParams
+from stridelm.engine.engine import Engine
+from support.gpu import NEEDS_GPU
+from support.identity import prompts
+from support.poison import KINDS
+from support.stand import Stand
+
+pytestmark = NEEDS_GPU
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "min_p": 0.01},
+    "penalties": {"temperature": 0.7, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+}
+
+
+@contextmanager
+def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within it, whatever waits for the device raises, but for the event behind a step's verdict; so does a kernel that
+    is compiled, or a graph that is captured."""
+
+    def compiled(**kernel: Any) -> None:
+        raise AssertionError(f"compiled {kernel.get('repr')}")
+
+    assert engine.graphs is not None
+    graphs = engine.graphs.graphs
+    patch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert engine.graphs.graphs == graphs
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS], ids=lambda kinds: str(len(kinds)))
+def test_decoding(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kinds: list[dict[str, Any]], params: str
+) -> None:
+    """Five requests that decode, of one kind (captured whole) or of several (their forward pass alone)."""
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
+    engine = stand.llm(deterministic=False, strict=False, page_size=8).engine
+    for turn in range(2):
+        for i, prompt in enumerate(prompts(stand, 5)):
+            kind = kinds[i % len(kinds)]
+            settings = SamplingParams(**PARAMS[params], seed=i, max_tokens=60, ignore_eos=True, speculation=kind)
+            engine.add(f"{turn}-{i}", prompt, settings)
+        for _ in range(5):
+            engine.step()  # reads the prompts
+        if turn == 0:  # everything that comes to be needed is made once
+            while engine.busy:
+                engine.step()
+    with nothing_new(engine, monkeypatch):
+        for _ in range(6):
+            assert engine.busy
+            engine.step()
+    while engine.busy:
+        engine.step()
+    engine.check()
