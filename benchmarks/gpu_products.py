@@ -1,15 +1,20 @@
 """How long a model's matrix products take on a GPU: kernels/products.py, which adds in one order, beside the library.
 
     python benchmarks/gpu_products.py --json results/gpu_products.json
+    python benchmarks/gpu_products.py --tiles --rows 1,16,64,128,256
 
 Shapes of an 8B model in bfloat16. Every figure is the median over replays of a CUDA graph of calls with different
 weights, enough of them to be too much for the L2 cache. GB/s counts the weights alone. `bits` says whether the
 library's product has our kernel's bits at that number of rows: in deterministic mode it then takes over above 64 rows.
+
+--tiles tries many tiles instead, and shows the fastest beside the one that `choose_tile` takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +23,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
 from rich.console import Console
 from rich.table import Table
-from timing import graph_us
+from timing import Calls, graph_us
 
 from stridelm.bench.report import write_json
-from stridelm.kernels.products import library_agrees, product
+from stridelm.kernels import products
+from stridelm.kernels.products import Tile, library_agrees, product
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -46,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(map(str, Settings.rows)))
     parser.add_argument("--replays", type=int, default=Settings.replays)
+    parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -53,6 +61,10 @@ def main() -> int:
         console.print("no GPU here: this benchmark needs one")
         return 1
     settings = Settings(tuple(map(int, args.rows.split(","))), args.replays)
+    if args.tiles:
+        for name in SHAPES:
+            console.print(tile_table(name, settings))
+        return 0
     table = Table(
         box=None, pad_edge=False, title=f"products, {torch.cuda.get_device_name()}, torch {torch.__version__}"
     )
@@ -79,13 +91,12 @@ def main() -> int:
 
 
 def measure(name: str, settings: Settings) -> list[dict[str, Any]]:
+    weights = make_weights(name)
     outputs, inputs = SHAPES[name]
     size = outputs * inputs * 2
-    make = {"device": "cuda", "dtype": torch.bfloat16}
-    weights = [torch.randn(outputs, inputs, **make) * inputs**-0.5 for _ in range(max(2, -(-L2_BYTES // size)))]
     found = []
     for count in settings.rows:
-        x = torch.randn(count, inputs, **make)
+        x = torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16)
         ours = graph_us([partial(product, x, weight, None) for weight in weights], settings.replays)
         found.append(
             {
@@ -99,6 +110,57 @@ def measure(name: str, settings: Settings) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def make_weights(name: str) -> list[torch.Tensor]:
+    outputs, inputs = SHAPES[name]
+    count = max(2, -(-L2_BYTES // (outputs * inputs * 2)))
+    return [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5 for _ in range(count)]
+
+
+def tile_table(name: str, settings: Settings) -> Table:
+    """The three fastest tiles at each number of rows, and the chosen one's time over the best."""
+    weights, (outputs, inputs) = make_weights(name), SHAPES[name]
+    activation = "silu" if name == "gate_up" else None
+    table = Table(box=None, pad_edge=False, title=name + (", gated" if activation else ""))
+    for column in ("rows", "chosen", "us", "over best", "fastest: outputs x rows x inputs, warps, stages"):
+        table.add_column(column, justify="right")
+    for count in settings.rows:
+        x = torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16)
+        calls = [partial(product, x, weight, None, activation) for weight in weights]
+        chosen = products.choose_tile(count, outputs // (2 if activation else 1), activation is not None, x.device)
+        times = {tile: tile_us(tile, calls, settings.replays) for tile in {chosen, *candidates(count)}}
+        best = sorted((us, tile) for tile, us in times.items() if us is not None)[:3]
+        shown = "; ".join(f"{us:.1f} {as_text(tile)}" for us, tile in best)
+        us = times[chosen] or math.inf
+        table.add_row(str(count), as_text(chosen), f"{us:.1f}", f"{us / best[0][0]:.2f}x", shown)
+    return table
+
+
+def candidates(rows: int) -> list[Tile]:
+    heights = [size for size in (16, 32, 64, 128) if size >= min(rows, 64) and size <= 2 * rows + 16]
+    return [
+        Tile(outputs, height, depth, warps, stages)
+        for outputs, height, depth, stages in itertools.product((64, 128), heights, (64, 128), (2, 3, 4, 5, 6, 8))
+        for warps in ((4, 8) if outputs * height >= 128 * 64 else (4,))
+        if (outputs + height) * depth * 2 * stages <= 220 * 1024
+    ]
+
+
+def tile_us(tile: Tile, calls: Calls, replays: int) -> float | None:
+    """None for a tile that does not fit the processor."""
+    choose = products.choose_tile
+    products.choose_tile = lambda *_: tile
+    try:
+        return graph_us(calls, replays)
+    except triton.runtime.errors.OutOfResources:
+        return None
+    finally:
+        products.choose_tile = choose
+
+
+def as_text(tile: Tile) -> str:
+    return f"{tile.outputs}x{tile.rows}x{tile.inputs},{tile.warps},{tile.stages}"
 
 
 if __name__ == "__main__":

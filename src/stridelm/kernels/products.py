@@ -34,7 +34,7 @@ VECTOR_BYTES = 16
 """What the copy engine demands of addresses and strides."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Tile:
     outputs: int
     rows: int
