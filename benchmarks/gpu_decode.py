@@ -237,9 +237,7 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
 
 def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) -> dict[str, float]:
     """Milliseconds that the device spends on each part of a step, in graphs that are captured for this alone."""
-    engine.timed = True
-    if engine.capture is not None:
-        engine.capture_steps()
+    engine.time_steps(True)
     try:
         with decoding_requests(engine, decoding, batch, settings):
             engine.stats.part_ms.clear()
@@ -247,9 +245,7 @@ def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) ->
                 engine.step()
             return {part: engine.stats.part_ms[part] / PART_STEPS for part in PARTS}
     finally:
-        engine.timed = False
-        if engine.capture is not None:
-            engine.capture_steps()
+        engine.time_steps(False)
 
 
 def gap_time(engine: Engine, decoding: str, batch: int, settings: Settings) -> float | None:

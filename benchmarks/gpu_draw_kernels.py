@@ -1,10 +1,10 @@
-"""How long it takes to draw tokens on the GPU: the kernels of kernels/draw.py beside the sampler's torch code.
+"""How long it takes to draw tokens on the GPU: the kernels that the sampler launches beside its torch code.
 
     python benchmarks/gpu_draw_kernels.py --json results/gpu_draw_kernels.json
 
 A vocabulary of 128,256 in bfloat16. The kernels are timed in a CUDA graph of many calls over different logits, enough
-of them to be too much for the L2 cache; the sampler as it runs, launched from the host. Microseconds are medians over
-replays; GB/s is the logits read once over that time.
+of them to be too much for the L2 cache; the torch code as it runs, launched from the host. Microseconds are medians
+over replays; GB/s is the logits read once over that time.
 
   greedy         the argmax of the raw logits
   sampled        temperature 0.8
@@ -13,6 +13,9 @@ replays; GB/s is the logits read once over that time.
   top-k          temperature 0.8, top-k 50
   top-p          temperature 0.8, top-p 0.95
   top-k, top-p   both
+  penalties      temperature 0.8; repetition, presence and frequency over 4,096 tokens, half of them the prompt
+  bias           temperature 0.8, 300 logit biases
+  all edits      both, with 10 bad words and a minimum of tokens
   confidence     the largest probability of the raw softmax
 """
 
@@ -33,7 +36,7 @@ from stridelm.bench.report import write_json
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler, raw_confidence
-from stridelm.sample.table import Feature, SamplingTable
+from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 
 L2_BYTES = 256 << 20
@@ -42,6 +45,22 @@ MOST_CALLS = 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 MIN_P: dict[str, Any] = {"temperature": 0.8, "min_p": 0.05}
+HISTORY = 4096
+"""Tokens that every request has, prompt and output."""
+PENALTIES: dict[str, Any] = {
+    **SAMPLED,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.1,
+}
+BIAS: dict[str, Any] = {"logit_bias": dict.fromkeys(range(0, 30000, 100), 1.0)}
+ALL_EDITS: dict[str, Any] = {
+    **PENALTIES,
+    **BIAS,
+    "bad_words_token_ids": [[token, token + 1] for token in range(10)],
+    "min_tokens": HISTORY,
+    "max_tokens": HISTORY,
+}
 MIXTURES: dict[str, tuple[dict[str, Any], ...]] = {
     "greedy": (GREEDY,),
     "sampled": (SAMPLED,),
@@ -50,6 +69,9 @@ MIXTURES: dict[str, tuple[dict[str, Any], ...]] = {
     "top-k": ({**SAMPLED, "top_k": 50},),
     "top-p": ({**SAMPLED, "top_p": 0.95},),
     "top-k, top-p": ({**SAMPLED, "top_k": 50, "top_p": 0.95},),
+    "penalties": (PENALTIES,),
+    "bias": ({**SAMPLED, **BIAS},),
+    "all edits": (ALL_EDITS,),
 }
 """The requests that the rows take turns to belong to."""
 
@@ -101,22 +123,22 @@ def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[
                     "work": name,
                     "us": ours,
                     "gb_per_s": bytes_read / 1000 / ours,
-                    "sampler_us": theirs,
+                    "torch_us": theirs,
                 }
             )
         del logits
         torch.cuda.empty_cache()
     table = Table(box=None, pad_edge=False, title=f"draw: vocabulary of {vocab:,}, bfloat16")
-    for column in ("rows", "work", "kernel us", "GB/s", "sampler us", "ratio"):
+    for column in ("rows", "work", "kernel us", "GB/s", "torch us", "ratio"):
         table.add_column(column, justify="right")
     for row in found:
-        times = (f"{row['us']:.1f}", f"{row['gb_per_s']:.0f}", f"{row['sampler_us']:.1f}")
-        table.add_row(str(row["rows"]), row["work"], *times, f"{row['sampler_us'] / row['us']:.1f}x")
+        times = (f"{row['us']:.1f}", f"{row['gb_per_s']:.0f}", f"{row['torch_us']:.1f}")
+        table.add_row(str(row["rows"]), row["work"], *times, f"{row['torch_us'] / row['us']:.1f}x")
     return [table], found
 
 
 def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
-    """(name, calls of the kernels, calls of the sampler), a call for each of the logits."""
+    """(name, calls of the kernels, calls of the torch code), a call for each of the logits."""
     from stridelm.kernels.draw import confidence
 
     work = [(name, *_draws(logits, mixture)) for name, mixture in MIXTURES.items()]
@@ -126,40 +148,24 @@ def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
 
 
 def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> tuple[Calls, Calls]:
-    from stridelm.kernels.draw import draw
-    from stridelm.kernels.truncate import truncate
-
     count, vocab = logits[0].shape
     table = SamplingTable(len(mixture), vocab, "cuda")
+    prompt = [0] * (HISTORY // 2)
     for slot, params in enumerate(mixture):
-        table.set(slot, Request(str(slot), [0], SamplingParams(**params), Speculation(), seed=slot))
+        request = Request(str(slot), prompt, SamplingParams(**params), Speculation(), seed=slot)
+        table.set(slot, request, [0, 1], params.get("bad_words_token_ids", ()))
     slots = [row % len(mixture) for row in range(count)]
-    rows = Rows(torch.tensor(slots, device="cuda"), torch.arange(count, device="cuda") + 1)
-    nothing = torch.zeros(len(mixture), 1, dtype=torch.int64, device="cuda")
-    sampler = Sampler(table, History(nothing, nothing[:, 0]))
-    features = [table.features(slot) for slot in range(len(mixture))]
-    sampled = torch.tensor([Feature.SAMPLED in each for each in features], device="cuda")
-    any_of = Feature(0)
-    for each in features:
-        any_of |= each
-    top_k = table.top_k if Feature.TOP_K in any_of else None
-    top_p = table.top_p if Feature.TOP_P in any_of else None
-    min_p = table.log_min_p if Feature.MIN_P in any_of else None
-
-    def one(each: torch.Tensor) -> torch.Tensor:
-        cut = None
-        if top_k is not None or top_p is not None:
-            cut = truncate(each, rows.slots, table.temperature, sampled, table.log_min_p, top_k, top_p)
-        columns = (table.temperature, table.seed, table.sample_index, sampled, min_p)
-        return draw(each, rows.slots, rows.positions, *columns, cut=cut)
-
-    ours: Calls = [lambda each=each: one(each) for each in logits]
-    theirs: Calls = [lambda each=each: sampler.draw(each, rows, slots) for each in logits]
+    known = torch.full((len(mixture),), HISTORY, device="cuda")
+    sampler = Sampler(table, History(torch.randint(vocab, (len(mixture), HISTORY), device="cuda"), known))
+    slots_M = torch.tensor(slots, device="cuda")
+    rows = Rows(slots_M, known[slots_M], longest=HISTORY)
+    ours: Calls = [lambda each=each: sampler.draw(each, rows, slots) for each in logits]
+    theirs: Calls = [lambda each=each: sampler.draw_in_torch(each, rows, slots) for each in logits]
     return ours, theirs
 
 
 def eager_us(calls: Calls, replays: int) -> float:
-    """Microseconds of a call launched from the host, at most eight calls at a time: the sampler takes its while."""
+    """Microseconds of a call launched from the host, at most eight calls at a time: torch takes its while."""
 
     def run() -> None:
         for call in calls[:8]:

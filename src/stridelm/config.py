@@ -9,13 +9,16 @@ from numbers import Integral
 
 from stridelm.params import Speculation, check_flag, number, option, token_ids
 
+DEFAULT_CAPTURE_MEMORY = 2.0
+"""GiB."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Raises ValueError, on construction, for a value that could never work."""
 
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
-    drafter: str = option("auto", "who drafts: none, ngram, mask, or auto for the best that the model can run")
+    drafter: str = option("auto", "who drafts: none, ngram, suffix, mask, or auto for the best that the model can run")
     depth: int | None = option(
         None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
     )
@@ -27,6 +30,12 @@ class EngineConfig:
     confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
     prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
+    suffix_decoding_max_spec_factor: float | None = option(
+        None, "with suffix: levels of the draft for each token of the match (1)"
+    )
+    suffix_decoding_min_token_prob: float | None = option(
+        None, "with suffix: least estimated probability of a drafted row (0.1)"
+    )
     mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
     drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
     load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
@@ -44,7 +53,9 @@ class EngineConfig:
     capture: str = option(
         "lazy", "on a GPU, when steps are captured: lazy (when first needed) or startup (before the first request)"
     )
-    capture_memory: float = option(2.0, "on a GPU: GiB that captured steps may take; beyond it steps run eagerly")
+    capture_memory: float | None = option(
+        None, "on a GPU: GiB that captured steps may take, beyond it steps run eagerly; by default 2"
+    )
     page_size: int = option(16, "tokens in a page of KV")
     num_pages: int | None = option(None, "pages of KV; by default what kv_memory_fraction has room for")
     kv_memory_fraction: float | None = option(
@@ -74,11 +85,10 @@ class EngineConfig:
             check_flag(name, getattr(self, name))
         if self.capture not in ("lazy", "startup"):
             raise ValueError(f"unknown capture {self.capture!r}; choose lazy or startup")
-        self._settle("capture_memory", number("capture_memory", self.capture_memory, 0.0, 1024.0, open_low=True))
-        if not self.may_capture and self.capture == "startup":
-            raise ValueError(
-                "with enforce_eager or check_pages nothing is captured, so capture='startup' would have no effect"
-            )
+        if self.capture_memory is not None:
+            self._settle("capture_memory", number("capture_memory", self.capture_memory, 0.0, 1024.0, open_low=True))
+        if not self.may_capture:
+            self.refuse_capture_options("with enforce_eager or check_pages nothing is captured")
         if self.deterministic is not None:
             check_flag("deterministic", self.deterministic)
         if self.kv_memory_fraction is not None:
@@ -96,6 +106,13 @@ class EngineConfig:
         """Set a field of this frozen class, from its own construction."""
         object.__setattr__(self, name, value)
 
+    def refuse_capture_options(self, why: str) -> None:
+        """Raise ValueError if anything is said about captured steps, of which there are none."""
+        said = {"capture": self.capture != "lazy", "capture_memory": self.capture_memory is not None}
+        idle = [name for name, given in said.items() if given]
+        if idle:
+            raise ValueError(f"{why}, so {' and '.join(idle)} would have no effect; leave it out")
+
     @property
     def may_capture(self) -> bool:
         """Whether steps may be captured, where there is a GPU."""
@@ -111,6 +128,8 @@ class EngineConfig:
             confidence=self.confidence,
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
+            suffix_decoding_max_spec_factor=self.suffix_decoding_max_spec_factor,
+            suffix_decoding_min_token_prob=self.suffix_decoding_min_token_prob,
         )
 
 

@@ -27,6 +27,8 @@ class Speculation:
     acceptance_length: with a simulated rule, tokens that a step with a full draft emits on average.
     confidence: with `acceptance="trust"`, emit only the leading tokens whose max softmax is at least this.
     prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens.
+    suffix_decoding_max_spec_factor: levels of a suffix draft for each token of its match.
+    suffix_decoding_min_token_prob: least estimated probability of a row of a suffix draft.
     """
 
     drafter: str | None = None
@@ -36,6 +38,8 @@ class Speculation:
     confidence: float | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("drafter", "acceptance"):
@@ -47,6 +51,8 @@ class Speculation:
         self._split_acceptance()
         _settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
         _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
+        _settle_number(self, "suffix_decoding_max_spec_factor", 0.0, _WORD, open_low=True, optional=True)
+        _settle_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0, optional=True)
 
     @classmethod
     def of(cls, value: Speculation | Mapping[str, Any] | str | None) -> Speculation:

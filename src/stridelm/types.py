@@ -26,6 +26,9 @@ PROBE = 1
 """Role of a draft row that holds a mask token: its logits propose tokens, it is never committed."""
 MAX_DRAFT_ROWS = 64
 """Most draft rows behind one span: their ancestry is one 64-bit mask a row."""
+OVERRUN = 4 * (MAX_DRAFT_ROWS + 1)
+"""How far beyond a context steps may reach: two of them may be in flight before the host sees that the context is full,
+and a trusted window runs again what it emitted."""
 
 
 class Status(enum.Enum):
@@ -50,6 +53,8 @@ class Request:
     speculation: Speculation
     ladder: tuple[int, ...] = (0,)
     """Draft rows needed at depth 0, 1, ... up to the request's depth; depth 0 needs none."""
+    room: int | None = None
+    """Tokens of output that the context has room for."""
     whole: bool = False
     """The draft is semantics, not a hint: the span is scheduled at full depth or deferred."""
     sample_index: int = 0

@@ -71,6 +71,7 @@ class Case:
     def attend(self, backend: str) -> torch.Tensor:
         """[N, H, D] by the backend."""
         made = BACKENDS.get(backend)(backend not in INEXACT)
+        made.check((self.kv,), self.heads, self.dtype)
         shape = geometry(self)
         prepared = made.prepare(on_device(shape) if made.reads_device else shape, (self.kv,), self.heads)
         return prepared.attend(self.kv, self.queries, self.keys, self.values)

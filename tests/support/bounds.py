@@ -20,6 +20,9 @@ class BoundsAttention:
     def __init__(self, deterministic: bool) -> None:
         self._reference = ReferenceAttention(deterministic)
 
+    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
+        """Any model will do."""
+
     def prepare(
         self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedAttention:

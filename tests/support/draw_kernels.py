@@ -98,9 +98,9 @@ def sampler_of(table: SamplingTable) -> Sampler:
 def twin(
     logits_MV: torch.Tensor, slots: list[int], positions_M: torch.Tensor, table: SamplingTable, stream: int = 0
 ) -> torch.Tensor:
-    """The sampler's tokens."""
+    """The sampler's tokens, in torch."""
     rows = Rows(torch.tensor(slots, device=table.device), positions_M)
-    return sampler_of(table).draw(logits_MV, rows, slots, stream)
+    return sampler_of(table).draw_in_torch(logits_MV, rows, slots, stream)
 
 
 def cut_of(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable, **options: Any) -> Cut:

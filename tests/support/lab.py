@@ -140,6 +140,8 @@ class Lab:
         while waiting:
             self._step(waiting)
             waiting = [request for request in waiting if len(request.output_ids) < LENGTH]
+        for request in self.requests:
+            self.drafters.leave(request)
         return self.tokens.tokens[:-1, start : start + LENGTH]
 
     def _step(self, requests: list[Request]) -> None:

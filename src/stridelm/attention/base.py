@@ -28,6 +28,10 @@ class AttentionBackend(Protocol):
 
     def __init__(self, deterministic: bool) -> None: ...
 
+    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
+        """Raise ValueError for a model that the backend cannot serve."""
+        ...
+
     def prepare(
         self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedAttention:

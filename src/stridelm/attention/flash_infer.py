@@ -44,18 +44,22 @@ class FlashInferAttention:
         self._workspace: torch.Tensor | None = None
         self._wrappers: dict[tuple[LayerKV, str], Any] = {}
 
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedFlashInfer:
-        """Valid until the next call: FlashInfer keeps one plan for each kind of layer. Raises ValueError for a head
-        size that has no kernels."""
-        assert isinstance(geometry, Geometry)
+    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"the flashinfer backend runs in float16 and bfloat16, not in {dtype}; set dtype")
         for kv in layout:
             if kv.head_dim not in HEAD_DIMS:
                 raise ValueError(
                     f"the flashinfer backend has head sizes {', '.join(map(str, HEAD_DIMS))}, not {kv.head_dim}; "
                     "use attention='triton'"
                 )
+
+    def prepare(
+        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
+    ) -> PreparedFlashInfer:
+        """Valid until the next call: FlashInfer keeps one plan for each kind of layer. Raises ValueError for a head
+        size that has no kernels."""
+        assert isinstance(geometry, Geometry)
         return PreparedFlashInfer(self, geometry, query_heads)
 
     def wrapper(self, kv: LayerKV, kernels: str, device: torch.device) -> Any:
@@ -91,8 +95,6 @@ class PreparedFlashInfer:
         return out
 
     def _plan(self, kv: LayerKV, q_NHD: torch.Tensor) -> Any:
-        if q_NHD.dtype not in DTYPES:
-            raise ValueError(f"the flashinfer backend runs in float16 and bfloat16, not in {q_NHD.dtype}; set dtype")
         device = q_NHD.device
         tables = paged_tables(self.geometry, kv.group)
         sight: dict[str, Any]

@@ -28,6 +28,9 @@ class HostAttention:
     def __init__(self, deterministic: bool = True) -> None:
         """Deterministic whether asked for or not."""
 
+    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
+        """Any model will do."""
+
     def prepare(
         self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedAttention:

@@ -44,6 +44,10 @@ class TritonAttention:
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
 
+    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
+        for kv in layout:
+            max_rows_per_tile(query_heads // kv.kv_heads, dtype, self.deterministic)
+
     def prepare(
         self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedTriton:
@@ -124,18 +128,12 @@ class PreparedTriton:
 def _cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:
     """The launches of spans with these bounds, tiles of at most `most` rows."""
     launches = []
-    for short, height in heights(bounds, most).items():
-        launches.append(Launch(*_columns(tiles_of(bounds, height, short=short), device), height))
+    for short in (True, False):
+        longest = max((bound for bound in bounds if (bound <= SHORT) == short), default=0)
+        if longest:
+            height = min(most, 1 << (longest - 1).bit_length())
+            launches.append(Launch(*_columns(tiles_of(bounds, height, short=short), device), height))
     return tuple(launches)
-
-
-def heights(bounds: tuple[int, ...], most: int) -> dict[bool, int]:
-    """Rows of a tile of the short spans (True) and of the long ones (False), for those that there are."""
-    longest: dict[bool, int] = {}
-    for bound in bounds:
-        if bound:
-            longest[bound <= SHORT] = max(bound, longest.get(bound <= SHORT, 0))
-    return {short: min(most, 1 << (rows - 1).bit_length()) for short, rows in longest.items()}
 
 
 def tiles_of(bounds: tuple[int, ...], rows: int, *, short: bool) -> list[tuple[int, int]]:

@@ -8,6 +8,11 @@ from stridelm.draft.base import Drafter
 from stridelm.registry import Registry
 
 DRAFTERS: Registry[type[Drafter]] = Registry("drafter")
-for _name, _class in (("none", "NoDrafter"), ("ngram", "NgramDrafter"), ("mask", "MaskDrafter")):
+for _name, _class in (
+    ("none", "NoDrafter"),
+    ("ngram", "NgramDrafter"),
+    ("suffix", "SuffixDrafter"),
+    ("mask", "MaskDrafter"),
+):
     if (Path(__file__).parent / _name / "__init__.py").is_file():
         DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")

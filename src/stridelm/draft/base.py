@@ -80,6 +80,9 @@ class Drafter:
     def admit(self, request: Request) -> None:
         """A request takes its slot, new or back from preemption."""
 
+    def leave(self, request: Request) -> None:
+        """A request is done, or gone: what is kept of it may go. Not called at preemption."""
+
     def kind(self, span: Span) -> Hashable:
         """Spans of one kind may share a Group; drafts of different skeletons may not."""
         return None

@@ -40,6 +40,9 @@ class Drafters:
     def admit(self, request: Request) -> None:
         self._of(request).admit(request)
 
+    def leave(self, request: Request) -> None:
+        self._of(request).leave(request)
+
     def propose(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft:
         """One Draft for all spans of the step; slots: [R] rows of the request table."""
         drafting = [i for i, span in enumerate(spans) if span.draft]

@@ -2,8 +2,8 @@
 
 A graph is captured for a kind of step: so many requests, so many rows each, one way of drafting and accepting. Which
 requests they are, and how far each may go, comes in through one small tensor, so in steady state a step is one launch.
-Prompts, mixtures of drafters and requests whose logits are edited run through the same code part by part, and of those
-only the forward pass is captured (run/segments.py).
+Prompts and mixtures of drafters run through the same code part by part, and of those only the forward pass is captured
+(run/segments.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from stridelm.progress import bar
 from stridelm.run.graphs import GraphPool, reach_of
 from stridelm.run.padded import Frame, build_on_bounds, frame
 from stridelm.sample.table import Feature
-from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
+from stridelm.schedule.rows import window_leftover
+from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Request, Span, StepPlan
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Sizes that a step's requests are padded to."""
-MOST_REAL = 16
-"""Real rows of a request that a captured step has room for; longer spans are prompts."""
+LEAST_ROWS = 64
+"""Rows that a captured step may always have, padding included."""
 BUFFERS = 4
 """Host copies of the inputs that may be on their way at once; more than the steps that are in flight."""
 
@@ -45,6 +46,9 @@ class Kind:
     """A bound on every request's tokens."""
     speculation: Hashable
     features: Feature
+    lists: int = 0
+    """The sampling table's generation, if lists of it are read: a graph of another one reads tensors that are gone, and
+    is never replayed again."""
 
 
 class Graph:
@@ -61,7 +65,18 @@ class Graph:
         # The graph reads this layout's tensors for as long as it lives.
         self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, engine.parts.device)
         engine.sampling.assume(kind.features)
-        self._graph, self.run = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout))
+        captured = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout))
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if captured is not None:
+            self._graph, run = captured
+            assert run.detail is not None and isinstance(run.detail.batch.geometry, DeviceGeometry)
+            self._kept = run.detail.batch.geometry.kept  # the tiles, which the graph reads
+            # The rest of what the step left goes, so that other graphs may have its memory.
+            self.run = replace(run, detail=None)
+
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
 
     def replay(self, rows: list[tuple[int, int, int]]) -> None:
         """rows: slot, real rows and draft rows of each request; what is missing to the captured size is padding."""
@@ -74,6 +89,7 @@ class Graph:
             staged[2, len(rows) :] = 0
             self._inputs.copy_(staged, non_blocking=True)
             self._last = rows
+        assert self._graph is not None
         self._graph.replay()
 
 
@@ -83,14 +99,17 @@ class Capture:
     def __init__(self, engine: Engine, pool: GraphPool) -> None:
         self._engine = engine
         self._pool = pool
-        self._graphs: dict[Kind, Graph] = {}
+        self._graphs: dict[Kind, Graph | None] = {}
+        """None: there was no memory for it."""
 
     def run(self, plan: StepPlan) -> Run | None:
         """Replay the step; None if it is not of a kind that can be captured, or graphs may take no more memory."""
         kind = self._kind(plan)
-        if kind is None or not self._has(kind, plan.spans[0].request):
+        # All are of one kind, but for who looks at histories: if any does, so does the step.
+        like = max((span.request for span in plan.spans), key=lambda request: request.params.uses_history)
+        graph = None if kind is None else self._graph(kind, like)
+        if graph is None:
             return None
-        graph = self._graphs[kind]
         graph.replay([(span.request.slot, span.real, span.draft) for span in plan.spans])
         run = graph.run
         return replace(run, table=run.table[: len(plan.spans)])
@@ -101,21 +120,22 @@ class Capture:
         wanted = list(self._expected())
         with bar("capturing steps", len(wanted), "graphs") as advance:
             for kind, like in wanted:
-                self._has(kind, like)
+                self._graph(kind, like)
                 advance(1)
 
-    def _has(self, kind: Kind, like: Request) -> bool:
-        """Whether there is a graph for the kind, captured now if it can be."""
-        if kind not in self._graphs and not self._pool.is_full:
-            self._graphs[kind] = Graph(self._engine, kind, like, self._pool)
-        return kind in self._graphs
+    def _graph(self, kind: Kind, like: Request) -> Graph | None:
+        """The graph for the kind, captured now if it can be."""
+        if kind not in self._graphs:
+            graph = Graph(self._engine, kind, like, self._pool)
+            self._graphs[kind] = graph if graph.is_captured else None
+        return self._graphs[kind]
 
     def _expected(self) -> Iterator[tuple[Kind, Request]]:
         engine = self._engine
         largest = padded_size(min(engine.config.max_num_seqs, REQUESTS[-1]))
         for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
             for temperature, features in ((0.0, Feature(0)), (1.0, Feature.SAMPLED)):
-                like = engine.intake.request("", [0], SamplingParams(temperature=temperature))
+                like = engine.intake.request("", [0], SamplingParams(temperature=temperature, max_tokens=1))
                 if like.host_bound:
                     return
                 depth = len(like.ladder) - 1
@@ -138,15 +158,15 @@ class Capture:
         features = Feature(0)
         for span in spans:
             request = span.request
-            if request.host_bound or not span.decides or span.real > MOST_REAL or request.speculation != speculation:
+            if request.host_bound or not span.decides or request.speculation != speculation:
                 return None
+            if span.real > (window_leftover(request) if request.whole else 1):
+                return None  # the end of a prompt: padded to it, all the others would run as many rows
             if request.params.logprobs is not None or request.params.prompt_logprobs is not None:
                 return None
             features |= engine.sampling.features(request.slot)
-        if features & Feature.EDITED:
-            return None
         deepest = max(spans, key=lambda span: span.depth)
-        return Kind(
+        kind = Kind(
             requests=padded_size(len(spans)),
             real=max(span.real for span in spans),
             draft=deepest.draft,
@@ -154,7 +174,10 @@ class Capture:
             reach=reach_of(max(span.end for span in spans), engine.tokens.tokens.shape[1]),
             speculation=speculation,
             features=features,
+            lists=engine.sampling.generation if features & Feature.LISTED else 0,
         )
+        padded = kind.requests * (kind.real + kind.draft)
+        return kind if padded <= max(engine.config.max_num_batched_tokens, LEAST_ROWS) else None
 
 
 def padded_size(requests: int) -> int:

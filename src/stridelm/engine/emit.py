@@ -21,6 +21,7 @@ from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
+    from stridelm.engine.step import Run
 
 PromptLogprobs = list["dict[int, Logprob] | None"]
 
@@ -41,15 +42,7 @@ class Emitter:
         self._engine = engine
         self._live: dict[str, _Live] = {}
 
-    def emit(
-        self,
-        spans: tuple[Span, ...],
-        batch: ForwardBatch,
-        logits: Logits,
-        verdict: Verdict,
-        outcome: Outcome,
-        alive: list[bool],
-    ) -> list[StepOutput]:
+    def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> list[StepOutput]:
         """Read a step's outcome into outputs; finished requests leave the engine here.
 
         alive: the spans whose requests are still the ones that were launched.
@@ -57,9 +50,11 @@ class Emitter:
         now = time.perf_counter()
         engine = self._engine
         engine.stats.steps += 1
-        engine.stats.rows += int(batch.ids.shape[0])
-        self._score_prompts(batch, logits)
-        logprobs = self._score_tokens(batch, logits, verdict)
+        engine.stats.rows += run.rows
+        logprobs = {}
+        if run.detail is not None:
+            self._score_prompts(run.detail.batch, run.detail.logits)
+            logprobs = self._score_tokens(run.detail.batch, run.detail.logits, run.detail.verdict)
         outputs = []
         for i, span in enumerate(spans):
             if not alive[i]:

@@ -11,7 +11,7 @@ import torch
 
 from stridelm.cache.ledger import Ledger
 from stridelm.cache.transaction import Transaction
-from stridelm.config import EngineConfig
+from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.capture import Capture
 from stridelm.engine.emit import Emitter
@@ -29,7 +29,7 @@ from stridelm.run.state import PageTables, TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
-from stridelm.types import MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
+from stridelm.types import OVERRUN, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.upload import upload
 from stridelm.verify.door import Door
 
@@ -57,7 +57,7 @@ class Engine:
         self.pages: PageTables | None = None
         """The device's own page tables, where it finds lengths and pages by itself and steps are planned on bounds."""
         if parts.attention.reads_device:
-            width = self.ledger.pages_for(parts.target.max_length + MAX_DRAFT_ROWS)
+            width = self.ledger.pages_for(parts.target.max_length + OVERRUN)
             self.pages = PageTables(self.groups, config.max_num_seqs, width, parts.device)
         sampler = Sampler(self.sampling, self.tokens)
         self.drafters = Drafters(parts.target, sampler, self.tokens)
@@ -81,24 +81,30 @@ class Engine:
         self.lag = 0 if self.pages is None else 1
         """Launched steps that the host leaves unread while it plans the next."""
         self.timed = False
-        """Whether steps say how long the device takes for their parts. For benchmarks: such a step lands at once."""
         self._arrivals = 0
         self.segments: Segments | None = None
         self.graphs: GraphPool | None = None
         self.capture: Capture | None = None
         if self.pages is not None and parts.device.type == "cuda" and config.may_capture:
-            self.capture_steps()
+            self._capture_steps()
 
-    def capture_steps(self) -> None:
-        """Begin with no captured steps; those captured before are dropped."""
+    def _capture_steps(self) -> None:
         from stridelm.run.segments import Segments
 
-        self.graphs = graphs = GraphPool(int(self.config.capture_memory * 2**30), self.parts.device)
+        budget = DEFAULT_CAPTURE_MEMORY if self.config.capture_memory is None else self.config.capture_memory
+        self.graphs = graphs = GraphPool(int(budget * 2**30), self.parts.device)
         longest = self.tokens.tokens.shape[1]
         self.segments = Segments(self.runner, graphs, longest, deterministic=self.parts.deterministic)
         self.capture = Capture(self, graphs)
         if self.config.capture == "startup":
             self.capture.at_start()
+
+    def time_steps(self, timed: bool) -> None:
+        """Say from now on in `stats.part_ms` how long the device takes for the parts of a step, or no longer. For
+        benchmarks: a timed step lands at once, and what was captured is captured anew."""
+        self.timed = timed
+        if self.capture is not None:
+            self._capture_steps()
 
     def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
@@ -115,6 +121,7 @@ class Engine:
             return False
         self.ledger.release(request)
         self.emitter.forget(request)
+        self.drafters.leave(request)
         request.finish_reason = "abort"
         self.stats.aborted += 1
         return True
@@ -221,8 +228,10 @@ class Engine:
         request.finish_reason, request.stop_reason = reason, stop_reason
         self.ledger.release(request)
         self.queue.finish(request)
+        self.drafters.leave(request)
         self.stats.finished += 1
 
-    def trace(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+    def trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:
         if self.tracer is not None:
-            self.tracer(plan, draft, batch, outcome)
+            assert run.detail is not None
+            self.tracer(plan, run.detail.draft, run.detail.batch, outcome)

@@ -49,6 +49,7 @@ class Intake:
             params=params,
             speculation=speculation,
             ladder=ladder,
+            room=self.target.max_length - len(ids),
             whole=RULES.get(speculation.acceptance).whole,
             sample_index=sample_index,
             priority=params.priority,

@@ -25,16 +25,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Run:
-    """What the device's part of a step leaves behind. Of a captured step the tensors are overwritten by its next
-    replay; only `table` is read in time."""
+class Detail:
+    """What traces and log-probabilities look at."""
 
     draft: Draft
     batch: ForwardBatch
     logits: Logits
     verdict: Verdict
+
+
+@dataclass(slots=True)
+class Run:
+    """What the device's part of a step leaves behind. Of a captured step the table is overwritten by its next replay:
+    it is read in time."""
+
+    rows: int
     table: torch.Tensor
+    """As `tabulate` makes it."""
     marks: Marks
+    detail: Detail | None
+    """None of a captured step: its graphs share their memory."""
 
 
 @dataclass(slots=True)
@@ -96,7 +106,7 @@ def on_device(
     marks.end("sampling")
     engine.drafters.observe(spans, slots, batch, logits.decisions, verdict)
     marks.end("draft")
-    return Run(draft, batch, logits, verdict, table, marks)
+    return Run(batch.ids.shape[0], table, marks, Detail(draft, batch, logits, verdict))
 
 
 def land(engine: Engine, flight: Flight) -> list[StepOutput]:
@@ -105,5 +115,5 @@ def land(engine: Engine, flight: Flight) -> list[StepOutput]:
     alive = flight.transaction.commit(outcome.kept, outcome.reals)
     run = flight.run
     run.marks.add_to(engine.stats.part_ms)
-    engine.trace(flight.plan, run.draft, run.batch, outcome)
-    return engine.emitter.emit(flight.plan.spans, run.batch, run.logits, run.verdict, outcome, alive)
+    engine.trace(flight.plan, run, outcome)
+    return engine.emitter.emit(flight.plan.spans, run, outcome, alive)

@@ -14,7 +14,7 @@ from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend
 from stridelm.builtin import builtin_path
 from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
-from stridelm.config import EngineConfig
+from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft.base import Target
 from stridelm.draft.settle import settle
 from stridelm.kernels.ops import Turn
@@ -53,8 +53,8 @@ def load_parts(config: EngineConfig) -> Parts:
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
-    if config.capture == "startup" and device.type != "cuda":
-        raise ValueError(f"steps are captured on a GPU alone, so capture='startup' would have no effect on {device}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
     settle(config.speculation, target)  # refuse an impossible default before the weights are read
@@ -62,20 +62,28 @@ def load_parts(config: EngineConfig) -> Parts:
         raise ValueError("drafter_model has no effect: no drafter here runs a model of its own; leave it out")
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
+    empty = build_empty(hf_config, path)
+    attention.check(empty.kv_layout, empty.spec.num_heads, dtype)
+    captures = device.type == "cuda" and attention.reads_device
+    if not captures:
+        config.refuse_capture_options("steps are captured on a GPU with attention='triton' alone")
+        if config.enforce_eager:
+            raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
     if device.type == "cpu":
         keep_large_blocks()
     model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
     model.ops.prepare(dtype, normed_heads=model.spec.qk_norm, activation=model.spec.activation)
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
-    graphs = int(config.capture_memory * 2**30) if device.type == "cuda" and config.may_capture else 0
-    room = Room(device, free_memory(device), activations + graphs)
+    graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory
+    kept = int(graphs * 2**30) if captures and config.may_capture else 0
+    room = Room(device, free_memory(device), activations + kept)
     pages = count_pages(config, model.kv_layout, target.max_length, dtype, room)
     logger.info(
         "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
         path,
         device,
         dtype,
-        size(weight_bytes(build_empty(hf_config, path), dtype)),  # the model's own may be packed by now
+        size(weight_bytes(empty, dtype)),  # the model's own may be packed by now
         size(activations) if device.type == "cuda" else "not measured",
         size(max(pages.values()) * config.page_size * bytes_per_token(model.kv_layout, dtype)),
         pages,

@@ -1,12 +1,13 @@
 """From logits to tokens on a GPU, without the host: which row needs what is read from device tensors, by slot.
 
-`draw` is sample/sampler.py for rows that need no history: the argmax of the raw logits for a greedy row, and
-argmax(logit / temperature + noise) over what truncation leaves for a sampled one. The noise is sample/noise.py's: the
-same integer bits, and floats from the same formula and the same library functions. `confidence` is the sampler's
-`raw_confidence`.
+`draw` is sample/sampler.py for logits that are edited already (kernels/edit.py), or need not be: their argmax for a
+greedy row, and argmax(logit / temperature + noise) over what truncation leaves for a sampled one. The noise is
+sample/noise.py's: the same integer bits, and floats from the same formula and the same library functions. `confidence`
+is the sampler's `raw_confidence`.
 
-The logits are read once, in the precision they come in; once more for rows with min-p and for `confidence`, which need
-the largest first. Equals go to the lowest id. A row's token and confidence do not depend on the rows beside it.
+The logits are read once, in the precision they come in, and are float32 from there on, so a float32 copy of them draws
+the same; once more for rows with min-p and for `confidence`, which need the largest first. Equals go to the lowest id.
+A row's token and confidence do not depend on the rows beside it.
 
 Graphs. The host decides from shapes alone: a captured launch stays right when slots, positions and parameters change.
 

@@ -30,6 +30,8 @@ from stridelm.kernels.triton_rows import gated
 DTYPES = (torch.float16, torch.bfloat16)
 FEW_ROWS = 64
 """Up to here this kernel is at least as fast as the library."""
+GENERATIONS = (9, 10)
+"""Compute capabilities whose processors share 227 KiB among a program's threads."""
 VECTOR_BYTES = 16
 """What the copy engine demands of addresses and strides."""
 
@@ -85,7 +87,9 @@ def _product_kernel(
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:
-    """Whether the kernel has this weight's dtype and the copy engine its rows."""
+    """Whether the kernel has this weight's dtype, the copy engine its rows, and the device memory for its tiles."""
+    if weight_OI.is_cuda and torch.cuda.get_device_capability(weight_OI.device)[0] not in GENERATIONS:
+        return False
     stride = weight_OI.stride(0) * weight_OI.element_size()
     aligned = weight_OI.data_ptr() % VECTOR_BYTES == 0 and stride % VECTOR_BYTES == 0
     return weight_OI.dtype in DTYPES and weight_OI.stride(1) == 1 and aligned
@@ -148,6 +152,7 @@ def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Te
     if key not in _AGREED:
         if torch.cuda.is_current_stream_capturing():
             return False
-        x = torch.randn_like(x_NI)
+        numbers = torch.Generator(x_NI.device).manual_seed(0)
+        x = torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=x_NI.device)
         _AGREED[key] = torch.equal(F.linear(x, weight_OI, bias_O), product(x, weight_OI, bias_O))
     return _AGREED[key]

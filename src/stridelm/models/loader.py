@@ -212,7 +212,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 @torch.no_grad()
 def fill_randomly(model: Decoder, advance: Callable[[int], None]) -> None:
-    """Matrices of variance 1 / width, so that states neither vanish nor explode; norms of 1. `advance` is told the
+    """Matrices of variance 1 / width, so that states neither vanish nor explode; vectors of 1. `advance` is told the
     bytes of each."""
     for parameter in model.parameters():
         if parameter.ndim == 1:

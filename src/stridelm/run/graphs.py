@@ -34,32 +34,43 @@ class GraphPool:
         self._device = device
         self._handle = torch.cuda.graph_pool_handle()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the budget is spent: who finds it so runs kernel by kernel."""
-        return self.spent >= self.budget
-
-    def capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    def capture(self, body: Callable[[], T], inputs: int = 0) -> tuple[torch.cuda.CUDAGraph, T] | None:
         """Run `body` once, which compiles what is not compiled yet, and capture it; with what it returned, whose
-        tensors each replay fills anew."""
+        tensors each replay fills anew. None if the budget is spent or memory is: then the caller runs kernel by kernel.
+
+        inputs: bytes of tensors that the caller made for the graph.
+        """
+        if self.spent >= self.budget:
+            return None
+        try:
+            captured = self._capture(body)
+        except torch.OutOfMemoryError:
+            self.spent = self.budget
+            logger.warning("no memory to capture a step: what is not captured runs eagerly; lower kv_memory_fraction")
+            return None
+        self.spent += inputs
+        self.graphs += 1
+        if self.spent >= self.budget:
+            logger.warning(
+                "captured steps take %.2f GiB in %d graphs, all of capture_memory: steps of other kinds run eagerly",
+                self.spent / 2**30,
+                self.graphs,
+            )
+        return captured
+
+    def _capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             body()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the first run left would count as memory that the capture gave back
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
             result = body()
         self.spent += max(0, before - torch.cuda.mem_get_info(self._device)[0])
-        self.graphs += 1
-        if self.is_full:
-            logger.warning(
-                "captured steps take %.2f GiB in %d graphs, all of capture_memory: steps of other kinds run eagerly",
-                self.spent / 2**30,
-                self.graphs,
-            )
         return graph, result
 
 

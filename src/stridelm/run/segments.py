@@ -1,11 +1,11 @@
 """The forward pass alone, captured: for steps that are not captured whole.
 
-Prompt chunks beside decoding requests, mixtures of drafters, edited logits and log-probabilities keep the host busy
+Prompt chunks beside decoding requests, mixtures of drafters, and log-probabilities keep the host busy
 around the forward pass; within it nothing depends on them. So the model's layers are captured for a number of rows and
 of spans, and the step's own rows, lengths, page tables and attention tiles are copied in. What is missing to the
 captured size is padding: rows that write to the null slot, and tiles without rows.
 
-With many rows the device is busy for longer than the host needs to launch kernels, and nothing is captured.
+With many rows the device is busy for about as long as the host needs to launch kernels, and nothing is captured.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from stridelm.attention.triton import SHORT, Launch, heights, tiles_of
+from stridelm.attention.triton import SHORT, Launch, tiles_of
 from stridelm.kernels.attention import max_rows_per_tile
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool, reach_of
 from stridelm.types import DeviceGeometry, ForwardBatch
 from stridelm.upload import upload
 
-ROWS = (*range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
-"""Sizes that a step's rows are padded to."""
-SPANS = (16, 64, 256, 1024)
+ROWS = (32, 64, 128, 192, 256, 384, 512)
+"""Sizes that a step's rows are padded to. Few, because each is captured while somebody waits."""
+SPANS = (4, 16, 64, 256, 512)
 NOWHERE = 1 << 30
 """First row of a tile that has none."""
 
@@ -36,8 +36,10 @@ class Kind:
 
     rows: int
     spans: int
-    heights: tuple[tuple[bool, int], ...]
-    """For each launch of attention: whether it is for short spans, and the rows of its tiles."""
+    short: int
+    """Rows of a tile of short spans; 0: there are none."""
+    long: int
+    """The same of the others."""
     reach: int
     """A bound on every span's end."""
 
@@ -74,10 +76,15 @@ class Segment:
             max_keys=kind.reach,
             straight=True,
         )
-        launches = zip(self._tiles, kind.heights, strict=True)
-        geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, (_, height) in launches)
+        launches = zip(self._tiles, filter(None, (kind.short, kind.long)), strict=True)
+        geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in launches)
         by_group = dict(zip(self._groups, slots, strict=True))
-        self._graph, self._hidden_NH = pool.capture(lambda: runner.hidden(ids, positions, by_group, geometry))
+        inputs = sum(tensor.nbytes for tensor in (self._rows, self._spans, *self._tables.values(), *self._tiles))
+        self._captured = pool.capture(lambda: runner.hidden(ids, positions, by_group, geometry), inputs)
+
+    @property
+    def is_captured(self) -> bool:
+        return self._captured is not None
 
     def replay(self, batch: ForwardBatch, geometry: DeviceGeometry) -> torch.Tensor:
         """[N, H] final states of the batch's rows, overwritten by the next replay."""
@@ -90,8 +97,10 @@ class Segment:
             table[:spans] = geometry.tables[group]
         for ours, theirs in zip(self._tiles, _tiles(geometry.bounds, self._kind, self._rows.device), strict=True):
             ours.copy_(theirs)
-        self._graph.replay()
-        return self._hidden_NH[:rows]
+        assert self._captured is not None
+        graph, hidden_NH = self._captured
+        graph.replay()
+        return hidden_NH[:rows]
 
 
 class Segments:
@@ -100,7 +109,8 @@ class Segments:
     def __init__(self, runner: EagerRunner, pool: GraphPool, max_length: int, *, deterministic: bool) -> None:
         self._runner, self._pool, self._max_length = runner, pool, max_length
         self._deterministic = deterministic
-        self._segments: dict[Kind, Segment] = {}
+        self._segments: dict[Kind, Segment | None] = {}
+        """None: there was no memory for it."""
         spec = runner.model.spec
         dtype = runner.pool.keys[0].dtype
         self._most = max_rows_per_tile(spec.num_heads // spec.num_kv_heads, dtype, deterministic)
@@ -116,19 +126,23 @@ class Segments:
     def _segment(self, batch: ForwardBatch) -> Segment | None:
         geometry = batch.geometry
         assert isinstance(geometry, DeviceGeometry)
-        # In deterministic mode rows on side branches have tiles of their own, which are not captured.
-        if batch.ids.shape[0] > ROWS[-1] or (self._deterministic and not geometry.straight):
+        # In deterministic mode rows on side branches have tiles of their own, which are not captured. Nor are models
+        # whose tiles have room for a single row.
+        apart = self._deterministic and not geometry.straight
+        if batch.ids.shape[0] > ROWS[-1] or apart or self._most == 1:
             return None
+        longest = max(geometry.bounds)
+        short = max((bound for bound in geometry.bounds if bound <= SHORT), default=0)
         kind = Kind(
             rows=next(size for size in ROWS if size >= batch.ids.shape[0]),
             spans=next(size for size in SPANS if size >= len(geometry.bounds)),
-            heights=tuple(sorted(heights(geometry.bounds, self._most).items())),
+            short=0 if not short else 1 if short == 1 else min(SHORT, self._most),
+            long=0 if longest <= SHORT else self._most,
             reach=reach_of(geometry.max_keys, self._max_length),
         )
         if kind not in self._segments:
-            if self._pool.is_full:
-                return None
-            self._segments[kind] = Segment(self._runner, self._pool, kind, geometry, self._most)
+            segment = Segment(self._runner, self._pool, kind, geometry, self._most)
+            self._segments[kind] = segment if segment.is_captured else None
         return self._segments[kind]
 
 
@@ -136,11 +150,13 @@ class Segments:
 def _tiles(bounds: tuple[int, ...], kind: Kind, device: torch.device) -> tuple[torch.Tensor, ...]:
     """[2, T] int32 span and first row of each tile, for each of the kind's launches; padded with tiles of no rows."""
     tables = []
-    for short, height in kind.heights:
-        tiles = tiles_of(bounds, height, short=short)
-        room = kind.spans * -(-SHORT // height) if short else kind.spans + kind.rows // height
-        table = np.full((2, room), NOWHERE, dtype=np.int32)
-        table[0] = 0
-        table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
-        tables.append(upload(table, device))
+    for height, short in ((kind.short, True), (kind.long, False)):
+        if height:
+            tiles = tiles_of(bounds, height, short=short)
+            each = -(-SHORT // height) if height > 1 else 1
+            room = kind.spans * each if short else kind.spans + kind.rows // height
+            table = np.full((2, room), NOWHERE, dtype=np.int32)
+            table[0] = 0
+            table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
+            tables.append(upload(table, device))
     return tuple(tables)

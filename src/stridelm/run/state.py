@@ -11,19 +11,16 @@ import numpy as np
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.types import MAX_DRAFT_ROWS, Span
+from stridelm.types import OVERRUN, Span
 from stridelm.upload import upload
-
-SLACK = MAX_DRAFT_ROWS + 1
-"""Tokens that one step may emit beyond the context before the CPU cuts them."""
 
 
 class TokenTable:
-    """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row a slot; L leaves room for a step's
+    """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row a slot; L leaves room for an
     overrun."""
 
     def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots + 1, max_length + SLACK, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(slots + 1, max_length + OVERRUN, dtype=torch.int64, device=device)
         self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.committed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 

@@ -45,13 +45,10 @@ class Groups:
     """Only the features that occur, in the order in which they are applied."""
 
 
-def group(row_slots: Sequence[int], table: SamplingTable, among: Feature = Feature.ALL) -> Groups:
-    """Sort rows by what they need. row_slots: the slot of each row of the call, as the host knows it.
-
-    among: rows that need none of these are left out.
-    """
+def group(row_slots: Sequence[int], table: SamplingTable) -> Groups:
+    """Sort rows by what they need. row_slots: the slot of each row of the call, as the host knows it."""
     flags = [int(table.features(slot)) for slot in row_slots]
-    special = [row for row, flag in enumerate(flags) if flag & among]
+    special = [row for row, flag in enumerate(flags) if flag]
     slots = [row_slots[row] for row in special]
     parts: dict[Feature, Part] = {}
     for feature in _SINGLE:

@@ -34,25 +34,29 @@ class Sampler:
         row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw
         logits in whatever precision they come.
         """
+        if logits_MV.is_cuda:
+            return self._draw_by_kernels(logits_MV, rows, row_slots, stream)
+        return self.draw_in_torch(logits_MV, rows, row_slots, stream)
+
+    def draw_in_torch(
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0
+    ) -> torch.Tensor:
+        """`draw` on a CPU, and its meaning anywhere: rows are grouped on the host by what they need."""
         groups = self._groups(row_slots)
         if not groups.count:
-            return self._draw_unedited(logits_MV, rows, row_slots, stream)
+            return likeliest(logits_MV)
         rows_X = rows.select(groups.special_X)
         logits_XV = self._process(logits_MV, rows_X, groups)
         self._add_noise(logits_XV, rows_X, groups, stream)
         tokens_X = likeliest(logits_XV)
         if groups.special_X is None:
             return tokens_X
-        others_M = self._draw_unedited(logits_MV, rows, row_slots, stream)
-        return others_M.index_copy_(0, groups.special_X, tokens_X)
+        return likeliest(logits_MV).index_copy_(0, groups.special_X, tokens_X)
 
-    def _draw_unedited(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int
+    def _draw_by_kernels(
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0
     ) -> torch.Tensor:
-        """Tokens of the rows that are in no group: on a CPU the greedy ones; on a GPU all whose logits are not edited,
-        in a few launches that read no host tensor."""
-        if not logits_MV.is_cuda:
-            return likeliest(logits_MV)
+        """`draw` on a GPU: a few launches that read no host tensor. The host says only which features occur at all."""
         from stridelm.kernels.draw import draw
         from stridelm.kernels.truncate import truncate
 
@@ -60,6 +64,10 @@ class Sampler:
         wanted = Feature(0)
         for slot in set(row_slots):
             wanted |= table.features(slot)
+        if wanted & Feature.EDITED:
+            # The others are drawn from the copy too, and draw the same: the kernels compute in float32 whatever they
+            # read, and a 16-bit logit is the same number there.
+            logits_MV = self._edited(logits_MV, rows, wanted)
         log_min_p = table.log_min_p if wanted & Feature.MIN_P else None
         cut = None
         if wanted & (Feature.TOP_K | Feature.TOP_P):
@@ -79,6 +87,31 @@ class Sampler:
             cut,
         )
 
+    def _edited(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> torch.Tensor:
+        """float32 [M, V]: a copy of the logits, and in it, by kernels in PIPELINE's order, what is wanted of EDITED."""
+        from stridelm.kernels import edit
+
+        table, history = self.table, self.history
+        tokens, longest = history.tokens, history.tokens.shape[1]
+        if rows.longest is not None:
+            longest = min(rows.longest, longest)
+        past = edit.Past(rows.slots, rows.positions, rows.extra, tokens, history.known, table.prompt_len, longest)
+        edited_MV = logits_MV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+        def asked(feature: Feature) -> edit.Asked:
+            return edit.Asked(table.needs, feature.value)
+
+        if Feature.BAD_WORDS in wanted:
+            edit.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_last, table.bad_prefix)
+        if Feature.BIAS in wanted:
+            edit.add_bias(edited_MV, past, asked(Feature.BIAS), table.bias_ids, table.bias)
+        if Feature.MIN_TOKENS in wanted:
+            edit.forbid_stops(edited_MV, past, asked(Feature.MIN_TOKENS), table.min_tokens, table.stop_ids)
+        if Feature.PENALTIES in wanted:
+            penalties = (table.repetition, table.presence, table.frequency)
+            edit.penalise(edited_MV, past, asked(Feature.PENALTIES), *penalties)
+        return edited_MV
+
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] whose softmax the sampled rows are drawn from.
 
@@ -96,9 +129,7 @@ class Sampler:
         """Decode steps ask for the same rows again and again; the last answer is kept."""
         slots, version = list(row_slots), self.table.version
         if self._remembered is None or self._remembered[:2] != (slots, version):
-            # On a GPU a kernel draws whatever needs no edited logits.
-            among = Feature.EDITED if self.table.device.type == "cuda" else Feature.ALL
-            self._remembered = (slots, version, group(slots, self.table, among))
+            self._remembered = (slots, version, group(slots, self.table))
         return self._remembered[2]
 
     def _process(self, logits_MV: torch.Tensor, rows_X: Rows, groups: Groups) -> torch.Tensor:

@@ -23,6 +23,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the most likely token, without noise."""
 ANY = -2
 """Pads the start of a bad word's prefix: matches whatever stands there, even nothing."""
+_ROOM = 8
+"""Entries that a list has room for when it is first needed."""
 
 
 class Feature(enum.IntFlag):
@@ -37,7 +39,8 @@ class Feature(enum.IntFlag):
     TOP_K = 64
     TOP_P = 128
     TRUNCATED = MIN_P | TOP_K | TOP_P
-    EDITED = BAD_WORDS | BIAS | MIN_TOKENS | PENALTIES
+    LISTED = BAD_WORDS | BIAS | MIN_TOKENS
+    EDITED = LISTED | PENALTIES
     ALL = EDITED | SAMPLED | TRUNCATED
 
 
@@ -50,7 +53,7 @@ class SamplingTable:
         self.device = torch.device(device)
         slots += 1  # the last row is nobody's: padding has slot -1
         self._floats = torch.ones(slots, 7, dtype=torch.float32, device=self.device)
-        self._ints = torch.zeros(slots, 5, dtype=torch.int64, device=self.device)
+        self._ints = torch.zeros(slots, 6, dtype=torch.int64, device=self.device)
         (
             self.temperature,
             self.top_p,
@@ -60,7 +63,8 @@ class SamplingTable:
             self.frequency,
             self.confidence,
         ) = self._floats.unbind(1)
-        self.seed, self.sample_index, self.top_k, self.prompt_len, self.min_tokens = self._ints.unbind(1)
+        self.seed, self.sample_index, self.top_k, self.prompt_len, self.min_tokens, self.needs = self._ints.unbind(1)
+        # needs: the slot's features, as bits, for kernels.
         self.sampled = torch.zeros(slots, dtype=torch.bool, device=self.device)
         """[S] whether the slot's tokens are drawn with noise (Feature.SAMPLED)."""
         self.stop_ids = self._list(slots, 0, fill=-1)
@@ -74,6 +78,9 @@ class SamplingTable:
         """[S, B, T] int64 the tokens before it, the nearest first, padded with ANY."""
         self.version = 0
         """Counts the writes, for those who remember what they derived from the features."""
+        self.generation = 0
+        """Counts how often a list has grown, which makes another tensor of it: a captured step that reads lists
+        (Feature.LISTED) is good for the generation in which it was captured, and for no other."""
         self._features = [Feature(0)] * slots
         self._top_ks = [0] * slots
 
@@ -95,7 +102,7 @@ class SamplingTable:
         self.version += 1
         self.sampled[slot] = bool(features & Feature.SAMPLED)
         _copy(self._floats[slot], _float_row(params, request.speculation.confidence))
-        _copy(self._ints[slot], _int_row(request))
+        _copy(self._ints[slot], _int_row(request, features))
         if features & Feature.MIN_TOKENS:
             self._set_stop_ids(slot, stop_ids)
         if features & Feature.BIAS:
@@ -119,22 +126,22 @@ class SamplingTable:
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
         # A tokenizer may know an eos that the model has no logit for: never drawn, it needs no mask.
         kept = [i for i in stop_ids if 0 <= i < self.vocab_size]
-        self.stop_ids = _widened(self.stop_ids, len(kept), fill=-1)
+        self.stop_ids = self._widened(self.stop_ids, len(kept), fill=-1)
         _copy(self.stop_ids[slot], _padded(kept, self.stop_ids.shape[1], -1))
 
     def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
         assert all(0 <= i < self.vocab_size for i in bias), "logit_bias outside the vocabulary"
-        self.bias_ids = _widened(self.bias_ids, len(bias), fill=0)
-        self.bias = _widened(self.bias, len(bias), fill=0)
+        self.bias_ids = self._widened(self.bias_ids, len(bias), fill=0)
+        self.bias = self._widened(self.bias, len(bias), fill=0)
         _copy(self.bias_ids[slot], _padded(list(bias.keys()), self.bias_ids.shape[1], 0))
         _copy(self.bias[slot], _padded(list(bias.values()), self.bias.shape[1], 0))
 
     def _set_bad_words(self, slot: int, bad_words: Sequence[Sequence[int]]) -> None:
         assert all(0 <= word[-1] < self.vocab_size for word in bad_words), "bad word outside the vocabulary"
         longest = max(len(word) for word in bad_words) - 1
-        self.bad_last = _widened(self.bad_last, len(bad_words), fill=-1)
-        self.bad_prefix = _widened(self.bad_prefix, longest, fill=ANY)
-        self.bad_prefix = _widened(self.bad_prefix, self.bad_last.shape[1], fill=ANY, dim=1)
+        self.bad_last = self._widened(self.bad_last, len(bad_words), fill=-1)
+        self.bad_prefix = self._widened(self.bad_prefix, longest, fill=ANY)
+        self.bad_prefix = self._widened(self.bad_prefix, self.bad_last.shape[1], fill=ANY, dim=1)
         _copy(self.bad_last[slot], _padded([word[-1] for word in bad_words], self.bad_last.shape[1], -1))
         words, width = self.bad_prefix.shape[1:]
         prefixes = [_padded(list(word[:-1])[::-1], width, ANY) for word in bad_words]
@@ -142,6 +149,16 @@ class SamplingTable:
 
     def _list(self, *shape: int, fill: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.full(shape, fill, dtype=dtype, device=self.device)
+
+    def _widened(self, table: torch.Tensor, width: int, fill: int, dim: int = -1) -> torch.Tensor:
+        """The table with room for `width` along a dimension; it doubles, so that growing stays rare."""
+        have = table.shape[dim]
+        if width <= have:
+            return table
+        self.generation += 1
+        more = list(table.shape)
+        more[dim] = max(width, 2 * have, _ROOM) - have
+        return torch.cat((table, table.new_full(more, fill)), dim)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()) -> None:
@@ -190,26 +207,16 @@ def _float_row(params: SamplingParams, confidence: float | None) -> list[float]:
     ]
 
 
-def _int_row(request: Request) -> list[int]:
+def _int_row(request: Request, features: Feature) -> list[int]:
     """In the order of the columns."""
     params = request.params
     seed = _signed64(request.seed)
-    return [seed, request.sample_index, params.top_k, len(request.prompt_ids), params.min_tokens]
+    return [seed, request.sample_index, params.top_k, len(request.prompt_ids), params.min_tokens, features.value]
 
 
 def _signed64(seed: int) -> int:
     """The int64 with the seed's low 64 bits."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-def _widened(table: torch.Tensor, width: int, fill: int, dim: int = -1) -> torch.Tensor:
-    """The table with room for `width` along a dimension; it doubles, so that growing stays rare."""
-    have = table.shape[dim]
-    if width <= have:
-        return table
-    more = list(table.shape)
-    more[dim] = max(width, 2 * have) - have
-    return torch.cat((table, table.new_full(more, fill)), dim)
 
 
 def _copy(row: torch.Tensor, values: list[Any]) -> None:

@@ -8,6 +8,8 @@ chunks.
 
 from __future__ import annotations
 
+import math
+
 from stridelm.types import Request
 
 
@@ -21,8 +23,7 @@ def resting(request: Request) -> bool:
     first, or they are sure to be its last."""
     if not request.ahead:
         return False
-    most = request.params.max_tokens
-    return request.host_bound or (most is not None and len(request.output_ids) + request.due >= most)
+    return request.host_bound or len(request.output_ids) + request.due >= most_output(request)
 
 
 def owed_rows(request: Request, start: int) -> int:
@@ -51,9 +52,15 @@ def least_span(request: Request, owed: int) -> tuple[int, int]:
 def useful_depth(request: Request) -> int:
     """Deepest draft from which a token could still be emitted. A whole request's is not ours to choose."""
     deepest = len(request.ladder) - 1
-    if request.whole or request.params.max_tokens is None:
+    if request.whole:
         return deepest
-    return max(0, min(deepest, request.params.max_tokens - len(request.output_ids) - request.due - 1))
+    return int(max(0, min(deepest, most_output(request) - len(request.output_ids) - request.due - 1)))
+
+
+def most_output(request: Request) -> float:
+    """Most tokens of output that the request can come to have."""
+    limits = (request.params.max_tokens, request.room)
+    return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 def smallest_budget(request: Request) -> int:

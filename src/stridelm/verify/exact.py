@@ -12,6 +12,7 @@ import torch
 
 from stridelm.sample.processors import Rows
 from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.upload import upload
 from stridelm.verify.rule import Hearing, Rule
 
 
@@ -20,34 +21,34 @@ class Exact(Rule):
     lossless = True
 
     def decide(self, hearing: Hearing) -> Verdict:
-        drawn_RK = draw_nodes(hearing)
-        if drawn_RK.is_cuda:
-            from stridelm.kernels.walk import walk as walk_on_gpu
+        return walk_and_append(hearing, hearing.draft, draw_nodes(hearing))
 
-            table = hearing.table
-            return walk_on_gpu(
-                hearing.draft, drawn_RK, hearing.nodes, hearing.decides, hearing.slots, table.tokens, table.known
-            )
-        verdict = walk(hearing.draft, drawn_RK, hearing.nodes, hearing.decides)
-        hearing.table.append(hearing.slots, verdict.tokens, verdict.counts)
-        return verdict
+
+def walk_and_append(hearing: Hearing, draft: Draft, drawn_RK: torch.Tensor) -> Verdict:
+    """Follow the tokens drawn at each node down the draft, and append what is emitted to the token table."""
+    nodes, decides, slots, table = hearing.nodes, hearing.decides, hearing.slots, hearing.table
+    if drawn_RK.is_cuda:
+        from stridelm.kernels.walk import walk as walk_on_gpu
+
+        return walk_on_gpu(draft, drawn_RK, nodes, decides, slots, table.tokens, table.known)
+    verdict = walk(draft, drawn_RK, nodes, decides)
+    table.append(slots, verdict.tokens, verdict.counts)
+    return verdict
 
 
 def draw_nodes(hearing: Hearing) -> torch.Tensor:
-    """[R, K] the token drawn at the last real row and at each live candidate; -1 at probes and padding."""
+    """[R, K] the token drawn at the last real row and at each live candidate; anything at probes and padding."""
     batch, draft = hearing.batch, hearing.draft
     if not draft.width and len(batch.decision_host) == len(hearing.spans):
         return _draw_all(hearing)
-    if batch.grid and len(hearing.spans) == len(batch.spans) and not hearing.uses_history:
+    if batch.grid and len(hearing.spans) == len(batch.spans):
         return _draw_all(hearing)
     rows_host, spans_host = _drawn_rows(hearing)
     device = hearing.nodes.device
-    rows, spans = torch.from_numpy(rows_host).to(device), torch.from_numpy(spans_host).to(device)
+    rows, spans = upload(rows_host, device), upload(spans_host, device)
     everything = len(rows_host) == len(batch.decision_host)
     logits = hearing.logits_MV if everything else hearing.logits_MV.index_select(0, rows)
-    extra = None
-    if draft.max_depth and hearing.uses_history:
-        extra = candidate_history(draft, spans, batch.decision_draft[rows])
+    extra = _extra(hearing, spans, batch.decision_draft[rows])
     positions = batch.positions[batch.decisions[rows]] + 1
     slots = [hearing.spans[i].request.slot for i in spans_host.tolist()]
     tokens = hearing.sampler.draw(logits, Rows(hearing.slots[spans], positions, extra, hearing.longest), slots)
@@ -63,8 +64,15 @@ def _draw_all(hearing: Hearing) -> torch.Tensor:
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
     owners = hearing.slots if columns == 1 else hearing.slots.repeat_interleave(columns)
-    rows = Rows(owners, positions, None, hearing.longest)
+    rows = Rows(owners, positions, _extra(hearing, batch.decision_span, batch.decision_draft), hearing.longest)
     return hearing.sampler.draw(hearing.logits_MV, rows, slots).view(-1, columns)
+
+
+def _extra(hearing: Hearing, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
+    """`candidate_history`, where any request's processors look at it."""
+    if not hearing.draft.max_depth or not hearing.uses_history:
+        return None
+    return candidate_history(hearing.draft, spans, own)
 
 
 def _drawn_rows(hearing: Hearing) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ from stridelm.sample.noise import gumbel
 from stridelm.sample.sampler import likeliest
 from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
-from stridelm.verify.exact import draw_nodes, walk
+from stridelm.verify.exact import draw_nodes, walk_and_append
 from stridelm.verify.rule import Hearing, Rule
 from stridelm.verify.trust import Sureness, Trust
 
@@ -49,10 +49,10 @@ class Synthetic(Rule):
     def decide(self, hearing: Hearing) -> Verdict:
         draft, drawn_RK = hearing.draft, draw_nodes(hearing)
         if not draft.width:
-            return _walk(hearing, draft, drawn_RK)
+            return walk_and_append(hearing, draft, drawn_RK)
         levels = draw_accepted(hearing)
         short = replace(draft, live=draft.live & (draft.depths <= levels[:, None]))
-        return _recounted(_walk(hearing, short, _agreeing(short, drawn_RK)), draft)
+        return _recounted(walk_and_append(hearing, short, _agreeing(short, drawn_RK)), draft)
 
 
 class SyntheticTrust(Trust):
@@ -132,18 +132,6 @@ def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
     child = torch.where(draft.live & (draft.roles == CANDIDATE), row, width)
     first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
     return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
-
-
-def _walk(hearing: Hearing, draft: Draft, drawn_RK: torch.Tensor) -> Verdict:
-    """Follow the drawn tokens as the exact rule does, and append them to the token table."""
-    nodes, decides, slots, table = hearing.nodes, hearing.decides, hearing.slots, hearing.table
-    if drawn_RK.is_cuda:
-        from stridelm.kernels.walk import walk as walk_on_gpu
-
-        return walk_on_gpu(draft, drawn_RK, nodes, decides, slots, table.tokens, table.known)
-    verdict = walk(draft, drawn_RK, nodes, decides)
-    table.append(slots, verdict.tokens, verdict.counts)
-    return verdict
 
 
 def _recounted(verdict: Verdict, draft: Draft) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -71,6 +72,37 @@ def test_lists_grow_and_keep_what_they_hold() -> None:
     assert bool((table.bad_prefix[0] == ANY).all())
     assert table.bad_last[2].tolist()[:3] == [6, 4, 9]
     assert table.bad_prefix[2, :3, :3].tolist() == [[ANY] * 3, [3, 2, 1], [8, ANY, ANY]]
+
+
+def test_a_list_that_grows_is_counted() -> None:
+    """Whoever holds a list knows by the count that it is another tensor now; while there is room it stays the same."""
+    table = SamplingTable(2, 100)
+
+    def lists() -> tuple[torch.Tensor, ...]:
+        return table.stop_ids, table.bias_ids, table.bias, table.bad_last, table.bad_prefix
+
+    rng = random.Random(0)
+    grown = 0
+    for turn in range(60):
+        most = 1 + turn // 3
+        bias = dict.fromkeys(range(rng.randrange(most)), 1.0)
+        words = [[1] * rng.randint(1, most) for _ in range(rng.randrange(most))]
+        held, counted = lists(), table.generation
+        table.set(turn % 2, _request(min_tokens=1, logit_bias=bias), list(range(rng.randrange(most))), words)
+        same = all(ours is theirs for ours, theirs in zip(lists(), held))
+        assert same == (table.generation == counted)
+        grown += not same
+    assert 2 < grown < 15
+
+
+def test_the_device_knows_the_features() -> None:
+    """Of the slot's own request, and nothing of its last one or of nobody's."""
+    table = SamplingTable(2, 100)
+    table.set(1, _request(min_tokens=1, logit_bias={4: 1.0}, presence_penalty=0.1), [9], [[5]])
+    table.assume(Feature.ALL)
+    assert table.needs.tolist() == [0, Feature.EDITED | Feature.SAMPLED, 0]
+    table.set(1, _request(temperature=0.0))
+    assert table.needs.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**64 - 1])

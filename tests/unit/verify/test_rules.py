@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.verify import RULES
 from stridelm.verify.rule import Rule
-from support.identity import prompts
+from support.identity import POOL, prompts
 from support.stand import Job, Stand, all_speculations, assert_same
 
 
@@ -36,6 +37,6 @@ def test_rules_share_a_batch(checkpoint: Callable[..., Path]) -> None:
     stand = Stand(checkpoint("qwen3"), "float32")
     kinds = [kind for rule in RULES for kind in all_speculations(stand.target, rule)]
     params = SamplingParams(temperature=0.7, max_tokens=12, seed=2, ignore_eos=True, presence_penalty=0.5)
-    jobs = [Job(prompt, params, kind) for prompt, kind in zip(prompts(stand, len(kinds)), kinds)]
+    jobs = [Job(prompt, params, kind) for prompt, kind in zip(cycle(prompts(stand, POOL)), kinds)]
     for job, output in zip(jobs, stand.run(jobs)):
         assert_same(output, stand.alone(job), job.speculation)

@@ -17,7 +17,7 @@ from stridelm.kernels.ops import ACTIVATIONS, Ops, Turn
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Rope, RopeSpec
-from stridelm.types import MAX_DRAFT_ROWS
+from stridelm.types import OVERRUN
 
 
 class Attend(Protocol):
@@ -131,7 +131,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return self.down(ops.gate(self.gate_up(x), self.activation))
+        return self.down(self.gate_up.gated(x, ops, self.activation))
 
 
 class Block(nn.Module):
@@ -159,8 +159,8 @@ class Decoder(nn.Module):
         # Given a weight it draws none, which on the meta device would import torch's compiler.
         weight = torch.empty(spec.vocab_size, spec.hidden_size)
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
-        # A draft may reach beyond the context; what it finds there is cut.
-        self.rope = Rope(spec.rope, spec.max_length + MAX_DRAFT_ROWS)
+        # Steps may reach beyond the context; what they find there is cut.
+        self.rope = Rope(spec.rope, spec.max_length + OVERRUN)
         self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.num_layers))
         self.norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.head = Linear(spec.hidden_size, spec.vocab_size)

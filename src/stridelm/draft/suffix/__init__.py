@@ -1,0 +1,65 @@
+"""Suffix decoding: what most often followed where the text, or what earlier requests said, went like its end now
+(Oliaro et al. 2024, "SuffixDecoding", arXiv 2411.04975).
+
+The longest suffix of the known tokens that has occurred before, in the request itself and in the corpus of earlier
+outputs, is continued into a tree, likeliest rows first. The one of the two trees that is expected to have more accepted
+is the draft. The corpus changes how much is accepted and never what is said.
+"""
+
+from __future__ import annotations
+
+from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.suffix.texts import BORDER, Corpus, Place, Text
+from stridelm.draft.suffix.tree import Tree, as_draft, grow
+from stridelm.params import Speculation
+from stridelm.sample.sampler import Sampler
+from stridelm.types import MAX_DRAFT_ROWS, Draft, Request, Span
+
+SPEC_FACTOR, MIN_PROB = 1.0, 0.1
+"""vLLM's defaults."""
+
+
+class SuffixDrafter(Drafter):
+    name = "suffix"
+    options = frozenset({"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"})
+    default_depth = 8
+    host_bound = True
+
+    def __init__(self, target: Target, sampler: Sampler) -> None:
+        super().__init__(target, sampler)
+        self.corpus = Corpus()
+        self.texts: dict[str, Text] = {}
+        """By request id, from a request's first draft until it leaves."""
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        """As many rows as levels: a chain where one continuation is likeliest all along, else a shallower tree."""
+        depth = self.default_depth if speculation.depth is None else speculation.depth
+        if depth > MAX_DRAFT_ROWS:
+            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        return tuple(range(depth + 1))
+
+    def propose(self, group: Group) -> Draft:
+        width = max(span.draft for span in group.spans)
+        return as_draft([self._guess(span) for span in group.spans], width, group.slots.device)
+
+    def leave(self, request: Request) -> None:
+        self.texts.pop(request.id, None)
+        if request.output_ids:
+            self.corpus.add(request.prompt_ids[-BORDER:] + request.output_ids)
+
+    def _guess(self, span: Span) -> Tree:
+        """The better of the trees that the request's own text and the corpus give; of equals its own."""
+        text = self.texts.setdefault(span.request.id, Text())
+        text.catch_up(span.request, self.corpus)
+        state, length = text.own.repeated()
+        own = _grow(span, [(text.own, state)], length)
+        shared = _grow(span, *text.longest(self.corpus))
+        return shared if shared.score > own.score else own
+
+
+def _grow(span: Span, places: list[Place], length: int) -> Tree:
+    """The tree behind a match of `length` tokens. Longer matches are trusted further."""
+    speculation = span.request.speculation
+    factor, least = speculation.suffix_decoding_max_spec_factor, speculation.suffix_decoding_min_token_prob
+    depth = min(span.depth, int((SPEC_FACTOR if factor is None else factor) * length))
+    return grow(places, span.draft, depth, MIN_PROB if least is None else least) if depth else Tree()

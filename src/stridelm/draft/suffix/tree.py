@@ -1,0 +1,103 @@
+"""A draft tree grown best first from the places where a text's end has occurred before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+import torch
+
+from stridelm.draft.suffix.automaton import END
+from stridelm.draft.suffix.texts import Place
+from stridelm.types import CANDIDATE, Draft
+from stridelm.upload import upload
+
+
+@dataclass(slots=True)
+class Tree:
+    """One request's draft: rows in the order in which they were chosen, so children after their parents."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    ancestors: list[int] = field(default_factory=list)
+    """Bitmasks as signed 64-bit numbers."""
+    score: float = 0.0
+    """Rows that are expected to be accepted: the sum of their estimates."""
+
+    def add(self, token: int, parent: int) -> int:
+        row = len(self.tokens)
+        own = 1 << row if row < 63 else -1 << 63
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 + (self.depths[parent] if parent >= 0 else 0))
+        self.ancestors.append(own | (self.ancestors[parent] if parent >= 0 else 0))
+        return row
+
+
+def grow(places: list[Place], rows: int, depth: int, least: float) -> Tree:
+    """The likeliest continuations of what occurs at `places`, best first.
+
+    A row is estimated by how many of the occurrences that were followed at all went on like this: the product of its
+    path's shares. Of equally likely rows the one found first comes first. The tree ends at so many rows, at so deep a
+    row, and where the estimate falls under `least`.
+    """
+    tree = Tree()
+    frontier: list[tuple[int, int, int, int, list[Place]]] = []
+    found = 0
+
+    def find(parent: int, places: list[Place]) -> int:
+        """Put what followed at `places` up for choice, and say how often anything did."""
+        nonlocal found
+        followed = 0
+        for token, behind in _followers(places).items():
+            count = sum(automaton.count[state] for automaton, state in behind)
+            heappush(frontier, (-count, found, token, parent, behind))
+            found += 1
+            followed += count
+        return followed
+
+    total = find(-1, places)
+    while frontier and len(tree.tokens) < rows:
+        count, _, token, parent, behind = heappop(frontier)
+        if -count < least * total:
+            break
+        row = tree.add(token, parent)
+        tree.score -= count / total
+        if tree.depths[row] < depth:
+            find(row, behind)
+    return tree
+
+
+def _followers(places: list[Place]) -> dict[int, list[Place]]:
+    """Token -> the places behind it."""
+    found: dict[int, list[Place]] = {}
+    for automaton, state in places:
+        for token, child in automaton.next[state].items():
+            if token != END:
+                found.setdefault(token, []).append((automaton, child))
+    return found
+
+
+def as_draft(trees: Sequence[Tree], width: int, device: torch.device) -> Draft:
+    """The trees as one Draft, sent to the device at once. Rows behind a tree's end are not live."""
+    rows = np.zeros((5, len(trees), width), dtype=np.int64)
+    rows[1], rows[2] = -1, 1
+    for i, tree in enumerate(trees):
+        size = len(tree.tokens)
+        rows[:4, i, :size] = tree.tokens, tree.parents, tree.depths, tree.ancestors
+        rows[4, i, :size] = 1
+    tokens, parents, depths, ancestors, live = upload(rows, device).unbind(0)
+    return Draft(
+        tokens=tokens,
+        parents=parents,
+        roles=torch.full_like(tokens, CANDIDATE),
+        depths=depths,
+        ancestors=ancestors,
+        live=live.bool(),
+        candidates=rows[4].astype(bool),
+        straight=all(tree.parents == list(range(-1, len(tree.tokens) - 1)) for tree in trees),
+        max_depth=max((depth for tree in trees for depth in tree.depths), default=0),
+    )

@@ -1,0 +1,395 @@
+"""Bad words, logit bias, minimum tokens and penalties on a GPU, without the host: sample/processors.py to the bit.
+
+Each changes float32 logits in place, of the rows whose slot asks for it, and of those only the logits that it is about:
+the ids of a list in the sampling table, or the tokens of the row's own history. Which rows ask, and how long each
+history is, is read on the device. The order is the caller's: one launch sees what the launch before it has written.
+
+Counts. Penalties need to know how often a token stands in the output, and whether it stands in the prompt. Programs
+share a row's history and count into a scratch of integers; the order of additions is nobody's business. Then whoever
+meets a token first takes its count, leaves 0 for the others, and applies it.
+
+Bits. The products and differences are rounded one by one, as torch does it: the kernel is compiled without fusing them.
+
+Graphs. The host decides from shapes, and from a bound on the histories, alone: a captured launch stays right when
+slots, positions, parameters and histories change. A list that has grown is another tensor: see `SamplingTable`.
+
+Legend: M rows, V vocabulary, S slots of the tables, L columns of the token table, E extra tokens a row, P stop ids,
+C biases, W bad words, T tokens of the longest bad word but its last, B entries or places that a program looks at.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(512)
+"""B."""
+PROMPT = tl.constexpr(1 << 30)
+"""The bit in a token's count that says that it stands in the prompt; below it, how often it stands in the output."""
+NOTHING = tl.constexpr(-1)
+"""Stands where a row's output has no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Rows, and what comes before each of them: `Rows` and `TokenHistory` of sample/processors.py."""
+
+    slots_M: torch.Tensor
+    """int64; negative: a row of padding, of which nothing is read."""
+    positions_M: torch.Tensor
+    """int64: absolute position of the token to be drawn."""
+    extra_ME: torch.Tensor | None
+    """int64: tokens behind the known ones that lead to this row, -1 behind their end."""
+    tokens_SL: torch.Tensor
+    """int64."""
+    known_S: torch.Tensor
+    """int64: how many of the tokens are real."""
+    prompt_len_S: torch.Tensor
+    """int64: how many of those are the prompt's. A column of a SamplingTable."""
+    longest: int
+    """What `known` does not exceed in these slots."""
+
+    def __post_init__(self) -> None:
+        assert self.slots_M.is_contiguous() and self.positions_M.is_contiguous() and self.known_S.is_contiguous()
+        assert self.tokens_SL.stride(1) == 1 and (self.extra_ME is None or self.extra_ME.stride(1) == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks for a feature."""
+
+    features_S: torch.Tensor
+    """int64: a Feature's bits each. A column of a SamplingTable, any stride."""
+    bit: int
+
+
+# Device code
+
+
+@triton.jit
+def _asking(slots, features, stride_features, BIT: tl.constexpr):
+    """The slot of this program's row; negative if the row does not ask for the feature."""
+    slot = tl.load(slots + tl.program_id(0))
+    asked = tl.load(features + slot * stride_features, mask=slot >= 0, other=0)
+    return tl.where((asked & BIT) != 0, slot, -1)
+
+
+@triton.jit
+def _my_logits(logits, stride_m):
+    return logits + tl.program_id(0).to(tl.int64) * stride_m
+
+
+@triton.jit
+def _my_places():
+    """[B] the places in a history, or the entries of a list, that are this program's. Grids are (M, runs of B)."""
+    return tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _output_token(place, slot, tokens, known, extra, prompt, stride_s, stride_e, columns, width):
+    """The output token at this place of the row's history; NOTHING before the output."""
+    token = tl.load(tokens + slot * stride_s + tl.minimum(tl.maximum(place, 0), columns - 1))
+    if extra is not None:
+        beyond = place - tl.load(known + slot)
+        own = extra + tl.program_id(0).to(tl.int64) * stride_e
+        token = tl.where(beyond >= 0, tl.load(own + tl.minimum(tl.maximum(beyond, 0), width - 1)), token)
+    return tl.where(place < prompt, NOTHING, token)
+
+
+@triton.jit(do_not_specialize=["stride_e", "words", "length", "columns", "width"])
+def forbid_last_tokens(
+    logits,
+    slots,
+    positions,
+    features,
+    last,
+    prefix,
+    tokens,
+    known,
+    prompt_len,
+    extra,
+    stride_m,
+    stride_features,
+    stride_prompt,
+    stride_s,
+    stride_e,
+    words,
+    length,
+    columns,
+    width,
+    BIT: tl.constexpr,
+):
+    """-inf for the last token of each word whose others end the row's output."""
+    slot = _asking(slots, features, stride_features, BIT)
+    if slot < 0:
+        return
+    position = tl.load(positions + tl.program_id(0))
+    prompt = tl.load(prompt_len + slot * stride_prompt)
+    word_B = _my_places()
+    at_B = slot * words + word_B
+    last_B = tl.load(last + at_B, mask=word_B < words, other=-1)
+    hit_B = last_B >= 0
+    for back in range(length):
+        place = position - 1 - back
+        token = _output_token(place, slot, tokens, known, extra, prompt, stride_s, stride_e, columns, width)
+        wanted_B = tl.load(prefix + at_B * length + back, mask=hit_B, other=0)
+        hit_B &= (wanted_B == token) | (wanted_B < 0)
+    tl.store(_my_logits(logits, stride_m) + last_B, float("-inf"), mask=hit_B)
+
+
+@triton.jit(do_not_specialize=["count"])
+def add_biases(logits, slots, features, ids, bias, stride_m, stride_features, count, BIT: tl.constexpr):
+    slot = _asking(slots, features, stride_features, BIT)
+    if slot < 0:
+        return
+    entry_B = _my_places()
+    amount_B = tl.load(bias + slot * count + entry_B, mask=entry_B < count, other=0.0)
+    # Padding adds 0 to token 0, which may have a bias of its own: two lanes must not write one logit.
+    real_B = amount_B != 0
+    token_B = tl.load(ids + slot * count + entry_B, mask=real_B, other=0)
+    logit_B = _my_logits(logits, stride_m) + token_B
+    tl.store(logit_B, tl.load(logit_B, mask=real_B, other=0.0) + amount_B, mask=real_B)
+
+
+@triton.jit(do_not_specialize=["count"])
+def forbid_early_stops(
+    logits,
+    slots,
+    positions,
+    features,
+    prompt_len,
+    min_tokens,
+    ids,
+    stride_m,
+    stride_features,
+    stride_prompt,
+    stride_min_tokens,
+    count,
+    BIT: tl.constexpr,
+):
+    """-inf for every stop id while the output is too short."""
+    slot = _asking(slots, features, stride_features, BIT)
+    if slot < 0:
+        return
+    written = tl.load(positions + tl.program_id(0)) - tl.load(prompt_len + slot * stride_prompt)
+    if written >= tl.load(min_tokens + slot * stride_min_tokens):
+        return
+    entry_B = _my_places()
+    token_B = tl.load(ids + slot * count + entry_B, mask=entry_B < count, other=-1)
+    tl.store(_my_logits(logits, stride_m) + token_B, float("-inf"), mask=token_B >= 0)
+
+
+@triton.jit
+def _history(slot, tokens, known, extra, prompt, repetition, stride_s, stride_e, width, vocab):
+    """([B] tokens of the row's history at this program's places, which of them a penalty looks at, which are prompt)"""
+    place_B = _my_places()
+    length = tl.load(known + slot)
+    token_B = tl.load(tokens + slot * stride_s + place_B, mask=place_B < length, other=-1)
+    if extra is not None:
+        beyond_B = place_B - length
+        drafted_B = (beyond_B >= 0) & (beyond_B < width)
+        own = extra + tl.program_id(0).to(tl.int64) * stride_e
+        token_B = tl.where(drafted_B, tl.load(own + beyond_B, mask=drafted_B, other=-1), token_B)
+    # A repetition penalty of 1 changes nothing, and the others look at the output alone.
+    counts_B = place_B >= tl.where(repetition == 1.0, prompt, 0)
+    # The path of a draft row that is not live may name anything.
+    return token_B, counts_B & (token_B >= 0) & (token_B < vocab), place_B < prompt
+
+
+@triton.jit(do_not_specialize=["stride_e", "width"])
+def count_tokens(
+    counts,
+    slots,
+    features,
+    tokens,
+    known,
+    prompt_len,
+    extra,
+    repetition,
+    stride_features,
+    stride_prompt,
+    stride_s,
+    stride_e,
+    stride_repetition,
+    width,
+    vocab,
+    BIT: tl.constexpr,
+):
+    """Into counts [M, V] int32, zero before."""
+    slot = _asking(slots, features, stride_features, BIT)
+    if slot < 0:
+        return
+    prompt = tl.load(prompt_len + slot * stride_prompt)
+    strength = tl.load(repetition + slot * stride_repetition)
+    token_B, counts_B, prompt_B = _history(
+        slot, tokens, known, extra, prompt, strength, stride_s, stride_e, width, vocab
+    )
+    count_B = _my_logits(counts, vocab) + token_B
+    tl.atomic_or(count_B, PROMPT, mask=counts_B & prompt_B, sem="relaxed")
+    tl.atomic_add(count_B, 1, mask=counts_B & ~prompt_B, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["stride_e", "width"])
+def apply_counts(
+    logits,
+    counts,
+    slots,
+    features,
+    tokens,
+    known,
+    prompt_len,
+    extra,
+    repetition,
+    presence,
+    frequency,
+    stride_m,
+    stride_features,
+    stride_prompt,
+    stride_s,
+    stride_e,
+    stride_penalties,
+    width,
+    vocab,
+    BIT: tl.constexpr,
+):
+    """The penalties of every token that was counted. Leaves the counts 0."""
+    slot = _asking(slots, features, stride_features, BIT)
+    if slot < 0:
+        return
+    prompt = tl.load(prompt_len + slot * stride_prompt)
+    strength = tl.load(repetition + slot * stride_penalties)
+    token_B, counts_B, _ = _history(slot, tokens, known, extra, prompt, strength, stride_s, stride_e, width, vocab)
+    count_B = tl.atomic_xchg(_my_logits(counts, vocab) + token_B, 0, mask=counts_B, sem="relaxed")
+    mine_B = counts_B & (count_B != 0)
+    output_B = (count_B & (PROMPT - 1)).to(tl.float32)
+    at_B = _my_logits(logits, stride_m) + token_B
+    logit_B = tl.load(at_B, mask=mine_B, other=0.0)
+    logit_B = tl.where(logit_B > 0, tl.div_rn(logit_B, strength), logit_B * strength)
+    logit_B -= output_B * tl.load(frequency + slot * stride_penalties)
+    logit_B -= tl.minimum(output_B, 1.0) * tl.load(presence + slot * stride_penalties)
+    tl.store(at_B, logit_B, mask=mine_B)
+
+
+# Host code
+
+
+def forbid_words(
+    logits_MV: torch.Tensor, past: Past, asked: Asked, last_SW: torch.Tensor, prefix_SWT: torch.Tensor
+) -> None:
+    """`bad_words` in sample/processors.py. last_SW: int64 last token of each word, negative: no word. prefix_SWT: int64
+    the tokens before it, the nearest first; negative: whatever stands there, even nothing."""
+    words, length = prefix_SWT.shape[1:]
+    assert last_SW.shape[1] == words and last_SW.is_contiguous() and prefix_SWT.is_contiguous()
+    extra, stride_e, width = _extra_of(past)
+    forbid_last_tokens[_grid(logits_MV, words)](
+        logits_MV,
+        past.slots_M,
+        past.positions_M,
+        asked.features_S,
+        last_SW,
+        prefix_SWT,
+        past.tokens_SL,
+        past.known_S,
+        past.prompt_len_S,
+        extra,
+        logits_MV.stride(0),
+        asked.features_S.stride(0),
+        past.prompt_len_S.stride(0),
+        past.tokens_SL.stride(0),
+        stride_e,
+        words,
+        length,
+        past.tokens_SL.shape[1],
+        width,
+        BIT=asked.bit,
+    )
+
+
+def add_bias(logits_MV: torch.Tensor, past: Past, asked: Asked, ids_SC: torch.Tensor, bias_SC: torch.Tensor) -> None:
+    """`logit_bias` in sample/processors.py. bias_SC: float32, added at ids_SC int64; of a slot's ids no two are alike
+    but those to which 0 is added."""
+    assert ids_SC.shape == bias_SC.shape and ids_SC.is_contiguous() and bias_SC.is_contiguous()
+    count = ids_SC.shape[1]
+    add_biases[_grid(logits_MV, count)](
+        logits_MV,
+        past.slots_M,
+        asked.features_S,
+        ids_SC,
+        bias_SC,
+        logits_MV.stride(0),
+        asked.features_S.stride(0),
+        count,
+        BIT=asked.bit,
+    )
+
+
+def forbid_stops(
+    logits_MV: torch.Tensor, past: Past, asked: Asked, min_tokens_S: torch.Tensor, ids_SP: torch.Tensor
+) -> None:
+    """`min_tokens` in sample/processors.py. min_tokens_S: int64. ids_SP: int64, negative: none."""
+    assert ids_SP.is_contiguous()
+    count = ids_SP.shape[1]
+    forbid_early_stops[_grid(logits_MV, count)](
+        logits_MV,
+        past.slots_M,
+        past.positions_M,
+        asked.features_S,
+        past.prompt_len_S,
+        min_tokens_S,
+        ids_SP,
+        logits_MV.stride(0),
+        asked.features_S.stride(0),
+        past.prompt_len_S.stride(0),
+        min_tokens_S.stride(0),
+        count,
+        BIT=asked.bit,
+    )
+
+
+def penalise(
+    logits_MV: torch.Tensor,
+    past: Past,
+    asked: Asked,
+    repetition_S: torch.Tensor,
+    presence_S: torch.Tensor,
+    frequency_S: torch.Tensor,
+) -> None:
+    """`penalties` in sample/processors.py. The three: float32 columns of a SamplingTable."""
+    strides = {column.stride(0) for column in (repetition_S, presence_S, frequency_S)}
+    assert len(strides) == 1
+    rows, vocab = logits_MV.shape
+    extra, stride_e, width = _extra_of(past)
+    grid = _grid(logits_MV, past.longest + width)
+    counts_MV = torch.zeros(rows, vocab, dtype=torch.int32, device=logits_MV.device)
+    history = (past.slots_M, asked.features_S, past.tokens_SL, past.known_S, past.prompt_len_S, extra, repetition_S)
+    strides_of = (asked.features_S.stride(0), past.prompt_len_S.stride(0), past.tokens_SL.stride(0), stride_e, *strides)
+    count_tokens[grid](counts_MV, *history, *strides_of, width, vocab, BIT=asked.bit)
+    apply_counts[grid](
+        logits_MV,
+        counts_MV,
+        *history,
+        presence_S,
+        frequency_S,
+        logits_MV.stride(0),
+        *strides_of,
+        width,
+        vocab,
+        BIT=asked.bit,
+        enable_fp_fusion=False,
+    )
+
+
+def _grid(logits_MV: torch.Tensor, places: int) -> tuple[int, int]:
+    assert logits_MV.dtype == torch.float32 and logits_MV.stride(1) == 1
+    return logits_MV.shape[0], triton.cdiv(places, BLOCK.value)
+
+
+def _extra_of(past: Past) -> tuple[torch.Tensor | None, int, int]:
+    """(extra tokens or None, stride of a row, E)"""
+    if past.extra_ME is None or not past.extra_ME.shape[1]:
+        return None, 0, 0
+    return past.extra_ME, past.extra_ME.stride(0), past.extra_ME.shape[1]
