@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from stridelm import LLM, SamplingParams
-from stridelm.attention import BACKENDS
-from support.bounds import BoundsAttention
+from support.bounds import BOUNDS, bounds_registered
 from support.identity import LENGTH, TEMPERATURES, check_identity, mixed_jobs, teach, trusting_neighbours
 from support.poison import KINDS, POOL, check_pages, requests
 from support.stand import Stand
 from support.tree_drafter import registered
 
-BOUNDS = "bounds"
 UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
 """Without log-probabilities, with which a step lands at once."""
 
@@ -41,10 +39,8 @@ class LaggingStand(Stand):
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    BACKENDS.add(BOUNDS, BoundsAttention)
-    with registered():
+    with bounds_registered(), registered():
         yield
-    BACKENDS.remove(BOUNDS)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,19 @@ bounds and leaves a step unread, as on a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 
+from stridelm.attention import BACKENDS
 from stridelm.attention.base import PreparedAttention
 from stridelm.attention.reference import ReferenceAttention
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import DeviceGeometry, Geometry
+
+BOUNDS = "bounds"
 
 
 class BoundsAttention:
@@ -44,3 +49,13 @@ class BoundsAttention:
             has_ordered=not geometry.straight,
         )
         return self._reference.prepare(host, layout, query_heads)
+
+
+@contextmanager
+def bounds_registered() -> Iterator[None]:
+    """The backend is to be had by its name."""
+    BACKENDS.add(BOUNDS, BoundsAttention)
+    try:
+        yield
+    finally:
+        BACKENDS.remove(BOUNDS)

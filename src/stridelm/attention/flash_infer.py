@@ -57,8 +57,7 @@ class FlashInferAttention:
     def prepare(
         self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
     ) -> PreparedFlashInfer:
-        """Valid until the next call: FlashInfer keeps one plan for each kind of layer. Raises ValueError for a head
-        size that has no kernels."""
+        """Valid until the next call: FlashInfer keeps one plan for each kind of layer."""
         assert isinstance(geometry, Geometry)
         return PreparedFlashInfer(self, geometry, query_heads)
 
@@ -85,7 +84,6 @@ class PreparedFlashInfer:
     def attend(
         self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        """Raises ValueError for queries that are neither float16 nor bfloat16."""
         if kv not in self._planned:
             self._planned[kv] = self._plan(kv, q_NHD)
         q_NHD = q_NHD.contiguous()

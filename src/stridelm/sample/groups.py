@@ -65,14 +65,10 @@ def _part(feature: Feature, rows: list[int], slots: list[int], table: SamplingTa
         return Part(rows_G, max_top_k=max(map(table.top_k_of, mine)))
     if feature is Feature.PENALTIES:
         entry = {slot: i for i, slot in enumerate(dict.fromkeys(mine))}
-        slot_of = None if len(entry) == len(mine) else _tensor([entry[slot] for slot in mine], table.device)
-        return Part(rows_G, _tensor(list(entry), table.device), slot_of)
+        slot_of = None if len(entry) == len(mine) else upload([entry[slot] for slot in mine], table.device)
+        return Part(rows_G, upload(list(entry), table.device), slot_of)
     return Part(rows_G)
 
 
 def _index(rows: list[int], total: int, device: torch.device) -> torch.Tensor | None:
-    return None if len(rows) == total else _tensor(rows, device)
-
-
-def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
-    return upload(values, device)
+    return None if len(rows) == total else upload(rows, device)

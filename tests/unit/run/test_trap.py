@@ -11,30 +11,26 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
-from stridelm.attention import BACKENDS
 from stridelm.cache.pool import PagePool
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.run.eager import _places
 from stridelm.run.trap import PageFault, PageTrap
 from stridelm.types import DeviceGeometry, Geometry
 from support.attention import Case, Piece, geometry, make, on_device, random_pieces
-from support.bounds import BoundsAttention
+from support.bounds import BOUNDS, bounds_registered
 from support.identity import LENGTH, check_identity, mixed_jobs, trusting_neighbours
 from support.stand import Stand
 from support.trap import PAGE_SIZE, WRONG_PAGES, Spoiler, check_names_the_entry, engine_of
 from support.tree_drafter import registered
 
-BOUNDS = "bounds"
 WAYS = (("host", "ledger"), (BOUNDS, "ledger"), (BOUNDS, "device"))
 """The backend, and whose copy of a page table is spoilt."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    BACKENDS.add(BOUNDS, BoundsAttention)
-    with registered():
+    with bounds_registered(), registered():
         yield
-    BACKENDS.remove(BOUNDS)
 
 
 # By itself

@@ -16,7 +16,6 @@ from test_walk import random_draft
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stridelm import LLM, SamplingParams
-from stridelm.attention import BACKENDS
 from stridelm.draft import DRAFTERS, settle
 from stridelm.draft.base import chain
 from stridelm.params import Speculation
@@ -26,7 +25,7 @@ from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic, trust
 from stridelm.verify.rule import Hearing
-from support.bounds import BoundsAttention
+from support.bounds import BOUNDS, bounds_registered
 from support.identity import prompts
 from support.interpreter import INTERPRETED
 from support.stand import Job, Stand, assert_same
@@ -35,7 +34,6 @@ from support.tree_drafter import registered
 
 CPU = torch.device("cpu")
 MEANS = [(1.0, 1), (1.7, 1), (2.0, 1), (1.0, 4), (2.5, 4), (4.9, 4), (5.0, 4), (3.0, 64), (60.0, 64)]
-BOUNDS = "bounds"
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +43,8 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    BACKENDS.add(BOUNDS, BoundsAttention)
-    with registered():
+    with bounds_registered(), registered():
         yield
-    BACKENDS.remove(BOUNDS)
 
 
 # How many

@@ -1,7 +1,4 @@
-"""Compiling ahead of the first request, so that no request waits for it.
-
-python -m stridelm.kernels.host.warm    at installation: the dtype that this machine serves by default
-"""
+"""Compiling ahead of the first request, so that no request waits for it."""
 
 from __future__ import annotations
 
