@@ -12,9 +12,9 @@ from stridelm.draft import DRAFTERS
 from support.gpu import NEEDS_GPU
 from support.identity import (
     FEATURES,
-    LENGTH,
     TEMPERATURES,
     check_alone,
+    check_crowd,
     check_identity,
     mixed_jobs,
     trusting_neighbours,
@@ -78,11 +78,8 @@ def test_alone(stands: dict[str, Stand], drafter: str, depth: str) -> None:
 def test_prefix_and_preemption(stands: dict[str, Stand], dtype: str) -> None:
     """A warm cache and lost pages change nothing."""
     stand = stands[dtype]
+    check_crowd(stand, 1.0, ["nothing", "everything"])
     jobs = mixed_jobs(stand, 8, 1.0, ["nothing", "everything"], seed=4)
-    longest = max(len(one.prompt) for one in jobs) + LENGTH
-    llm = stand.llm(page_size=4, num_pages=longest // 4 + 1)
-    check_identity(stand, jobs, llm=llm)
-    assert llm.engine.stats.preemptions > 0
     roomy = stand.llm(page_size=4)
     check_identity(stand, jobs, llm=roomy)
     warm = check_identity(stand, jobs, llm=roomy)

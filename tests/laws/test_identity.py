@@ -18,6 +18,7 @@ from support.identity import (
     LENGTH,
     TEMPERATURES,
     check_alone,
+    check_crowd,
     check_identity,
     mixed_jobs,
     prompts,
@@ -163,13 +164,8 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
 def test_preemption(stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float) -> None:
     """Requests that lose their pages and are computed again, with drafts in flight, say the same."""
     stand = stands("mistral" if caching else "qwen3", dtype)
-    jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "samples", "stop_token_ids"], seed=4)
-    lossy = trusting_neighbours(stand, temperature)[:2]
-    longest = max(len(job.prompt) for job in [*jobs, *lossy]) + LENGTH + 64
-    # One request fits with its widest window; several do not.
-    llm = stand.llm(page_size=4, num_pages=longest // 4 + 1, enable_prefix_caching=caching)
-    check_identity(stand, jobs, lossy, llm=llm, max_num_batched_tokens=200)
-    assert llm.engine.stats.preemptions > 0
+    features = ["nothing", "everything", "samples", "stop_token_ids"]
+    check_crowd(stand, temperature, features, enable_prefix_caching=caching)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

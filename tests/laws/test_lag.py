@@ -16,7 +16,7 @@ import pytest
 
 from stridelm import LLM, SamplingParams
 from support.bounds import BOUNDS, bounds_registered
-from support.identity import LENGTH, TEMPERATURES, check_identity, mixed_jobs, teach, trusting_neighbours
+from support.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs, teach, trusting_neighbours
 from support.poison import KINDS, POOL, check_pages, requests
 from support.stand import Stand
 from support.tree_drafter import registered
@@ -67,17 +67,7 @@ def test_chunks(stand: LaggingStand, chunk: int) -> None:
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption(stand: LaggingStand, caching: bool) -> None:
     """A request that loses its pages with a step of it in flight says what it would have said."""
-    lossy = trusting_neighbours(stand, 0.7)[:2]
-    preemptions = 0
-    for seed in range(4, 10):  # who is preempted depends on who drafts, and so on what is registered
-        jobs = mixed_jobs(stand, 8, 0.7, UNSCORED, seed=seed)
-        longest = max(len(job.prompt) for job in [*jobs, *lossy]) + LENGTH + 64
-        llm = stand.llm(page_size=4, num_pages=longest // 4 + 1, enable_prefix_caching=caching)
-        check_identity(stand, jobs, lossy, llm=llm, max_num_batched_tokens=200)
-        preemptions = llm.engine.stats.preemptions
-        if preemptions:
-            break
-    assert preemptions > 0
+    check_crowd(stand, 0.7, UNSCORED, enable_prefix_caching=caching)
 
 
 def test_aborts_in_flight(stand: LaggingStand) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stridelm import SamplingParams
 from stridelm.llm import RequestOutput
+from stridelm.types import MAX_DRAFT_ROWS
 from support.checkpoints import EOS
 from support.stand import Job, Stand, accepted, all_speculations, assert_same
 from support.tree_drafter import NAME as TREE
@@ -105,13 +106,16 @@ def tree_speculations() -> list[dict[str, Any]]:
     return [{"drafter": TREE, "depth": depth} for depth in (1, 3, len(ROWS) - 1)]
 
 
-def mixed_jobs(stand: Stand, count: int, temperature: float, features: Sequence[str], seed: int = 0) -> list[Job]:
-    """Jobs of all kinds: each its own prompt, drafter, depth and feature, in turn."""
+def mixed_jobs(
+    stand: Stand, count: int, temperature: float, features: Sequence[str], seed: int = 0, longest: int | None = None
+) -> list[Job]:
+    """Jobs of all kinds: each its own prompt (cut to `longest` tokens), drafter, depth and feature, in turn."""
     rng = random.Random(seed)
     kinds = [*all_speculations(stand.target), *tree_speculations()]
     rng.shuffle(kinds)
     jobs = []
     for index, prompt in enumerate(prompts(stand, count, seed)):
+        prompt = prompt[:longest]
         feature = features[index % len(features)]
         params = sampling(stand, prompt, temperature, feature)
         jobs.append(Job(prompt, params, kinds[index % len(kinds)]))
@@ -139,6 +143,21 @@ def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (),
     for job, output in zip(lossy, outputs[len(jobs) :]):
         assert_same(output, stand.alone(job), (job.speculation, job.params))
     return outputs[: len(jobs)]
+
+
+def check_crowd(stand: Stand, temperature: float, features: Sequence[str], **options: Any) -> None:
+    """Requests that lose their pages to one another, drafts and trusted windows among them, say what they say alone.
+
+    The pool holds one of them with its widest window and not several. Who is preempted depends on who drafts what,
+    and so on what is registered: more of them are tried until somebody is.
+    """
+    for seed in range(4, 12):
+        jobs = mixed_jobs(stand, 8, temperature, features, seed, longest=8)
+        llm = stand.llm(page_size=4, num_pages=(8 + LENGTH + MAX_DRAFT_ROWS) // 4 + 1, **options)
+        check_identity(stand, jobs, trusting_neighbours(stand, temperature)[:2], llm=llm)
+        if llm.engine.stats.preemptions:
+            return
+    raise AssertionError("nobody was ever preempted")
 
 
 def check_alone(stand: Stand, kind: dict[str, Any], temperature: float, feature: str, **options: Any) -> int:
