@@ -37,7 +37,9 @@ class EngineConfig:
         None, "with suffix: least estimated probability of a drafted row (0.1)"
     )
     mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
-    drafter_model: str | None = option(None, "checkpoint directory of a separate draft model")
+    drafter_model: str | Sequence[str] | None = option(
+        None, "directory with a drafter's own weights (a head, or a small model), or several; they say whose they are"
+    )
     load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -112,6 +114,12 @@ class EngineConfig:
         idle = [name for name, given in said.items() if given]
         if idle:
             raise ValueError(f"{why}, so {' and '.join(idle)} would have no effect; leave it out")
+
+    @property
+    def drafter_models(self) -> tuple[str, ...]:
+        """`drafter_model` as a sequence."""
+        given = self.drafter_model
+        return () if given is None else (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def may_capture(self) -> bool:

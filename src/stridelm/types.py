@@ -37,6 +37,15 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A drafter that keeps KV of its own in the request's pages."""
+
+    name: str
+    ahead: int
+    """Tokens behind an entry's own that the entry depends on."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence being completed.
@@ -68,6 +77,8 @@ class Request:
     ahead: int = 0
     due: int = 0
     host_bound: bool = False
+    follower: Follower | None = None
+    """Whose KV lies beside the target's: pages without it are a miss for this request."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     stats: RequestStats = field(default_factory=lambda: RequestStats())
@@ -275,6 +286,16 @@ class DeviceGeometry:
     kept: dict[Hashable, object] = field(default_factory=dict)
     """What a backend made for this geometry. A captured step keeps its geometry, and with it the tensors that the graph
     reads, however many others a cache has seen since."""
+
+
+@dataclass(slots=True)
+class States:
+    """What the model's layers say of a step's rows, for drafters that grow from it."""
+
+    final: torch.Tensor
+    """[N, H] behind the final norm: what the head turns into logits."""
+    inputs: dict[int, torch.Tensor]
+    """Layer -> [N, H] the residual stream that it reads, for the layers that are tapped."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
+
+from stridelm.models.mimo import MiMoConfig
 
 EOS = 2
 SMALL: dict[str, Any] = {
@@ -23,6 +25,16 @@ SMALL: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": None,
 }
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """transformers has none. Without its extra modules a MiMo is a qwen2, which therefore is its oracle."""
+
+    config_class = MiMoConfig
+    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\."]  # noqa: RUF012 (transformers' own way)
+
+
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 
 
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:

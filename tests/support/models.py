@@ -43,6 +43,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
         "far-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},
     },
+    "mimo": {
+        "plain": {"rope_parameters": {"rope_type": "default", "rope_theta": 640000.0}, "rms_norm_eps": 1e-5},
+        "modules-declared": {"num_nextn_predict_layers": 1},
+    },
     "mistral": {
         "window": {"sliding_window": 7},
         "wide-window": {"sliding_window": 64},

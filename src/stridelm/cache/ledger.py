@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stridelm.cache.pages import Pages
-from stridelm.cache.prefix import extend
+from stridelm.cache.prefix import extend, followed
 from stridelm.cache.transaction import Transaction
 from stridelm.types import Request, Span
 
@@ -83,16 +83,23 @@ class Ledger:
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])
         extend(names, tokens, self.page_size)
-        usable = names[: (len(tokens) - 1) // self.page_size]
+        behind = max(1, 0 if request.follower is None else request.follower.ahead)
         hit: dict[str, list[int]] = {group: [] for group in self._pages}
-        for name in usable:
-            found = {group: pages.find(name) for group, pages in self._pages.items()}
+        for index in range((len(tokens) - behind) // self.page_size):
+            key = self._key(request, names[index], tokens, index)
+            found = {group: pages.find(key) for group, pages in self._pages.items()}
             if any(page is None for page in found.values()):
                 break
             for group, page in found.items():
                 assert page is not None
                 hit[group].append(page)
         return hit
+
+    def _key(self, request: Request, name: bytes, tokens: list[int], index: int) -> bytes:
+        """By what the request finds its page number `index`: its name, or with a follower the name that says its KV is
+        in the page too."""
+        follower, end = request.follower, (index + 1) * self.page_size
+        return name if follower is None else followed(name, follower.name, tokens[end : end + follower.ahead])
 
     # What moves `computed`.
 
@@ -134,13 +141,17 @@ class Ledger:
                 self._pages[group].drop(reversed(table))
 
     def _name_full_pages(self, request: Request, lease: Lease) -> None:
-        full = min(request.computed, request.known) // self.page_size
+        ahead = 0 if request.follower is None else request.follower.ahead
+        full = min(request.computed, request.known - ahead) // self.page_size
         if full <= lease.named:
             return
-        extend(lease.names, request.token_ids[: full * self.page_size], self.page_size)
+        tokens = request.token_ids
+        extend(lease.names, tokens[: full * self.page_size], self.page_size)
         for index in range(lease.named, full):
-            for group, table in lease.tables.items():
-                self._pages[group].name(table[index], lease.names[index])
+            name = lease.names[index]
+            for digest in dict.fromkeys((name, self._key(request, name, tokens, index))):
+                for group, table in lease.tables.items():
+                    self._pages[group].name(table[index], digest)
         lease.named = full
 
     # Pages, for the transaction.

@@ -25,7 +25,7 @@ class Pages:
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
+        self._hashes_of: dict[int, list[bytes]] = {}
 
     @property
     def free(self) -> int:
@@ -78,16 +78,17 @@ class Pages:
                 self._holders[page] = left
                 continue
             del self._holders[page]
-            if page in self._hash_of:
+            if page in self._hashes_of:
                 self._idle[page] = None
             else:
                 self._free.append(page)
 
     def name(self, page: int, digest: bytes) -> None:
-        """Make a held page's contents findable. The first page with a hash keeps it."""
+        """Make a held page's contents findable, under several hashes if it is given them. The first page with a hash
+        keeps it."""
         if digest not in self._page_of:
             self._page_of[digest] = page
-            self._hash_of[page] = digest
+            self._hashes_of.setdefault(page, []).append(digest)
 
     def find(self, digest: bytes) -> int | None:
         return self._page_of.get(digest)
@@ -97,11 +98,11 @@ class Pages:
         self._free.extend(self._idle)
         self._idle.clear()
         self._page_of.clear()
-        self._hash_of.clear()
+        self._hashes_of.clear()
 
     def _forget(self, page: int) -> None:
-        digest = self._hash_of.pop(page)
-        del self._page_of[digest]
+        for digest in self._hashes_of.pop(page):
+            del self._page_of[digest]
 
 
 def padded_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:

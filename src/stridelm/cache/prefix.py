@@ -15,6 +15,11 @@ def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(array("q", tokens).tobytes(), digest_size=16, key=previous).digest()
 
 
+def followed(name: bytes, follower: str, behind: Sequence[int]) -> bytes:
+    """The name of a page that also holds a follower's KV, which depends on the tokens `behind` it too."""
+    return blake2b(follower.encode() + array("q", behind).tobytes(), digest_size=16, key=name).digest()
+
+
 def extend(names: list[bytes], tokens: Sequence[int], page_size: int) -> None:
     """Add to `names` the names of all full pages of `tokens` that it does not have yet."""
     for page in range(len(names), len(tokens) // page_size):

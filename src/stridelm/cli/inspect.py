@@ -52,7 +52,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
 
     from stridelm.builtin import builtin_path
     from stridelm.engine.wiring import describe_target
-    from stridelm.models.loader import build_empty, fill, load_config, read_headers
+    from stridelm.models.loader import build_empty, fill, ignorable, load_config, read_headers
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
     path = builtin_path() if config.model is None else Path(config.model)
@@ -60,7 +60,8 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     target = describe_target(config, hf_config, path, torch.device("cpu"))
     model = build_empty(hf_config, path)
     weights = dict(read_headers(path))
-    fill(model, iter(weights.items()), path)  # on the meta device: compares names and shapes, copies nothing
+    # On the meta device it compares names and shapes, and copies nothing.
+    fill(model, iter(weights.items()), path, lambda name: ignorable(name, model))
     return {
         "model": str(path),
         "architecture": (getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],

@@ -13,6 +13,7 @@ for _name, _class in (
     ("ngram", "NgramDrafter"),
     ("suffix", "SuffixDrafter"),
     ("mask", "MaskDrafter"),
+    ("mtp", "MtpDrafter"),
 ):
     if (Path(__file__).parent / _name / "__init__.py").is_file():
         DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")

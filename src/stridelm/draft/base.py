@@ -7,19 +7,23 @@ checklist for a new one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Follower, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
+    from stridelm.draft.given import Given
+    from stridelm.run.eager import Logits
+    from stridelm.run.heads import Serving
     from stridelm.run.state import TokenTable
     from stridelm.sample.sampler import Sampler
 
@@ -35,6 +39,14 @@ class Target:
     mask_depth: int | None
     """Deepest window the checkpoint was trained for, if it says."""
     device: torch.device
+    path: Path | None = None
+    """Its checkpoint directory."""
+    config: Any = None
+    """Its transformers config."""
+    heads: Mapping[str, Path] = field(default_factory=dict)
+    """Drafter -> directory of the weights that it was given, or that lie beside the model's own."""
+    weighted: bool = True
+    """Whether weights are read; otherwise they are random."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,29 @@ class Drafter:
     options: ClassVar[frozenset[str]] = frozenset()
     """Fields of Speculation, beyond drafter, depth and acceptance, that have an effect."""
     default_depth: ClassVar[int] = 0
+    takes: ClassVar[str | None] = None
+    """What weights of its own it can be given as drafter_model, in a few words; None: it has none."""
     host_bound: ClassVar[bool] = False
     """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
     is in flight, and their steps are not captured; all others work on device tensors alone."""
+    follows: ClassVar[bool] = False
+    """It keeps KV of its own beside the target's: it observes prompt chunks too, all its spans as one Group, and pages
+    that it has not written are a miss for its requests."""
 
-    def __init__(self, target: Target, sampler: Sampler) -> None:
+    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+        """serving: there wherever a model is."""
         self.target = target
         self.sampler = sampler
+
+    @property
+    def follower(self) -> Follower | None:
+        """What the ledger must know of its KV; None if it keeps none."""
+        return None
+
+    @classmethod
+    def recognises(cls, given: Given) -> bool:
+        """Whether a directory holds weights for this drafter."""
+        return False
 
     @classmethod
     def why_not(cls, target: Target) -> str | None:
@@ -91,7 +119,7 @@ class Drafter:
         """Fill the bounds of the group's spans. The draft is as wide as the widest bound among them."""
         raise NotImplementedError
 
-    def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
+    def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         """Learn from the step. `batch` and `verdict` are the whole step's; `group.indices` are this drafter's spans."""
 
 

@@ -10,6 +10,8 @@ import torch
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, Target, empty_draft
+from stridelm.run.eager import Logits
+from stridelm.run.heads import Serving
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
@@ -21,10 +23,11 @@ _TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "live")
 class Drafters:
     """Drafters are made when the first request asks for them and live as long as the engine."""
 
-    def __init__(self, target: Target, sampler: Sampler, table: TokenTable) -> None:
+    def __init__(self, target: Target, sampler: Sampler, table: TokenTable, serving: Serving | None = None) -> None:
         self._target = target
         self._sampler = sampler
         self._table = table
+        self._serving = serving
         self._made: dict[str, Drafter] = {}
 
     def get(self, name: str) -> Drafter:
@@ -34,7 +37,7 @@ class Drafters:
             reason = kind.why_not(self._target)
             if reason:
                 raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
-            self._made[name] = kind(self._target, self._sampler)
+            self._made[name] = kind(self._target, self._sampler, self._serving)
         return self._made[name]
 
     def admit(self, request: Request) -> None:
@@ -59,24 +62,27 @@ class Drafters:
         spans: tuple[Span, ...],
         slots: torch.Tensor,
         batch: ForwardBatch,
-        logits_MV: torch.Tensor,
+        logits: Logits,
         verdict: Verdict,
     ) -> None:
         """Show every drafter what came of its spans."""
-        deciding = [i for i, span in enumerate(spans) if span.decides]
-        for drafter, group in self._groups(spans, slots, deciding):
-            drafter.observe(group, batch, logits_MV, verdict)
+        looked_at = [i for i, span in enumerate(spans) if span.decides or self._of(span.request).follows]
+        for drafter, group in self._groups(spans, slots, looked_at, observing=True):
+            drafter.observe(group, batch, logits, verdict)
 
     def _of(self, request: Request) -> Drafter:
         assert request.speculation.drafter is not None
         return self.get(request.speculation.drafter)
 
-    def _groups(self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int]) -> list[tuple[Drafter, Group]]:
-        """The chosen spans by drafter and kind."""
+    def _groups(
+        self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int], *, observing: bool = False
+    ) -> list[tuple[Drafter, Group]]:
+        """The chosen spans by drafter and kind. A follower observes all its spans at once."""
         members: dict[tuple[str, Hashable], list[int]] = {}
         for i in chosen:
             drafter = self._of(spans[i].request)
-            members.setdefault((drafter.name, drafter.kind(spans[i])), []).append(i)
+            kind = None if observing and drafter.follows else drafter.kind(spans[i])
+            members.setdefault((drafter.name, kind), []).append(i)
         out = []
         for (name, _), indices in members.items():
             where = everyone(len(spans), slots.device) if len(indices) == len(spans) else None

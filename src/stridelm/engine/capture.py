@@ -186,8 +186,6 @@ def padded_size(requests: int) -> int:
 
 def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor, layout: Frame) -> Run:
     """The step of `kind.requests` requests like the given one, read from `inputs`."""
-    pages = engine.pages
-    assert pages is not None
     slots, reals, drafts = inputs.unbind(0)
     request = replace(like, slot=-1)
     span = Span(request, kind.reach - kind.real, kind.real, kind.depth, kind.draft)
@@ -198,6 +196,8 @@ def _body(engine: Engine, kind: Kind, like: Request, inputs: torch.Tensor, layou
         if draft.width:
             row = torch.arange(draft.width, device=slots.device)
             draft.live = draft.live & (row < drafts[:, None])
-        return build_on_bounds(spans, layout, draft, engine.tokens, pages, slots, engine.ledger.page_size, kind.reach)
+        return build_on_bounds(
+            spans, layout, draft, engine.tokens, engine.pages, slots, engine.ledger.page_size, kind.reach
+        )
 
     return on_device(engine, spans, slots, build, engine.runner.forward)

@@ -24,6 +24,7 @@ from stridelm.params import SamplingParams
 from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
 from stridelm.run.graphs import GraphPool
+from stridelm.run.heads import Serving
 from stridelm.run.padded import build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.sample.sampler import Sampler
@@ -54,15 +55,17 @@ class Engine:
         )
         self.tokens = TokenTable(config.max_num_seqs, parts.target.max_length, parts.device)
         self.sampling = SamplingTable(config.max_num_seqs, parts.target.vocab_size, parts.device)
-        self.pages: PageTables | None = None
-        """The device's own page tables, where it finds lengths and pages by itself and steps are planned on bounds."""
-        if parts.attention.reads_device:
-            width = self.ledger.pages_for(parts.target.max_length + OVERRUN)
-            self.pages = PageTables(self.groups, config.max_num_seqs, width, parts.device)
+        width = self.ledger.pages_for(parts.target.max_length + OVERRUN)
+        self.pages = PageTables(self.groups, config.max_num_seqs, width, parts.device)
+        self.on_bounds = parts.attention.reads_device
+        """The device finds lengths and pages by itself, and steps are planned on bounds."""
         sampler = Sampler(self.sampling, self.tokens)
-        self.drafters = Drafters(parts.target, sampler, self.tokens)
-        self.door = Door(sampler, self.tokens)
         self.runner = EagerRunner(parts.model, parts.pool, parts.attention, config.check_pages)
+        serving = Serving(
+            self.runner, self.pages, parts.pages, config.page_size, parts.pool.keys[0].dtype, parts.deterministic
+        )
+        self.drafters = Drafters(parts.target, sampler, self.tokens, serving)
+        self.door = Door(sampler, self.tokens)
         self.queue = Queue(config.max_num_seqs)
         self.planner = Planner(Budget(config.max_num_batched_tokens, config.max_num_seqs))
         self.stats = EngineStats()
@@ -78,14 +81,14 @@ class Engine:
         self.emitter = Emitter(self)
         self.tracer: Tracer | None = None
         self.flights: deque[Flight] = deque()
-        self.lag = 0 if self.pages is None else 1
+        self.lag = int(self.on_bounds)
         """Launched steps that the host leaves unread while it plans the next."""
         self.timed = False
         self._arrivals = 0
         self.segments: Segments | None = None
         self.graphs: GraphPool | None = None
         self.capture: Capture | None = None
-        if self.pages is not None and parts.device.type == "cuda" and config.may_capture:
+        if self.on_bounds and parts.device.type == "cuda" and config.may_capture:
             self._capture_steps()
 
     def _capture_steps(self) -> None:
@@ -182,8 +185,7 @@ class Engine:
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
         """The device's part of the step: a replay if it was captured whole, else part by part."""
-        if self.pages is not None:
-            self.pages.update(plan.spans, transaction)
+        self.pages.update(plan.spans, transaction)
         if self.capture is not None:
             replayed = self.capture.run(plan)
             if replayed is not None:
@@ -199,7 +201,7 @@ class Engine:
     ) -> ForwardBatch:
         """The step's batch: on bounds where the device finds lengths and pages by itself."""
         page_size = self.ledger.page_size
-        if self.pages is None:
+        if not self.on_bounds:
             return build(spans, draft, self.tokens, slots, transaction, self.groups, page_size)
         layout = frame(shape_of(spans), draft.width, slots.device)
         most = max(span.end for span in spans)

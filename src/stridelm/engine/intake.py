@@ -43,6 +43,7 @@ class Intake:
         self._check_params(params)
         speculation, ladder = self._speculation(params)
         assert speculation.drafter is not None and speculation.acceptance is not None
+        drafter = self.drafters.get(speculation.drafter)
         request = Request(
             id=id,
             prompt_ids=ids,
@@ -56,7 +57,8 @@ class Intake:
             arrival=arrival,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stats=RequestStats(arrived_s=time.perf_counter()),
-            host_bound=self.drafters.get(speculation.drafter).host_bound,
+            host_bound=drafter.host_bound,
+            follower=drafter.follower,
         )
         self._check_fit(request)
         return request

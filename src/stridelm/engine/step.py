@@ -100,11 +100,10 @@ def on_device(
     marks.end("forward")
     verdict = engine.door.verify(batch, draft, logits.decisions)
     engine.runner.compact(batch, draft, verdict)
-    if engine.pages is not None:  # nobody else asks the device how far it is
-        engine.tokens.advance(slots, batch.reals + verdict.kept)
+    engine.tokens.advance(slots, batch.reals + verdict.kept)
     table = tabulate(verdict, batch.reals)
     marks.end("sampling")
-    engine.drafters.observe(spans, slots, batch, logits.decisions, verdict)
+    engine.drafters.observe(spans, slots, batch, logits, verdict)
     marks.end("draft")
     return Run(batch.ids.shape[0], table, marks, Detail(draft, batch, logits, verdict))
 

@@ -16,6 +16,7 @@ from stridelm.builtin import builtin_path
 from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft.base import Target
+from stridelm.draft.given import heads_of
 from stridelm.draft.settle import settle
 from stridelm.kernels.ops import Turn
 from stridelm.models.layers.decoder import Decoder, LayerKV
@@ -58,8 +59,6 @@ def load_parts(config: EngineConfig) -> Parts:
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
     settle(config.speculation, target)  # refuse an impossible default before the weights are read
-    if config.drafter_model is not None:
-        raise ValueError("drafter_model has no effect: no drafter here runs a model of its own; leave it out")
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
     empty = build_empty(hf_config, path)
@@ -155,6 +154,10 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
         mask_token_ids=tuple(mask_ids),
         mask_depth=getattr(hf_config, "mask_k_max", None),
         device=device,
+        path=path,
+        config=hf_config,
+        heads=heads_of(path, config.drafter_models),
+        weighted=config.load_format != "dummy",
     )
 
 

@@ -89,6 +89,7 @@ def find_best(
     cut_lows,
     cut_edges,
     cut_lasts,
+    streams,
     stream,
     stride_m,
     stride_temperature,
@@ -99,7 +100,7 @@ def find_best(
     vocab,
 ):
     """Each split's best score and the token that has it. Grid (M, P). peaks and log_min_p are None where no row has
-    min-p, and the cut's four where none has top-k or top-p."""
+    min-p, and the cut's four where none has top-k or top-p. streams: None where all rows have the one `stream`."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -113,6 +114,7 @@ def find_best(
         key = tl.load(seed + slot * stride_seed)
         sample = tl.load(sample_index + slot * stride_sample)
         position = tl.load(positions + row)
+        noise_stream = stream if streams is None else tl.load(streams + row)
         heat = tl.load(temperature + slot * stride_temperature)
         least = float("-inf")
         if cut_lows is not None:
@@ -126,7 +128,7 @@ def find_best(
             token_T, logit_T = load_tile(logits, tile, vocab)
             logit_T = tl.div_rn(logit_T, heat)
             block_B = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-            noise_T = gumbel_of(noise_words(key, block_B, position, sample, stream))
+            noise_T = gumbel_of(noise_words(key, block_B, position, sample, noise_stream))
             dropped_T = logit_T < least
             if cut_lows is not None:
                 depth_T = peak - logit_T
@@ -192,7 +194,7 @@ def draw(
     sample_index_S: torch.Tensor,
     sampled_S: torch.Tensor,
     log_min_p_S: torch.Tensor | None = None,
-    stream: int = 0,
+    stream: int | torch.Tensor = 0,
     cut: Cut | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -203,12 +205,16 @@ def draw(
     temperature_S float32, seed_S, sample_index_S int64, log_min_p_S float32 (-inf: no min-p; None: no row has it, which
       spares a launch): columns of a SamplingTable. Any stride.
     sampled_S: bool or uint8, whether the slot samples (Feature.SAMPLED); the others take the argmax of the raw logits.
-    stream: in [0, 2**32), see sample/noise.py.
+    stream: in [0, 2**32), one number or int64 [M], see sample/noise.py.
     cut: from `truncate` of these logits, where a row may have top-k or top-p. Min-p is in it, log_min_p_S is not read.
     """
     rows, vocab = check_logits(logits_MV)
-    assert slots_M.shape == positions_M.shape == (rows,) and 0 <= stream < 2**32
+    assert slots_M.shape == positions_M.shape == (rows,)
     assert slots_M.is_contiguous() and positions_M.is_contiguous()
+    streams_M = stream if isinstance(stream, torch.Tensor) else None
+    assert streams_M is None or (streams_M.shape == (rows,) and streams_M.is_contiguous())
+    one_stream = 0 if isinstance(stream, torch.Tensor) else stream
+    assert 0 <= one_stream < 2**32
     if out is None:
         out = torch.empty(rows, dtype=torch.int64, device=logits_MV.device)
     assert out.shape == (rows,) and out.is_contiguous()
@@ -238,7 +244,8 @@ def draw(
         sampled_S.view(torch.uint8),
         log_min_p_S,
         *((None,) * 4 if cut is None else (cut.peak_M, cut.low_M, cut.edge_M, cut.last_M)),
-        stream,
+        streams_M,
+        one_stream,
         logits_MV.stride(0),
         temperature_S.stride(0),
         seed_S.stride(0),

@@ -64,6 +64,12 @@ class Cut:
     last_M: torch.Tensor
     """int64: top-p, of equals."""
 
+    def drops(self, scaled_MV: torch.Tensor) -> torch.Tensor:
+        """bool [M, V]: what is cut off, of the same logits divided by their row's temperature."""
+        depth_MV, edge_M1 = self.peak_M[:, None] - scaled_MV, self.edge_M[:, None]
+        behind_MV = torch.arange(scaled_MV.shape[1], device=scaled_MV.device) > self.last_M[:, None]
+        return (scaled_MV < self.low_M[:, None]) | (depth_MV > edge_M1) | ((depth_MV == edge_M1) & behind_MV)
+
 
 # Device code
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +22,17 @@ from stridelm.models.layers.linear import bfloat16_is_native, set_products
 from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Fillable(Protocol):
+    """A module that says where a checkpoint's tensors go in it."""
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]: ...
+
+    def named_parameters(self, *, remove_duplicate: bool) -> Iterator[tuple[str, nn.Parameter]]: ...
+
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 STORED = {
@@ -40,6 +52,8 @@ STORED = {
 """What safetensors calls dtypes. Of these only DTYPES hold weights as they are."""
 SHOWN_BYTES = 2**30
 """Least bytes of weights whose loading is shown: fewer are there before a bar could be read."""
+EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>\d+)\.")
+"""How checkpoints name the tensors of modules that predict further tokens: apart, or as layers behind the last."""
 
 
 def load_config(path: str | Path) -> Any:
@@ -52,10 +66,19 @@ def load_config(path: str | Path) -> Any:
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
     try:
+        _make_known(json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type"))
         return AutoConfig.from_pretrained(path, local_files_only=True)
     # Whatever kind of error a broken file makes transformers raise, the user needs the file's name.
     except Exception as error:
         raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
+
+
+def _make_known(model_type: Any) -> None:
+    """Let an architecture's file register its config class, if transformers has none for it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if isinstance(model_type, str) and model_type in MODELS and model_type not in CONFIG_MAPPING:
+        MODELS.get(model_type)
 
 
 def build_empty(config: Any, path: str | Path) -> Decoder:
@@ -113,7 +136,7 @@ def load_model(
         tensors = read_tensors(path, model.norm.device)
         stored = sum(header.nbytes for _, header in read_headers(path))
         with bar("loading weights", stored, "bytes", least=SHOWN_BYTES) as advance:
-            fill(model, _counted(tensors, advance), path)
+            fill(model, _counted(tensors, advance), path, lambda name: ignorable(name, model))
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
@@ -142,24 +165,32 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
     """Give a model built on the meta device real memory. Weights start as NaN, so one that is never loaded screams."""
     if model.spec.tied:  # else both ends of the tie would be given memory
         del model.head.weight
-    model = model.to(dtype).to_empty(device=device)
+    model = screaming(model, dtype, device)
     if model.spec.tied:
         model.tie()
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, float("nan"))
     model.rope.prepare(device)
     return model
 
 
-def read_tensors(path: Path, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the directory's safetensors files, one at a time, on the device: a GPU gets them through pinned
-    memory and converts them itself.
+def screaming(module: M, dtype: torch.dtype, device: torch.device) -> M:
+    """The module with real memory, all of it NaN."""
+    module = module.to(dtype).to_empty(device=device)
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, float("nan"))
+    return module
+
+
+def read_tensors(
+    path: Path, device: torch.device, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The wanted tensors of the directory's safetensors files, one at a time, on the device: a GPU gets them through
+    pinned memory and converts them itself.
 
     Raises ValueError for no files, a shard that the index names but is absent, or a corrupt file.
     """
     for file in _weight_files(path):
         with _opened(file, device) as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
+            for name in filter(wanted, handle.keys()):
                 yield name, handle.get_tensor(name)
 
 
@@ -211,7 +242,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 @torch.no_grad()
-def fill_randomly(model: Decoder, advance: Callable[[int], None]) -> None:
+def fill_randomly(model: nn.Module, advance: Callable[[int], None]) -> None:
     """Matrices of variance 1 / width, so that states neither vanish nor explode; vectors of 1. `advance` is told the
     bytes of each."""
     for parameter in model.parameters():
@@ -223,7 +254,12 @@ def fill_randomly(model: Decoder, advance: Callable[[int], None]) -> None:
 
 
 @torch.no_grad()
-def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path) -> None:
+def fill(
+    model: Fillable,
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    path: Path,
+    ignorable: Callable[[str], bool] = lambda name: False,
+) -> None:
     """Copy tensors into the model. Raises ValueError listing all that are missing, unexpected or misshapen."""
     slots: dict[str, WeightSlot] = dict(model.checkpoint_slots())
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -233,7 +269,7 @@ def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path
     unsupported: list[str] = []
     for name, tensor in tensors:
         if name not in slots:
-            if not _ignorable(name, model):
+            if not ignorable(name):
                 unexpected.append(name)
             continue
         slot = slots[name]
@@ -261,6 +297,9 @@ def fill(model: Decoder, tensors: Iterator[tuple[str, torch.Tensor]], path: Path
         raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}")
 
 
-def _ignorable(name: str, model: Decoder) -> bool:
-    """Tensors that older files carry and that hold nothing of their own."""
-    return name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight")
+def ignorable(name: str, model: Decoder) -> bool:
+    """Tensors that hold nothing of their own, which older files carry, and those of declared extra modules."""
+    if name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight"):
+        return True
+    extra = EXTRA_TENSORS.match(name) if model.spec.extra_modules else None
+    return extra is not None and (extra["layer"] is None or int(extra["layer"]) >= model.spec.num_layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +13,18 @@ from stridelm.cache.pool import PagePool
 from stridelm.kernels.ops import Ops, Turn
 from stridelm.models.layers.decoder import Decoder
 from stridelm.run.trap import PageTrap
-from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
+from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, States, Verdict
 
 
 @dataclass(slots=True)
 class Logits:
-    """What a forward pass gives the door: raw logits, in the model's dtype."""
+    """What a forward pass gives: raw logits for the door, in the model's dtype, and where they come from."""
 
     decisions: torch.Tensor
     """[M, V] for the batch's decision rows."""
     prompt: torch.Tensor | None
     """[P, V] for its prompt rows."""
+    states: States
 
 
 class EagerRunner:
@@ -31,29 +33,44 @@ class EagerRunner:
         self.pool = pool
         self.attention = attention
         self.trap = PageTrap(pool) if check_pages else None
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs somebody reads, in order."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on, keep the inputs of these layers too."""
+        self.taps = tuple(sorted({*self.taps, *layers}))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Logits:
         """Run all rows; writes their KV at the batch's slots. Raises PageFault if the trap is set and springs."""
         if self.trap is not None:
             self.trap.check(batch, *_places(batch.geometry, batch.ids.device))
-        return self.logits(self.hidden(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
+        return self.logits(self.states(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
 
-    def hidden(
+    def states(
         self,
         ids_N: torch.Tensor,
         positions_N: torch.Tensor,
         slots: dict[str, torch.Tensor],
         geometry: Geometry | DeviceGeometry,
-    ) -> torch.Tensor:
-        """[N, H] final states; slots: as in ForwardBatch."""
+    ) -> States:
+        """Those of N rows; slots: as in ForwardBatch."""
         prepared = self.attention.prepare(geometry, self.pool.layout, self.model.spec.num_heads)
-        return self.model(ids_N, positions_N, _PagedAttend(self.pool, self.model.ops, prepared, slots))
+        attend = PagedAttend(self.pool, self.model.ops, prepared, slots)
+        tapped: dict[int, torch.Tensor] = {}
 
-    def logits(self, hidden_NH: torch.Tensor, batch: ForwardBatch) -> Logits:
+        def tap(layer: int, x_NH: torch.Tensor) -> None:
+            if layer in self.taps:
+                tapped[layer] = x_NH.clone()
+
+        final_NH = self.model(ids_N, positions_N, attend, tap if self.taps else None)
+        return States(final_NH, tapped)
+
+    def logits(self, states: States, batch: ForwardBatch) -> Logits:
+        hidden_NH = states.final
         prompt = None if batch.prompt_rows is None else self._logits(hidden_NH, batch.prompt_rows)
         decisions = self.model.logits(hidden_NH) if batch.every_row else self._logits(hidden_NH, batch.decisions)
-        return Logits(decisions, prompt)
+        return Logits(decisions, prompt, states)
 
     def compact(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
         """Move the KV of accepted paths to where a chain's would be. Nothing to do where all drafts are straight.
@@ -93,7 +110,7 @@ def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> 
     return pages_RP.gather(1, page) * page_size + storage_RD % page_size
 
 
-class _PagedAttend:
+class PagedAttend:
     """What the model calls to attend: write this layer's rows, then look."""
 
     def __init__(self, pool: PagePool, ops: Ops, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from stridelm.attention.triton import SHORT, Launch, tiles_of
 from stridelm.kernels.attention import max_rows_per_tile
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool, reach_of
-from stridelm.types import DeviceGeometry, ForwardBatch
+from stridelm.types import DeviceGeometry, ForwardBatch, States
 from stridelm.upload import upload
 
 ROWS = (32, 64, 128, 192, 256, 384, 512)
@@ -42,6 +42,7 @@ class Kind:
     """The same of the others."""
     reach: int
     """A bound on every span's end."""
+    taps: tuple[int, ...]
 
 
 class Segment:
@@ -80,14 +81,14 @@ class Segment:
         geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in launches)
         by_group = dict(zip(self._groups, slots, strict=True))
         inputs = sum(tensor.nbytes for tensor in (self._rows, self._spans, *self._tables.values(), *self._tiles))
-        self._captured = pool.capture(lambda: runner.hidden(ids, positions, by_group, geometry), inputs)
+        self._captured = pool.capture(lambda: runner.states(ids, positions, by_group, geometry), inputs)
 
     @property
     def is_captured(self) -> bool:
         return self._captured is not None
 
-    def replay(self, batch: ForwardBatch, geometry: DeviceGeometry) -> torch.Tensor:
-        """[N, H] final states of the batch's rows, overwritten by the next replay."""
+    def replay(self, batch: ForwardBatch, geometry: DeviceGeometry) -> States:
+        """Those of the batch's rows, overwritten by the next replay."""
         rows, spans = batch.ids.shape[0], geometry.firsts.shape[0]
         slots = [batch.slots[group] for group in self._groups]
         self._rows[:, :rows] = torch.stack((batch.ids, batch.positions, geometry.ancestors, *slots))
@@ -98,9 +99,9 @@ class Segment:
         for ours, theirs in zip(self._tiles, _tiles(geometry.bounds, self._kind, self._rows.device), strict=True):
             ours.copy_(theirs)
         assert self._captured is not None
-        graph, hidden_NH = self._captured
+        graph, states = self._captured
         graph.replay()
-        return hidden_NH[:rows]
+        return States(states.final[:rows], {layer: x_NH[:rows] for layer, x_NH in states.inputs.items()})
 
 
 class Segments:
@@ -139,6 +140,7 @@ class Segments:
             short=0 if not short else 1 if short == 1 else min(SHORT, self._most),
             long=0 if longest <= SHORT else self._most,
             reach=reach_of(geometry.max_keys, self._max_length),
+            taps=self._runner.taps,
         )
         if kind not in self._segments:
             segment = Segment(self._runner, self._pool, kind, geometry, self._most)

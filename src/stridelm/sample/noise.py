@@ -8,9 +8,10 @@ come from Philox-4x32-10, a counter-based generator (Salmon et al., "Parallel ra
     key     = the two 32-bit halves of the seed, low half first
     counter = (token id // 4, position, sample index, stream);  output word = token id % 4
 
-`stream` separates uses that must not share noise. Stream 0 is the target's own.
+`stream` separates uses that must not share noise. Stream 0 is the target's own. From _ATTEMPTS on are those of rules
+that accept by chance: one for each use in each attempt.
 
-Legend: M rows, V vocabulary, B = ceil(V / 4) Philox blocks.
+Legend: M rows, V vocabulary, K tokens or nodes, B = ceil(V / 4) Philox blocks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW32 = 0xFFFFFFFF
 _ROUNDS = 10
+
+DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
+"""What noise is for in an attempt to extend a request by a draft: the draft's own draws, accepting, and the token drawn
+behind the accepted ones."""
+_ATTEMPTS = 1 << 31
 
 _CPU_TILE = 16384
 """Philox blocks computed at once on the CPU: three arrays of 256 KiB stay in the second-level cache."""
@@ -54,18 +60,39 @@ def bits(
     return _words(torch.int64, seeds_M, positions_M, samples_M, vocab_size, stream)[:, :vocab_size]
 
 
+def attempt_stream(kind: int, known_M: torch.Tensor) -> torch.Tensor:
+    """int64 [M]: the stream of a use (DRAFT, ACCEPT, RESIDUAL) in the attempt of requests with so many known tokens.
+
+    Every step emits a token, so a length never comes back and a request's attempts share no noise.
+    known_M: int64 in [0, 2**29).
+    """
+    return _ATTEMPTS + 4 * known_M + kind
+
+
+def uniforms(
+    seeds_M: torch.Tensor,
+    positions_M: torch.Tensor,
+    samples_M: torch.Tensor,
+    count: int,
+    stream: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """Uniform noise [M, K] float64, strictly inside (0, 1): K = count numbers a row, in the place of K tokens."""
+    return (bits(seeds_M, positions_M, samples_M, count, stream).double() + 0.5) * 2.0**-32
+
+
 def gumbel_at(
     seeds_M: torch.Tensor,
     positions_M: torch.Tensor,
     samples_M: torch.Tensor,
     ids_MK: torch.Tensor,
-    stream: int = 0,
+    stream: int | torch.Tensor = 0,
 ) -> torch.Tensor:
     """`gumbel` [M, K] float32 at token ids [M, K] or [K]: for drafters with a vocabulary of their own."""
     ids_MK = ids_MK.expand(seeds_M.shape[0], ids_MK.shape[-1])
     block, word = ids_MK >> 2, ids_MK & 3
     position_MK, sample_MK = positions_M[:, None].expand_as(block), samples_M[:, None].expand_as(block)
-    words = philox([block, position_MK, sample_MK, torch.full_like(block, stream)], [seeds_M, seeds_M >> 32])
+    streams_M = _each(stream, positions_M)
+    words = philox([block, position_MK, sample_MK, streams_M[:, None].expand_as(block)], [seeds_M, seeds_M >> 32])
     return to_gumbel_(torch.stack(words).gather(0, word[None])[0].float())
 
 
@@ -100,7 +127,7 @@ def _words(
     rows, blocks = seeds_M.shape[0], (vocab_size + 3) // 4
     words_MB4 = torch.empty(rows, blocks, 4, dtype=dtype, device=seeds_M.device)
     index_B = _counter(blocks, seeds_M.device)
-    streams_M = stream if isinstance(stream, torch.Tensor) else torch.full_like(positions_M, stream)
+    streams_M = _each(stream, positions_M)
     keys = _round_keys(seeds_M, seeds_M >> 32)
     row_step, block_step = _tile(rows, blocks, seeds_M.device)
     for r in range(0, rows, row_step):
@@ -110,6 +137,11 @@ def _words(
             n = slice(b, b + block_step)
             _fill_tile(words_MB4[m, n], index_B[n], *narrow, keys[:, :, m])
     return words_MB4.view(rows, blocks * 4)
+
+
+def _each(stream: int | torch.Tensor, positions_M: torch.Tensor) -> torch.Tensor:
+    """int64 [M]: each row's stream."""
+    return stream if isinstance(stream, torch.Tensor) else torch.full_like(positions_M, stream)
 
 
 def _fill_tile(

@@ -9,7 +9,9 @@ Legend: M rows of the call, X rows among them that need more than a raw argmax, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +20,9 @@ from stridelm.sample.mass import UNIT, depths, masses
 from stridelm.sample.noise import gumbel
 from stridelm.sample.processors import PIPELINE, Rows, TokenHistory
 from stridelm.sample.table import Feature, SamplingTable
+
+if TYPE_CHECKING:
+    from stridelm.kernels.truncate import Cut
 
 
 class Sampler:
@@ -28,18 +33,20 @@ class Sampler:
         self.history = history
         self._remembered: tuple[list[int], int, Groups] | None = None
 
-    def draw(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0) -> torch.Tensor:
+    def draw(
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
+    ) -> torch.Tensor:
         """The rows' tokens [M] int64; the logits stay untouched.
 
         row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw
-        logits in whatever precision they come.
+        logits in whatever precision they come. stream: one number, or int64 [M]; see sample/noise.py.
         """
         if logits_MV.is_cuda:
             return self._draw_by_kernels(logits_MV, rows, row_slots, stream)
         return self.draw_in_torch(logits_MV, rows, row_slots, stream)
 
     def draw_in_torch(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
     ) -> torch.Tensor:
         """`draw` on a CPU, and its meaning anywhere: rows are grouped on the host by what they need."""
         groups = self._groups(row_slots)
@@ -47,33 +54,26 @@ class Sampler:
             return likeliest(logits_MV)
         rows_X = rows.select(groups.special_X)
         logits_XV = self._process(logits_MV, rows_X, groups)
-        self._add_noise(logits_XV, rows_X, groups, stream)
+        self._add_noise(logits_XV, rows_X, groups, _pick(stream, groups.special_X))
         tokens_X = likeliest(logits_XV)
         if groups.special_X is None:
             return tokens_X
         return likeliest(logits_MV).index_copy_(0, groups.special_X, tokens_X)
 
     def _draw_by_kernels(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int = 0
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
     ) -> torch.Tensor:
         """`draw` on a GPU: a few launches that read no host tensor. The host says only which features occur at all."""
         from stridelm.kernels.draw import draw
-        from stridelm.kernels.truncate import truncate
 
         table = self.table
-        wanted = Feature(0)
-        for slot in set(row_slots):
-            wanted |= table.features(slot)
+        wanted = self._wanted(row_slots)
         if wanted & Feature.EDITED:
             # The others are drawn from the copy too, and draw the same: the kernels compute in float32 whatever they
             # read, and a 16-bit logit is the same number there.
             logits_MV = self._edited(logits_MV, rows, wanted)
         log_min_p = table.log_min_p if wanted & Feature.MIN_P else None
-        cut = None
-        if wanted & (Feature.TOP_K | Feature.TOP_P):
-            top_k = table.top_k if wanted & Feature.TOP_K else None
-            top_p = table.top_p if wanted & Feature.TOP_P else None
-            cut = truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
+        cut = self._cut(logits_MV, rows, wanted) if wanted & (Feature.TOP_K | Feature.TOP_P) else None
         return draw(
             logits_MV,
             rows.slots,
@@ -86,6 +86,22 @@ class Sampler:
             stream,
             cut,
         )
+
+    def _wanted(self, row_slots: Sequence[int]) -> Feature:
+        """What any of the rows needs."""
+        wanted = Feature(0)
+        for slot in set(row_slots):
+            wanted |= self.table.features(slot)
+        return wanted
+
+    def _cut(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> Cut:
+        """Where min-p, top-k and top-p cut each row, by kernels."""
+        from stridelm.kernels.truncate import truncate
+
+        table = self.table
+        top_k = table.top_k if wanted & Feature.TOP_K else None
+        top_p = table.top_p if wanted & Feature.TOP_P else None
+        return truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
 
     def _edited(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> torch.Tensor:
         """float32 [M, V]: a copy of the logits, and in it, by kernels in PIPELINE's order, what is wanted of EDITED."""
@@ -117,13 +133,34 @@ class Sampler:
 
         Greedy rows have all but temperature and truncation applied: their token is the argmax.
         """
-        groups = group(row_slots, self.table)
+        groups = self._groups(row_slots)
         if not groups.count:
             return logits_MV.to(torch.float32, copy=True)
         logits_XV = self._process(logits_MV, rows.select(groups.special_X), groups)
         if groups.special_X is None:
             return logits_XV
         return logits_MV.to(torch.float32, copy=True).index_copy_(0, groups.special_X, logits_XV)
+
+    def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
+        """float32 [M, V] with which each row's token is drawn. A greedy row is certain of its argmax; a row left with
+        nothing but -inf has nan."""
+        by_kernels = logits_MV.is_cuda
+        scores_MV = (self._processed_by_kernels if by_kernels else self.processed)(logits_MV, rows, row_slots)
+        certain_MV = torch.zeros_like(scores_MV).scatter_(1, likeliest(scores_MV)[:, None], 1.0)
+        if not self._wanted(row_slots) & Feature.SAMPLED:
+            return certain_MV
+        return torch.where(self.table.sampled[rows.slots][:, None], scores_MV.softmax(-1), certain_MV)
+
+    def _processed_by_kernels(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
+        """`processed` on a GPU, from the device's tables as `_draw_by_kernels` is."""
+        wanted = self._wanted(row_slots)
+        if wanted & Feature.EDITED:
+            logits_MV = self._edited(logits_MV, rows, wanted)
+        # A greedy slot's temperature is 1.
+        scaled_MV = logits_MV.float() / self.table.temperature[rows.slots][:, None]
+        if wanted & (Feature.MIN_P | Feature.TOP_K | Feature.TOP_P):
+            scaled_MV.masked_fill_(self._cut(logits_MV, rows, wanted).drops(scaled_MV), -math.inf)
+        return scaled_MV
 
     def _groups(self, row_slots: Sequence[int]) -> Groups:
         """Decode steps ask for the same rows again and again; the last answer is kept."""
@@ -146,18 +183,25 @@ class Sampler:
                 logits_XV.index_copy_(0, mine, logits_GV)
         return logits_XV
 
-    def _add_noise(self, logits_XV: torch.Tensor, rows_X: Rows, groups: Groups, stream: int) -> None:
+    def _add_noise(
+        self, logits_XV: torch.Tensor, rows_X: Rows, groups: Groups, stream: int | torch.Tensor
+    ) -> None:
         part = groups.parts.get(Feature.SAMPLED)
         if part is None:
             return
         rows_G = rows_X.select(part.rows_G)
         seeds_G = self.table.seed.index_select(0, rows_G.slots)
         samples_G = self.table.sample_index.index_select(0, rows_G.slots)
-        noise_GV = gumbel(seeds_G, rows_G.positions, samples_G, logits_XV.shape[1], stream)
+        noise_GV = gumbel(seeds_G, rows_G.positions, samples_G, logits_XV.shape[1], _pick(stream, part.rows_G))
         if part.rows_G is None:
             logits_XV.add_(noise_GV)
         else:
             logits_XV.index_add_(0, part.rows_G, noise_GV)
+
+
+def _pick(stream: int | torch.Tensor, index: torch.Tensor | None) -> int | torch.Tensor:
+    """These rows' streams; None: all."""
+    return stream if index is None or isinstance(stream, int) else stream.index_select(0, index)
 
 
 def likeliest(logits_MV: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from stridelm.cache.pool import bytes_per_token
 from stridelm.cli import main as door
 from stridelm.draft import DRAFTERS
-from stridelm.models import loader
+from stridelm.models import MODELS, loader
 from stridelm.verify import RULES
 
 Inspect = Callable[..., dict[str, Any]]
@@ -39,7 +39,7 @@ def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", list(MODELS))
 def test_it_agrees_with_transformers_and_the_loader(
     model_type: str, tied: bool, checkpoint: Callable[..., Path], inspect: Inspect
 ) -> None:

@@ -16,6 +16,8 @@ import torch
 from stridelm.draft.base import Drafter, Group, Target, TreeShape, chain
 from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.params import Speculation
+from stridelm.run.eager import Logits
+from stridelm.run.heads import Serving
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
@@ -29,8 +31,8 @@ class MaskDrafter(Drafter):
     rules = frozenset({"exact", "trust"})
     default_depth = 2
 
-    def __init__(self, target: Target, sampler: Sampler) -> None:
-        super().__init__(target, sampler)
+    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+        super().__init__(target, sampler, serving)
         slots, device = target.max_num_seqs + 1, target.device
         self._proposals = torch.zeros(slots, MAX_VERIFIED_DEPTH, dtype=torch.int64, device=device)
         """[S, D] what the last step's probes proposed, from the position after the last known token on."""
@@ -77,7 +79,7 @@ class MaskDrafter(Drafter):
         live = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
         return _verified_shape(depth, device).draft(tokens, live)
 
-    def observe(self, group: Group, batch: ForwardBatch, logits_MV: torch.Tensor, verdict: Verdict) -> None:
+    def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         depth = group.spans[0].depth
         if depth == 0 or _is_trusted(group.spans[0].request.speculation):
             self._ready[group.slots] = torch.zeros_like(group.slots)
@@ -92,7 +94,7 @@ class MaskDrafter(Drafter):
         # Drawn with the noise of its position, a proposal meets the same noise when it is checked. Penalties see the
         # known tokens only, not the proposals between: approximate, and only acceptance can suffer.
         drawn = self.sampler.draw(
-            logits_MV.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
+            logits.decisions.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
         )
         self._proposals[group.slots, :depth] = drawn.view(-1, depth)
         self._ready[group.slots] = torch.full_like(group.slots, depth)

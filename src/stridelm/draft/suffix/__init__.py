@@ -12,6 +12,7 @@ from stridelm.draft.base import Drafter, Group, Target
 from stridelm.draft.suffix.texts import BORDER, Corpus, Place, Text
 from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.params import Speculation
+from stridelm.run.heads import Serving
 from stridelm.sample.sampler import Sampler
 from stridelm.types import MAX_DRAFT_ROWS, Draft, Request, Span
 
@@ -25,8 +26,8 @@ class SuffixDrafter(Drafter):
     default_depth = 8
     host_bound = True
 
-    def __init__(self, target: Target, sampler: Sampler) -> None:
-        super().__init__(target, sampler)
+    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+        super().__init__(target, sampler, serving)
         self.corpus = Corpus()
         self.texts: dict[str, Text] = {}
         """By request id, from a request's first draft until it leaves."""

@@ -29,6 +29,14 @@ class Attend(Protocol):
         ...
 
 
+class Tap(Protocol):
+    """Shown the residual stream on its way through the layers, by whoever wants more than the last state."""
+
+    def __call__(self, layer: int, x_NH: torch.Tensor) -> None:
+        """x: what layer `layer` reads, before its norm. It is overwritten afterwards: copy what you keep."""
+        ...
+
+
 @dataclass(frozen=True)
 class LayerKV:
     """What one layer keeps a token: its page group, its row layout and how far back it sees (None: everything)."""
@@ -77,6 +85,8 @@ class DecoderSpec:
     tied: bool = False
     activation: str = "silu"
     """Of the MLP's gate, one of kernels.ops.ACTIVATIONS."""
+    extra_modules: int = 0
+    """Modules for further tokens that the checkpoint carries beside its layers. They are no part of this decoder."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -145,6 +155,29 @@ class Block(nn.Module):
         self.mlp = GatedMLP(spec)
 
 
+def block_slots(s: DecoderSpec, theirs: str, ours: str) -> Iterator[tuple[str, WeightSlot]]:
+    """The tensors of one block, under the prefixes that the checkpoint and the module give it."""
+    q, kv, mlp = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.intermediate_size
+    yield theirs + "input_layernorm.weight", WeightSlot(ours + "attention_norm", 0, s.hidden_size)
+    yield theirs + "post_attention_layernorm.weight", WeightSlot(ours + "mlp_norm", 0, s.hidden_size)
+    if s.qk_norm:
+        fused = ours + "attention.qk_norm"
+        yield theirs + "self_attn.q_norm.weight", WeightSlot(fused, 0, s.head_dim)
+        yield theirs + "self_attn.k_norm.weight", WeightSlot(fused, s.head_dim, 2 * s.head_dim)
+    for kind in ("weight", "bias") if s.qkv_bias else ("weight",):
+        fused = f"{ours}attention.qkv.{kind}"
+        yield f"{theirs}self_attn.q_proj.{kind}", WeightSlot(fused, 0, q)
+        yield f"{theirs}self_attn.k_proj.{kind}", WeightSlot(fused, q, q + kv)
+        yield f"{theirs}self_attn.v_proj.{kind}", WeightSlot(fused, q + kv, q + 2 * kv)
+    for kind in ("weight", "bias") if s.o_bias else ("weight",):
+        yield f"{theirs}self_attn.o_proj.{kind}", WeightSlot(f"{ours}attention.o.{kind}", 0, s.hidden_size)
+    for kind in ("weight", "bias") if s.mlp_bias else ("weight",):
+        fused = f"{ours}mlp.gate_up.{kind}"
+        yield f"{theirs}mlp.gate_proj.{kind}", WeightSlot(fused, 0, mlp)
+        yield f"{theirs}mlp.up_proj.{kind}", WeightSlot(fused, mlp, 2 * mlp)
+        yield f"{theirs}mlp.down_proj.{kind}", WeightSlot(f"{ours}mlp.down.{kind}", 0, s.hidden_size)
+
+
 class Decoder(nn.Module):
     """ids and positions -> hidden states -> logits, over flat rows.
 
@@ -173,14 +206,18 @@ class Decoder(nn.Module):
         assert isinstance(weight, nn.Parameter)
         self.head.weight = weight
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend, tap: Tap | None = None
+    ) -> torch.Tensor:
         ops, eps = self.ops, self.spec.norm_eps
         angles = (positions, self.rope.cos, self.rope.sin)
         blocks = cast("list[Block]", list(self.blocks))
         norms_behind = [block.attention_norm for block in blocks[1:]] + [self.norm]
         x = self.embed(ids)
         h = ops.norm(x, blocks[0].attention_norm, eps)
-        for block, norm in zip(blocks, norms_behind, strict=True):
+        for layer, (block, norm) in enumerate(zip(blocks, norms_behind, strict=True)):
+            if tap is not None:
+                tap(layer, x)
             x, h = ops.add_norm(x, block.attention(h, angles, attend), block.mlp_norm, eps)
             x, h = ops.add_norm(x, block.mlp(h, ops), norm, eps)
         return h
@@ -197,28 +234,9 @@ class Decoder(nn.Module):
     def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every tensor of a Hugging Face checkpoint of this family, and where it goes."""
         s = self.spec
-        q, kv, mlp = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.intermediate_size
         yield "model.embed_tokens.weight", WeightSlot("embed.weight", 0, s.vocab_size)
         for i in range(s.num_layers):
-            theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
-            yield theirs + "input_layernorm.weight", WeightSlot(ours + "attention_norm", 0, s.hidden_size)
-            yield theirs + "post_attention_layernorm.weight", WeightSlot(ours + "mlp_norm", 0, s.hidden_size)
-            if s.qk_norm:
-                fused = ours + "attention.qk_norm"
-                yield theirs + "self_attn.q_norm.weight", WeightSlot(fused, 0, s.head_dim)
-                yield theirs + "self_attn.k_norm.weight", WeightSlot(fused, s.head_dim, 2 * s.head_dim)
-            for kind in ("weight", "bias") if s.qkv_bias else ("weight",):
-                fused = f"{ours}attention.qkv.{kind}"
-                yield f"{theirs}self_attn.q_proj.{kind}", WeightSlot(fused, 0, q)
-                yield f"{theirs}self_attn.k_proj.{kind}", WeightSlot(fused, q, q + kv)
-                yield f"{theirs}self_attn.v_proj.{kind}", WeightSlot(fused, q + kv, q + 2 * kv)
-            for kind in ("weight", "bias") if s.o_bias else ("weight",):
-                yield f"{theirs}self_attn.o_proj.{kind}", WeightSlot(f"{ours}attention.o.{kind}", 0, s.hidden_size)
-            for kind in ("weight", "bias") if s.mlp_bias else ("weight",):
-                fused = f"{ours}mlp.gate_up.{kind}"
-                yield f"{theirs}mlp.gate_proj.{kind}", WeightSlot(fused, 0, mlp)
-                yield f"{theirs}mlp.up_proj.{kind}", WeightSlot(fused, mlp, 2 * mlp)
-                yield f"{theirs}mlp.down_proj.{kind}", WeightSlot(f"{ours}mlp.down.{kind}", 0, s.hidden_size)
+            yield from block_slots(s, f"model.layers.{i}.", f"blocks.{i}.")
         yield "model.norm.weight", WeightSlot("norm", 0, s.hidden_size)
         if not s.tied:
             yield "lm_head.weight", WeightSlot("head.weight", 0, s.vocab_size)

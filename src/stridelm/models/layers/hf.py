@@ -9,6 +9,9 @@ from stridelm.models.layers.rope import RopeSpec
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 """What Hugging Face calls the activations of kernels.ops."""
 
+EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Fields that declare how many modules for further tokens a checkpoint carries beside its layers."""
+
 
 def common_fields(config: Any) -> dict[str, Any]:
     """DecoderSpec's fields that llama, mistral, qwen2 and qwen3 spell the same way.
@@ -37,6 +40,7 @@ def common_fields(config: Any) -> dict[str, Any]:
         "windows": windows(config),
         "tied": bool(config.tie_word_embeddings),
         "activation": ACTIVATIONS[activation],
+        "extra_modules": max(int(getattr(config, name, None) or 0) for name in EXTRA_MODULES),
     }
 
 

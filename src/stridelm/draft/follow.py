@@ -1,0 +1,195 @@
+"""Drafters whose layers follow the target: they grow from its states and keep KV of their own beside its.
+
+An entry of a head's KV at storage index i is made of the target's state at position i and of token i + 1, and what
+comes out of it guesses token i + 2. So of a request with n known tokens, the entries 0 .. n - 2 can be made, and the
+last of them gives the first guess:
+
+    token        0   1   2  ...  n-2   n-1 | g0     g1
+    state        0   1   2  ...  n-2       |
+    entry        0   1   2  ...  n-2       | n-1    n
+    guesses      2   3   4  ...  n = g0    | n+1 = g1
+
+Everything is folded in as soon as it can be, when a step is observed: its rows' states are at hand then, and every row
+that stays has its next token. Nothing is left to catch up with at whatever depth the next step is drafted, and the
+last entry's output is the first guess's, so that folding is the first of a chain's forward passes and no extra one.
+Guesses make entries too, behind what is folded; the next fold overwrites them.
+
+A head is one module applied again and again, or several in turn: module k makes its entry i of module k - 1's output
+there and of token i + k. Its entries reach k - 1 tokens less far; those that were made of guesses are made again when
+the tokens are known, for which the states of the last rows are kept.
+
+Legend: R requests of the group, N rows of a fold, H hidden width, S slots, T modules.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from stridelm.draft.base import Drafter, Group, Target, chain, within_bounds
+from stridelm.draft.heads import FollowingHead
+from stridelm.params import Speculation
+from stridelm.run.eager import Logits
+from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import Sampler
+from stridelm.types import (
+    CANDIDATE,
+    MAX_DRAFT_ROWS,
+    DeviceGeometry,
+    Draft,
+    Follower,
+    ForwardBatch,
+    Request,
+    Verdict,
+)
+
+
+class FollowingDrafter(Drafter):
+    """Base of drafters with such a head: subclasses load it."""
+
+    follows: ClassVar[bool] = True
+    default_depth = 3
+
+    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+        super().__init__(target, sampler, serving)
+        assert serving is not None
+        self.serving = serving
+        self.head = self.load(serving)
+        serving.runner.tap(self.head.taps)
+        self._runner = HeadRunner(self.head, serving)
+        slots, width = target.max_num_seqs + 1, serving.model.spec.hidden_size
+        self._fed = torch.zeros(slots, width, dtype=serving.dtype, device=target.device)
+        """[S, H] what came out of the last folded entry."""
+        self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
+        """[S] whether it did."""
+        self._tail = torch.zeros(slots, self.head.turns - 1, width, dtype=serving.dtype, device=target.device)
+        """[S, T - 1, H] features of the last folded rows, the last one last."""
+        self._tailed = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        """[S] how many of them there are since the request was admitted."""
+
+    def load(self, serving: Serving) -> FollowingHead:
+        """The head, on the target's device. Raises ValueError if its weights do not fit."""
+        raise NotImplementedError
+
+    @property
+    def follower(self) -> Follower:
+        return Follower(self.name, self.head.turns)
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        depth = self.default_depth if speculation.depth is None else speculation.depth
+        turns = self.head.turns
+        if depth > MAX_DRAFT_ROWS:
+            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        if turns > 1 and depth > turns:
+            raise ValueError(f"depth {depth} is over {turns}, the modules that the checkpoint has; lower it")
+        return tuple(range(depth + 1))
+
+    def admit(self, request: Request) -> None:
+        self._ready[request.slot] = False
+        self._tailed[request.slot] = 0
+
+    # Drafting
+
+    def propose(self, group: Group) -> Draft:
+        depth = max(span.draft for span in group.spans)
+        known = group.table.known[group.slots]
+        host_slots = [span.request.slot for span in group.spans]
+        most = max(span.end for span in group.spans)
+        fed, tokens = self._fed[group.slots], list[torch.Tensor]()
+        for level in range(depth):
+            if level:
+                fed = self._grow(group, level, tokens[-1], fed, known, most)
+            tokens.append(self.sampler.draw(self.head.logits(fed), Rows(group.slots, known + level), host_slots))
+        live = self._ready[group.slots][:, None] & within_bounds(group, depth)
+        return chain(depth, CANDIDATE, group.slots.device).draft(torch.stack(tokens, 1), live)
+
+    def _grow(
+        self, group: Group, level: int, tokens: torch.Tensor, fed: torch.Tensor, known: torch.Tensor, most: int
+    ) -> torch.Tensor:
+        """[R, H] what comes out behind the guess `tokens`, the one before guess number `level`."""
+        in_turn = self.head.turns > 1
+        entries = known - 2 if in_turn else known - 2 + level
+        rows = place(
+            lines((1,) * len(group.spans), tokens.device),
+            group.slots,
+            entries.clamp(min=0),
+            torch.ones_like(known),
+            self.serving,
+            most,
+        )
+        # Of a request that was never folded, what lies there is another's.
+        rows = rows.only(self._ready[group.slots][rows.span_N])
+        return self.head.forward(level if in_turn else 0, tokens, fed, rows.storage_N, self._runner.attend(rows))
+
+    # Following
+
+    def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
+        levels = verdict.path.shape[1]
+        fresh = batch.reals[group.indices] + verdict.kept[group.indices]
+        tailed = self._tailed[group.slots]
+        tail = self._tail.shape[1]
+        bounds = tuple(tail + span.real + min(span.draft, levels) for span in group.spans)
+        committed = group.table.committed[group.slots]
+        rows = place(
+            lines(bounds, group.slots.device),
+            group.slots,
+            committed - fresh - tailed,
+            fresh + tailed,
+            self.serving,
+            max(span.end for span in group.spans),
+        )
+        features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tailed))
+        if tail:
+            features = self._with_tail(group, rows, features, tailed)
+            self._tailed[group.slots] = (fresh + tailed).clamp(max=tail)
+        fed = self._fold(group, rows, features)
+        self._fed[group.slots] = fed[rows.last_R]
+        self._ready[group.slots] = batch.decides[group.indices]
+
+    def _sources(
+        self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
+    ) -> torch.Tensor:
+        """[N] the step's row that each row of the fold stands for: real rows, then those of the accepted path."""
+        place_N = group.indices[rows.span_N]
+        offset = rows.offset_N - tailed[rows.span_N]
+        real = offset.clamp(min=0) + _firsts(batch)[place_N]
+        if not verdict.path.shape[1]:
+            return real
+        beyond = offset - batch.reals[place_N]
+        node = verdict.path[place_N, beyond.clamp(0, verdict.path.shape[1] - 1)]
+        decision = batch.decision_index[place_N, node + 1].clamp(min=0)
+        return torch.where(beyond < 0, real, batch.decisions[decision]).clamp(max=batch.ids.shape[0] - 1)
+
+    def _with_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tailed: torch.Tensor) -> torch.Tensor:
+        """The features with those of rows folded before in front, of which the last are kept for the next time."""
+        width = self._tail.shape[1]
+        slot_N = group.slots[rows.span_N]
+        early = rows.offset_N < tailed[rows.span_N]
+        column = (width - tailed[rows.span_N] + rows.offset_N).clamp(0, width - 1)
+        features_NH = torch.where(early[:, None], self._tail[slot_N, column], features_NH)
+        back = torch.arange(width - 1, -1, -1, device=slot_N.device)
+        self._tail[group.slots] = features_NH[(rows.last_R[:, None] - back).clamp(min=0)]
+        return features_NH
+
+    def _fold(self, group: Group, rows: HeadRows, fed_NH: torch.Tensor) -> torch.Tensor:
+        """Make every module's entries, as far as tokens are known; returns what comes out of the first."""
+        table, slot_N = group.table, group.slots[rows.span_N]
+        known_N = table.known[slot_N]
+        outputs = []
+        for module in range(self.head.turns):
+            token_N = rows.storage_N + module + 1
+            within = rows.only(token_N < known_N) if module else rows
+            ids_N = table.tokens[slot_N, token_N]
+            fed_NH = self.head.forward(module, ids_N, fed_NH, rows.storage_N, self._runner.attend(within))
+            outputs.append(fed_NH)
+        return outputs[0]
+
+
+def _firsts(batch: ForwardBatch) -> torch.Tensor:
+    """[R] the step's first row of each span."""
+    if isinstance(batch.geometry, DeviceGeometry):
+        return batch.geometry.firsts.to(torch.int64)
+    counts = torch.tensor(batch.geometry.counts)
+    return counts.cumsum(0) - counts

@@ -1,0 +1,114 @@
+"""Directories of weights for drafters: what they hold, and whose they are.
+
+Published heads come as safetensors or as a pickle of plain tensors, and their config.json is often that of another
+architecture. So a drafter recognises its own by both, names of tensors and config; nothing is run of what they bring.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stridelm.draft import DRAFTERS
+from stridelm.models.loader import read_headers, read_tensors
+
+BESIDE = "drafters"
+"""Folder of a checkpoint in which heads that were made for it lie, one directory each."""
+PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+class Given:
+    """A directory that somebody named, or that lies beside a model. Raises ValueError where it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise ValueError(f"no drafter weights at {path}: give a directory with config.json and its tensors")
+        self.path = path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        file = self.path / "config.json"
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file} cannot be read ({error}); copy it again") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"{file} is no JSON object; copy it again")
+        return config
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of every tensor, by name."""
+        if self._is_safe:
+            return {name: header.shape for name, header in read_headers(self.path)}
+        return {name: tensor.shape for name, tensor in self._unpickled("meta").items()}
+
+    def tensors(
+        self, device: torch.device, wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._is_safe:
+            yield from read_tensors(self.path, device, wanted)
+        else:
+            yield from ((name, tensor) for name, tensor in self._unpickled(device).items() if wanted(name))
+
+    @property
+    def _is_safe(self) -> bool:
+        return any(self.path.glob("*.safetensors"))
+
+    def _unpickled(self, device: torch.device | str) -> dict[str, torch.Tensor]:
+        """Only plain tensors are read: a pickle that brings anything else is refused, and nothing of it is run."""
+        files = sorted(file for pattern in PICKLES for file in self.path.glob(pattern))
+        if not files:
+            raise ValueError(f"{self.path} has no *.safetensors, *.bin or *.pt; copy the head's weights there")
+        tensors: dict[str, torch.Tensor] = {}
+        for file in files:
+            try:
+                content = torch.load(file, map_location=device, weights_only=True)
+            except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+                raise ValueError(
+                    f"{file} is no pickle of plain tensors; save the head's state_dict as safetensors"
+                ) from error
+            if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
+                raise ValueError(f"{file} holds more than plain tensors; save the head's state_dict as safetensors")
+            tensors |= content
+        return tensors
+
+
+@lru_cache(maxsize=64)
+def given(path: Path) -> Given:
+    return Given(path)
+
+
+def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
+    """Drafter -> the directory of its weights: of those that the user named, and those beside the model.
+
+    Raises ValueError for a directory that was named and that no drafter recognises, or two for one drafter.
+    """
+    heads: dict[str, Path] = {}
+    for path in map(Path, named):
+        name = whose(path)
+        if name is None:
+            raise ValueError(
+                f"no drafter recognises {path} as its weights; drafters that have weights of their own: "
+                f"{', '.join(n for n in DRAFTERS if DRAFTERS.get(n).takes)}"
+            )
+        if name in heads:
+            raise ValueError(f"{heads[name]} and {path} are both weights for drafter {name!r}; give one of them")
+        heads[name] = path
+    for path in sorted((model / BESIDE).iterdir()) if (model / BESIDE).is_dir() else ():
+        name = whose(path)
+        if name is not None:
+            heads.setdefault(name, path)
+    return heads
+
+
+def whose(path: Path) -> str | None:
+    """The drafter that recognises the directory."""
+    found = given(path.resolve())
+    return next((name for name in DRAFTERS if DRAFTERS.get(name).recognises(found)), None)

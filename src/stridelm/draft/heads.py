@@ -1,0 +1,102 @@
+"""What a head is that follows the target, and from a directory to one that is ready to serve.
+
+Whatever is wrong with weights is said before the first token. Serving and training use the same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from stridelm.kernels.ops import Ops
+from stridelm.kernels.plain import PlainOps
+from stridelm.models.layers.decoder import Attend, LayerKV, WeightSlot
+from stridelm.models.layers.linear import set_products
+from stridelm.models.loader import fill, fill_randomly, screaming
+from stridelm.run.heads import Serving
+from stridelm.types import States
+
+
+class LoadableModule(nn.Module):
+    """A module that says where a checkpoint's tensors go in it, and whose row operations are exchanged for serving."""
+
+    ops: Ops
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = PlainOps()
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        """Every tensor by name, and where it goes."""
+        raise NotImplementedError
+
+
+class FollowingHead(LoadableModule):
+    """Layers that grow from the target's states (draft/follow.py)."""
+
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose inputs `features` reads, besides the final states."""
+    turns: int = 1
+    """T modules; of more than one, each is applied once, in turn."""
+
+    @property
+    def kv_layout(self) -> tuple[LayerKV, ...]:
+        """One layer a module."""
+        raise NotImplementedError
+
+    @property
+    def query_heads(self) -> int:
+        raise NotImplementedError
+
+    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
+        """[N, H] what the first module reads of the target's states at these rows."""
+        raise NotImplementedError
+
+    def forward(
+        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """[N, H] what the next module, or the same one, is fed."""
+        raise NotImplementedError
+
+    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+        """[M, V] over the target's vocabulary."""
+        raise NotImplementedError
+
+
+L = TypeVar("L", bound=LoadableModule)
+
+
+def load_head(
+    head: L,
+    path: Path,
+    tensors: Callable[[torch.device], Iterator[tuple[str, torch.Tensor]]] | None,
+    serving: Serving,
+    ignorable: Callable[[str], bool] = lambda name: False,
+) -> L:
+    """Fill a head that was built on the meta device, and make it ready to serve.
+
+    tensors: the head's, on the device; None fills it with small random numbers instead. path: where they come from, for
+    messages. Raises ValueError for tensors that are missing, unexpected, misshapen or not finite.
+    """
+    device = serving.model.norm.device
+    head = screaming(head, serving.dtype, device)
+    if tensors is not None:
+        fill(head, tensors(device), path, ignorable)
+        check_finite(head, path)
+    else:
+        fill_randomly(head, lambda done: None)
+    head.requires_grad_(False).eval()
+    set_products(head, deterministic=serving.deterministic)
+    head.ops = serving.model.ops
+    return head
+
+
+def check_finite(head: nn.Module, path: Path) -> None:
+    """Raise ValueError naming the parameters that hold what is no number."""
+    wrong = [name for name, parameter in head.named_parameters() if not bool(torch.isfinite(parameter).all())]
+    if wrong:
+        raise ValueError(f"the head in {path} has weights that are not finite: {', '.join(wrong[:8])}; copy it again")

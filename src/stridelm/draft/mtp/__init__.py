@@ -1,0 +1,74 @@
+"""Drafting with native multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437), a checkpoint's own or given
+beside it.
+
+One module is applied again and again (FastMTP, arXiv 2509.18362); several are applied in turn, one a depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from stridelm.draft.base import Target
+from stridelm.draft.follow import FollowingDrafter
+from stridelm.draft.given import Given, given
+from stridelm.draft.heads import load_head
+from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
+from stridelm.models.layers.hf import EXTRA_MODULES
+from stridelm.run.heads import Serving
+
+
+class MtpDrafter(FollowingDrafter):
+    name = "mtp"
+    takes = "MTP modules by themselves, named as in a checkpoint that has them"
+
+    @classmethod
+    def recognises(cls, given: Given) -> bool:
+        declared, layers = _declared(given.config), given.config.get("num_hidden_layers", 0)
+        whole = "model.embed_tokens.weight" in given.shapes and "model.norm.weight" in given.shapes
+        return bool(declared) and not whole and _form(given.shapes, layers) is not None
+
+    @classmethod
+    def why_not(cls, target: Target) -> str | None:
+        if target.config is None:
+            return "there is no model"
+        source = _source(target)
+        if not _declared(source.config):
+            return f"its config.json declares no MTP modules ({' or '.join(EXTRA_MODULES)}), and none are given"
+        if target.weighted and _form(source.shapes, target.config.num_hidden_layers) is None:
+            return "its config.json declares MTP modules and its tensors hold none in a layout that is known here"
+        return None
+
+    def load(self, serving: Serving) -> MtpHead:
+        target, source = self.target, _source(self.target)
+        layers = serving.model.spec.num_layers
+        form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
+        if target.weighted:
+            form = _form(source.shapes, layers) or form
+        with torch.device("meta"):
+            head = MtpHead(serving.model, form, _declared(source.config))
+        mine = tuple(form.module(number, layers) for number in range(head.turns))
+
+        def tensors(device: torch.device) -> Any:
+            return source.tensors(device, lambda name: name.startswith(mine))
+
+        return load_head(head, source.path, tensors if target.weighted else None, serving, head.is_copy)
+
+
+def _source(target: Target) -> Given:
+    """Where the modules are: what was given, or the checkpoint itself."""
+    path = target.heads.get("mtp", target.path)
+    assert path is not None
+    return given(path)
+
+
+def _declared(config: Mapping[str, Any]) -> int:
+    """Modules that a config.json says there are."""
+    return max((config.get(field) or 0 for field in EXTRA_MODULES), default=0)
+
+
+def _form(names: Iterable[str], layers: int) -> Form | None:
+    """The form of which a module is there, of a target with so many layers."""
+    return next((form for form in FORMS if f"{form.module(0, layers)}{form.join}.weight" in names), None)

@@ -1,0 +1,27 @@
+"""`MiMoForCausalLM`: a qwen2 whose checkpoints carry modules that predict further tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, Qwen2Config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from stridelm.models.layers.decoder import Decoder, DecoderSpec
+from stridelm.models.layers.hf import common_fields
+
+
+class MiMoConfig(Qwen2Config):
+    """transformers has none: the released checkpoints bring it as code of their own, which is not run here."""
+
+    model_type = "mimo"
+    num_nextn_predict_layers: int = 0
+
+
+if MiMoConfig.model_type not in CONFIG_MAPPING:
+    AutoConfig.register(MiMoConfig.model_type, MiMoConfig)
+
+
+def build(config: Any) -> Decoder:
+    """A decoder shaped by a `MiMoConfig`, weights not yet loaded."""
+    return Decoder(DecoderSpec(**common_fields(config), qkv_bias=True))

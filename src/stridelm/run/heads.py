@@ -1,0 +1,175 @@
+"""Rows for layers that a drafter brings along: laid out, placed in the target's own pages, and run.
+
+A drafter's entries stand in the storage of their request, in a pool of their own with the target's page ids. So its KV
+needs no tables and no ledger: where the target has pages for a request, so has the drafter.
+
+Legend: R requests, N rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from stridelm.attention.base import AttentionBackend
+from stridelm.cache.pool import PagePool
+from stridelm.kernels.ops import Ops
+from stridelm.models.layers.decoder import Decoder, LayerKV
+from stridelm.run.eager import EagerRunner, PagedAttend
+from stridelm.run.padded import Frame, frame
+from stridelm.run.state import PageTables
+from stridelm.types import DeviceGeometry, Geometry
+
+
+class Head(Protocol):
+    """Layers with KV of their own."""
+
+    ops: Ops
+
+    @property
+    def kv_layout(self) -> tuple[LayerKV, ...]: ...
+
+    @property
+    def query_heads(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The target as it runs here, for drafters with layers of their own."""
+
+    runner: EagerRunner
+    tables: PageTables
+    pages: dict[str, int]
+    """Page group -> pages of its pool."""
+    page_size: int
+    dtype: torch.dtype
+    deterministic: bool
+
+    @property
+    def model(self) -> Decoder:
+        return self.runner.model
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.runner.attention
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """How rows lie that are known by bounds alone. Those of one bound for all are kept for ever: a captured step reads
+    their tensors."""
+
+    layout: Frame
+    kept: dict[Any, object] = field(default_factory=dict)
+    """What attention made for this layout."""
+
+
+def lines(bounds: tuple[int, ...], device: torch.device) -> Lines:
+    """bounds: most rows of each request."""
+    if len(set(bounds)) == 1:
+        return _even(len(bounds), bounds[0], device)
+    return Lines(frame(tuple((bound, 0, True) for bound in bounds), 0, device))
+
+
+@cache
+def _even(requests: int, rows: int, device: torch.device) -> Lines:
+    # The frame's own cache forgets; this one does not.
+    return Lines(frame(((rows, 0, True),) * requests, 0, device))
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """N rows of R requests, a request's own behind one another."""
+
+    span_N: torch.Tensor
+    """int64 request of each row."""
+    offset_N: torch.Tensor
+    """int64 place of each row among its request's."""
+    storage_N: torch.Tensor
+    """int64 storage index, which is its position too."""
+    slots: dict[str, torch.Tensor]
+    """Page group -> [N] pool slot; padding has the null slot."""
+    geometry: Geometry | DeviceGeometry
+    last_R: torch.Tensor
+    """int64 each request's last row; any row where it has none."""
+
+    def only(self, stay_N: torch.Tensor) -> HeadRows:
+        """The same rows, of which only some leave entries."""
+        return replace(self, slots={group: torch.where(stay_N, slot, 0) for group, slot in self.slots.items()})
+
+
+def place(
+    layout: Lines,
+    slots_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    serving: Serving,
+    most: int,
+) -> HeadRows:
+    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for.
+
+    most: a bound on every request's last index, exclusive. What is missing to the layout is padding, which is left out
+    where the host may look.
+    """
+    rows, tables, page_size = layout.layout, serving.tables.tables, serving.page_size
+    span, offset = rows.span_N, rows.offset_N
+    live = offset < counts_R[span]
+    if not serving.attention.reads_device:
+        here = live.nonzero()[:, 0]
+        span, offset, live = span[here], offset[here], live[here]
+    storage = starts_R[span] + offset
+    owner, page = slots_R[span], storage // page_size
+    pool_slots = {
+        group: torch.where(live, pages[owner, page].to(torch.int64) * page_size + storage % page_size, 0)
+        for group, pages in tables.items()
+    }
+    if serving.attention.reads_device:
+        geometry: Geometry | DeviceGeometry = DeviceGeometry(
+            bounds=rows.bounds,
+            firsts=rows.firsts_R.to(torch.int32),
+            counts=counts_R.to(torch.int32),
+            starts=starts_R.to(torch.int32),
+            reals=counts_R.to(torch.int32),
+            draft_rows=offset - counts_R[span],
+            ancestors=torch.zeros_like(storage),
+            positions=storage,
+            tables={group: pages[slots_R] for group, pages in tables.items()},
+            page_size=page_size,
+            max_keys=most,
+            straight=True,
+            kept=layout.kept,
+        )
+        last = rows.firsts_R + counts_R - 1
+    else:
+        reach = -(-most // page_size)
+        geometry = Geometry(
+            counts=counts_R.tolist(),
+            starts=starts_R.tolist(),
+            reals=counts_R.tolist(),
+            draft_rows=torch.full_like(storage, -1),
+            ancestors=torch.zeros_like(storage),
+            positions=storage,
+            ordered=torch.zeros_like(live),
+            page_tables={group: pages[slots_R, :reach].tolist() for group, pages in tables.items()},
+            page_size=page_size,
+        )
+        last = counts_R.cumsum(0) - 1
+    return HeadRows(span, offset, storage, pool_slots, geometry, last.clamp(min=0))
+
+
+class HeadRunner:
+    """A head's own pool, and attention over it."""
+
+    def __init__(self, head: Head, serving: Serving) -> None:
+        self._head = head
+        self._serving = serving
+        device = serving.model.norm.device
+        self.pool = PagePool(head.kv_layout, serving.pages, serving.page_size, serving.dtype, device)
+
+    def attend(self, rows: HeadRows) -> PagedAttend:
+        """What the head calls to attend: layer i of its own layout, for these rows."""
+        prepared = self._serving.attention.prepare(rows.geometry, self.pool.layout, self._head.query_heads)
+        return PagedAttend(self.pool, self._head.ops, prepared, rows.slots)
