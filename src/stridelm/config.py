@@ -24,10 +24,19 @@ class EngineConfig:
     )
     acceptance: str = option(
         "exact",
-        "acceptance rule: exact (lossless), trust (lossy), or, to measure speed alone, synthetic:N or "
-        "synthetic-trust:N (simulated: N tokens a step on average, whatever the model says)",
+        "acceptance rule: exact (the output is plain decoding's), rejection or block (lossless: its distribution is), "
+        "typical, relaxed or trust (lossy), or, to measure speed alone, synthetic:N or synthetic-trust:N (simulated: N "
+        "tokens a step on average, whatever the model says)",
     )
     confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
+    posterior_threshold: float | None = option(None, "with typical: take what is likelier than this (0.09)")
+    posterior_alpha: float | None = option(
+        None, "with typical: or than this times exp(-entropy), whichever is less (0.3)"
+    )
+    relaxed_topk: int | None = option(None, "with relaxed: take only the target's so many likeliest tokens (10)")
+    relaxed_delta: float | None = option(
+        None, "with relaxed: and none that is more than this less likely than the likeliest (0.6)"
+    )
     prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
     suffix_decoding_max_spec_factor: float | None = option(
@@ -134,6 +143,10 @@ class EngineConfig:
             depth=self.depth,
             acceptance=self.acceptance,
             confidence=self.confidence,
+            posterior_threshold=self.posterior_threshold,
+            posterior_alpha=self.posterior_alpha,
+            relaxed_topk=self.relaxed_topk,
+            relaxed_delta=self.relaxed_delta,
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
             suffix_decoding_max_spec_factor=self.suffix_decoding_max_spec_factor,

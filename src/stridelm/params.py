@@ -11,6 +11,8 @@ MAX_LOGPROBS = 64
 """Most alternatives reported a position."""
 _WORD = 2**31 - 1
 """Largest count that may be asked for."""
+_OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
+"""Fields of Speculation that say how a rule accepts."""
 
 
 def option(default: Any, text: str) -> Any:
@@ -26,6 +28,9 @@ class Speculation:
     acceptance: name of the rule. A simulated one has its length behind a colon: "synthetic:2.5".
     acceptance_length: with a simulated rule, tokens that a step with a full draft emits on average.
     confidence: with `acceptance="trust"`, emit only the leading tokens whose max softmax is at least this.
+    posterior_threshold, posterior_alpha: with `acceptance="typical"`, epsilon and alpha of what a token must exceed.
+    relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, so much less likely than the
+        likeliest at most.
     prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens.
     suffix_decoding_max_spec_factor: levels of a suffix draft for each token of its match.
     suffix_decoding_min_token_prob: least estimated probability of a row of a suffix draft.
@@ -36,6 +41,10 @@ class Speculation:
     acceptance: str | None = None
     acceptance_length: float | None = None
     confidence: float | None = None
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
+    relaxed_topk: int | None = None
+    relaxed_delta: float | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     suffix_decoding_max_spec_factor: float | None = None
@@ -51,6 +60,10 @@ class Speculation:
         self._split_acceptance()
         _settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
         _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
+        _settle_number(self, "posterior_threshold", 0.0, 1.0, optional=True)
+        _settle_number(self, "posterior_alpha", 0.0, _WORD, optional=True)
+        _settle_number(self, "relaxed_topk", 1, _WORD, whole=True, optional=True)
+        _settle_number(self, "relaxed_delta", 0.0, 1.0, optional=True)
         _settle_number(self, "suffix_decoding_max_spec_factor", 0.0, _WORD, open_low=True, optional=True)
         _settle_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0, optional=True)
 
@@ -74,13 +87,16 @@ class Speculation:
     def over(self, base: Speculation) -> Speculation:
         """This speculation, with `base` filling what it leaves open.
 
-        A request that names another drafter than `base` does not inherit that drafter's settings.
+        A request that names another drafter than `base` does not inherit that drafter's settings, nor one that names
+        another rule that rule's.
         """
         if self.drafter is not None and self.drafter != base.drafter:
             return self
         ours = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if self.acceptance is not None:  # a rule comes with its length or without one
             ours["acceptance_length"] = self.acceptance_length
+        if self.acceptance not in (None, base.acceptance):
+            ours |= {name: getattr(self, name) for name in _OF_RULES}
         return replace(base, **ours)
 
     @property

@@ -181,6 +181,9 @@ class Draft:
     """Every candidate j has depth j + 1 and exactly the ancestors 0..j, so an accepted path is already in place."""
     max_depth: int = 0
     """Host-side bound on the depth of a live candidate."""
+    probs: torch.Tensor | None = None
+    """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass, certain
+    of its token."""
 
     @property
     def width(self) -> int:

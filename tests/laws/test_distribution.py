@@ -20,11 +20,10 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
-from stridelm.verify import RULES
 from support.checkpoints import make
 from support.enumeration import check_enumeration
 from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.lab import LENGTH, TREES, Lab, check_joint, chi_square
+from support.lab import LENGTH, TREES, Lab, able_drafters, check_joint, chi_square
 from support.stand import Job, Stand, lossless_rules
 from support.tree_drafter import NAME as RANDOM_TREE
 from support.tree_drafter import registered
@@ -105,10 +104,11 @@ def test_every_output(stand: Stand, model: Any, parameters: str) -> None:
 
 
 def lossless() -> list[tuple[str, str]]:
-    """(drafter, rule): all registered, and under each lossless rule the trees of the laboratory."""
-    known = [(name, rule) for name in DRAFTERS for rule in lossless_rules(name)]
-    rules = [name for name in RULES if RULES.get(name).lossless]
-    return known + [(tree.name, rule) for tree in TREES for rule in rules]
+    """(drafter, rule): all registered, and the trees of the laboratory, under each lossless rule."""
+    with ExitStack() as stack:
+        for tree in TREES:
+            stack.enter_context(registered(tree))
+        return [(name, rule) for name in able_drafters() for rule in lossless_rules(name)]
 
 
 def samples_of(drafter: str) -> int:

@@ -93,7 +93,7 @@ class Layer:
         return x + self.linear("mlp.down_proj", self.activation(gate) * up)
 
     def attention(self, reads: torch.Tensor) -> torch.Tensor:
-        """Causal, over all entries."""
+        """Causal, over all entries; a target's sliding windows do not reach here."""
         entries = len(reads)
         q, k, v = (
             self.linear(f"self_attn.{name}_proj", reads).view(entries, -1, self.head_dim).transpose(0, 1)
@@ -200,7 +200,7 @@ _NAMES: dict[MtpForm, _Names] = {
 
 
 def mtp(path: Path, form: MtpForm) -> Modules:
-    """The modules of a target that has its own."""
+    """The modules of a target that has its own. What is fed back is a module's state after its last norm."""
     target, tensors = TargetStates(path), tensors_of(path)
     config = config_of(path)
     count = config.get("num_nextn_predict_layers") or config["mtp_num_hidden_layers"]
@@ -229,9 +229,11 @@ def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int) -> Mod
 
 
 def eagle(path: Path, target_path: Path, form: EagleForm) -> Modules:
-    """An EAGLE head. Only recursion has a meaning for it."""
+    """An EAGLE head, for which only recursion has a meaning. What is fed back is the layer's state before any norm."""
     target, config = TargetStates(target_path), config_of(path)
-    tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors_of(path).items()}
+    tensors = {
+        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors_of(path).items()
+    }
     layer_config = LlamaConfig.from_dict(config.get("transformer_layer_config", config))
     embedding = tensors.get("embed_tokens.weight")
 

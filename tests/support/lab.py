@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from stridelm import SamplingParams
+from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, Target, TreeShape
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
+from stridelm.run.eager import Logits
 from stridelm.run.state import TokenTable
-from stridelm.sample.noise import gumbel
+from stridelm.sample.noise import DRAFT, attempt_stream, gumbel
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, Status
+from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, States, Status
 from stridelm.verify.door import Door
 from support.naive_sampling import probabilities
 
@@ -38,6 +40,7 @@ class NoisyTree(Drafter):
 
     name = "noisy_tree"
     default_depth = 2
+    branches = True
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         return (0, 2, 6)
@@ -68,7 +71,60 @@ class BlindTree(NoisyTree):
         return replace(draft, tokens=pairs.flatten(1).to(draft.tokens.device))
 
 
-TREES = (NoisyTree, BlindTree)
+class SampledTree(Drafter):
+    """The same tree drawn from a distribution of its own, siblings without replacement."""
+
+    name = "sampled_tree"
+    default_depth = 2
+    branches: ClassVar[bool] = True
+    parents: ClassVar[tuple[int, ...]] = (-1, -1, 0, 0, 1, 1)
+    siblings: ClassVar[int] = 2
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        return (0, 2, 6)
+
+    def propose(self, group: Group) -> Draft:
+        slots, known = group.slots, group.table.known[group.slots]
+        noise = self.sampler.table.seed[slots], self.sampler.table.sample_index[slots]
+        logits_VV = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)).to(slots.device)
+        last = group.table.tokens[slots].gather(1, known[:, None] - 1)
+        tokens, probs = [], []
+        for depth in range(group.spans[0].depth):
+            q = logits_VV[last].softmax(-1)
+            g = gumbel(noise[0], known + depth, noise[1], VOCAB, attempt_stream(DRAFT, known))
+            last = (q.log() + g[:, None]).topk(self.siblings).indices.flatten(1)
+            tokens.append(last)
+            probs.append(q.repeat_interleave(self.siblings, 1))
+        shape = TreeShape.of(self.parents, [CANDIDATE] * len(self.parents), slots.device)
+        drawn = torch.cat(tokens, 1)
+        return shape.draft(drawn, torch.ones_like(drawn, dtype=torch.bool), torch.cat(probs, 1))
+
+
+class SampledChain(SampledTree):
+    """A chain of three, drawn likewise."""
+
+    name = "sampled_chain"
+    default_depth = 3
+    branches = False
+    parents = (-1, 0, 1)
+    siblings = 1
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        return (0, 1, 2, 3)
+
+
+DRAWN = (SampledTree, SampledChain)
+TREES = (NoisyTree, BlindTree, *DRAWN)
+
+
+def able_drafters() -> list[str]:
+    """Those registered that can draft for a model that is a table."""
+    target = lab_target(1, torch.device("cpu"))
+    return [name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None]
+
+
+def lab_target(size: int, device: torch.device) -> Target:
+    return Target(VOCAB, 32, size, (VOCAB - 1,), None, device)
 
 
 @dataclass
@@ -87,14 +143,17 @@ class Lab:
         generator = torch.Generator().manual_seed(self.model_seed)
         shape = (VOCAB,) * (DEPENDS_ON + 1)
         self.logits = (1.5 * torch.randn(shape, generator=generator)).to(device)
-        self.target = Target(VOCAB, 32, self.size, (VOCAB - 1,), None, device)
+        self.target = lab_target(self.size, device)
         self.tokens = TokenTable(self.size, 32, device)
         self.table = SamplingTable(self.size, VOCAB, device)
         sampler = Sampler(self.table, self.tokens)
         self.drafters = Drafters(self.target, sampler, self.tokens)
         self.door = Door(sampler, self.tokens)
         chosen = settle(Speculation.of(self.speculation), self.target)
-        ladder = self.drafters.get(chosen.drafter or "none").ladder(chosen)
+        drafter = self.drafters.get(chosen.drafter or "none")
+        ladder = drafter.ladder(chosen)
+        self.apart = drafter.host_bound or self.params.uses_history
+        """The host tells the requests apart; otherwise one of them stands for all."""
         self.requests = [
             Request(str(i), list(PROMPT), self.params, chosen, ladder=ladder, slot=i, status=Status.RUNNING)
             for i in range(self.size)
@@ -136,27 +195,34 @@ class Lab:
             request.output_ids.clear()
             request.computed = start - 1
             self.drafters.admit(request)
-        waiting = self.requests
-        while waiting:
+        waiting = torch.arange(self.size, device=self.target.device)
+        while len(waiting):
             self._step(waiting)
-            waiting = [request for request in waiting if len(request.output_ids) < LENGTH]
+            waiting = waiting[self.tokens.known[waiting] < start + LENGTH]
         for request in self.requests:
             self.drafters.leave(request)
         return self.tokens.tokens[:-1, start : start + LENGTH]
 
-    def _step(self, requests: list[Request]) -> None:
-        depth = len(requests[0].ladder) - 1
-        spans = tuple(Span(r, r.known - 1, 1, depth, r.ladder[depth]) for r in requests)
-        slots = torch.tensor([r.slot for r in requests], device=self.target.device)
+    def _step(self, slots: torch.Tensor) -> None:
+        spans = self._spans(slots)
         draft = self.drafters.propose(spans, slots)
         batch = self._batch(spans, slots, draft)
         logits = self._model(batch, draft)
         verdict = self.door.verify(batch, draft, logits)
-        self.drafters.observe(spans, slots, batch, logits, verdict)
+        self.drafters.observe(spans, slots, batch, Logits(logits, None, States(logits, {})), verdict)
         self.accepted += int(verdict.accepted.sum())
-        for request, tokens, count in zip(requests, verdict.tokens.tolist(), verdict.counts.tolist()):
-            request.output_ids += tokens[:count]
-            request.computed += count
+        if self.apart:
+            for span, tokens, count in zip(spans, verdict.tokens.tolist(), verdict.counts.tolist()):
+                span.request.output_ids += tokens[:count]
+                span.request.computed += count
+
+    def _spans(self, slots: torch.Tensor) -> tuple[Span, ...]:
+        depth = len(self.requests[0].ladder) - 1
+        rows = self.requests[0].ladder[depth]
+        if self.apart:
+            requests = [self.requests[slot] for slot in slots.tolist()]
+            return tuple(Span(request, request.known - 1, 1, depth, rows) for request in requests)
+        return (Span(self.requests[0], len(PROMPT) + LENGTH - 2, 1, depth, rows),) * len(slots)
 
     def _batch(self, spans: tuple[Span, ...], slots: torch.Tensor, draft: Draft) -> ForwardBatch:
         """Every span has its last real row and all draft rows of the widest; all of them decide."""

@@ -127,8 +127,9 @@ def accepted(outputs: Sequence[RequestOutput]) -> int:
 
 
 def lossless_rules(name: str) -> list[str]:
-    """The rules of a drafter under which its output is to have the target's distribution."""
-    return [rule for rule in sorted(DRAFTERS.get(name).rules) if RULES.get(rule).lossless]
+    """The rules that can decide a drafter's rows and under which its output is to have the target's distribution."""
+    drafter, rules = DRAFTERS.get(name), [RULES.get(rule) for rule in RULES]
+    return [rule.name for rule in rules if rule.lossless and rule.works_with(drafter.rules, drafter.branches)]
 
 
 def speculation(target: Target, name: str, depth: str = "default", rule: str = "exact") -> dict[str, Any]:

@@ -19,7 +19,6 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE, Draft, Request
-from stridelm.verify import RULES
 
 NAME = "random_tree"
 ROWS = (0, 1, 5, 17, 40, MAX_DRAFT_ROWS)
@@ -49,6 +48,7 @@ class Tree:
 class RandomTreeDrafter(Drafter):
     name = NAME
     default_depth = 3
+    branches = True
     host_bound = True
     truth: ClassVar[dict[tuple[object, ...], list[int]]] = {}
     """(prompt, seed, sample index) -> the continuation that plain decoding gives."""
@@ -120,8 +120,7 @@ def _shape(tree: Tree, width: int, device: torch.device) -> TreeShape:
 
 @contextmanager
 def registered(drafter: type[Drafter] = RandomTreeDrafter) -> Iterator[type[Drafter]]:
-    """The drafter is in the registry while the context lasts, and serves every lossless rule."""
-    drafter.rules = frozenset(name for name in RULES if RULES.get(name).lossless)
+    """The drafter is in the registry while the context lasts."""
     DRAFTERS.add(drafter.name, drafter)
     try:
         yield drafter

@@ -122,7 +122,8 @@ def _drafters(target: Target) -> list[dict[str, Any]]:
     for name in DRAFTERS:
         drafter = DRAFTERS.get(name)
         reason = drafter.why_not(target)
-        usable = sorted(drafter.rules & set(rules))
+        able = {rule for rule in rules.values() if rule.works_with(drafter.rules, drafter.branches)}
+        usable = sorted(rule.name for rule in able if not rule.simulated)
         found.append(
             {
                 "name": name,

@@ -14,6 +14,7 @@ for _name, _class in (
     ("suffix", "SuffixDrafter"),
     ("mask", "MaskDrafter"),
     ("mtp", "MtpDrafter"),
+    ("eagle", "EagleDrafter"),
 ):
     if (Path(__file__).parent / _name / "__init__.py").is_file():
         DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")

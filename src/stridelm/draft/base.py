@@ -74,6 +74,8 @@ class Drafter:
     default_depth: ClassVar[int] = 0
     takes: ClassVar[str | None] = None
     """What weights of its own it can be given as drafter_model, in a few words; None: it has none."""
+    branches: ClassVar[bool] = False
+    """Its candidates may have siblings."""
     host_bound: ClassVar[bool] = False
     """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
     is in flight, and their steps are not captured; all others work on device tensors alone."""
@@ -158,8 +160,8 @@ class TreeShape:
             max((depths[row] for row in candidates), default=0),
         )
 
-    def draft(self, tokens_RW: torch.Tensor, live_RW: torch.Tensor) -> Draft:
-        """A draft of this shape for R requests."""
+    def draft(self, tokens_RW: torch.Tensor, live_RW: torch.Tensor, probs_RWV: torch.Tensor | None = None) -> Draft:
+        """A draft of this shape for R requests; probs_RWV: what the tokens were drawn from, None if from nothing."""
         rows = tokens_RW.shape[0]
         return Draft(
             tokens=tokens_RW,
@@ -171,6 +173,7 @@ class TreeShape:
             candidates=np.broadcast_to(self.candidates, (rows, len(self.candidates))),
             straight=self.straight,
             max_depth=self.max_depth,
+            probs=probs_RWV,
         )
 
 

@@ -117,4 +117,20 @@ def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
         candidates=candidates,
         straight=all(draft.straight for _, draft in parts),
         max_depth=max(draft.max_depth for _, draft in parts),
+        probs=_merged_probs(rows, width, parts),
     )
+
+
+def _merged_probs(rows: int, width: int, parts: list[tuple[Group, Draft]]) -> torch.Tensor | None:
+    """[rows, width, V]; beside rows that were drawn, those of parts without probabilities are certain."""
+    drawn = next((draft.probs for _, draft in parts if draft.probs is not None), None)
+    if drawn is None:
+        return None
+    merged = drawn.new_zeros(rows, width, drawn.shape[2])
+    for group, draft in parts:
+        if draft.probs is not None:
+            merged[group.indices, : draft.width] = draft.probs
+        else:
+            certain = drawn.new_zeros(*draft.tokens.shape, drawn.shape[2]).scatter_(2, draft.tokens[..., None], 1.0)
+            merged[group.indices, : draft.width] = certain
+    return merged

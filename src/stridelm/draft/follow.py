@@ -59,7 +59,9 @@ class FollowingDrafter(Drafter):
         self.head = self.load(serving)
         serving.runner.tap(self.head.taps)
         self._runner = HeadRunner(self.head, serving)
-        slots, width = target.max_num_seqs + 1, serving.model.spec.hidden_size
+        spec = self.head.spec
+        self.head.ops.prepare(serving.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
+        slots, width = target.max_num_seqs + 1, spec.hidden_size
         self._fed = torch.zeros(slots, width, dtype=serving.dtype, device=target.device)
         """[S, H] what came out of the last folded entry."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)

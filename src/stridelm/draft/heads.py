@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.decoder import Attend, LayerKV, WeightSlot
+from stridelm.models.layers.decoder import Attend, DecoderSpec, LayerKV, WeightSlot
 from stridelm.models.layers.linear import set_products
 from stridelm.models.loader import fill, fill_randomly, screaming
 from stridelm.run.heads import Serving
@@ -38,6 +38,8 @@ class LoadableModule(nn.Module):
 class FollowingHead(LoadableModule):
     """Layers that grow from the target's states (draft/follow.py)."""
 
+    spec: DecoderSpec
+    """Of its blocks."""
     taps: tuple[int, ...] = ()
     """Layers of the target whose inputs `features` reads, besides the final states."""
     turns: int = 1
@@ -50,7 +52,7 @@ class FollowingHead(LoadableModule):
 
     @property
     def query_heads(self) -> int:
-        raise NotImplementedError
+        return self.spec.num_heads
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H] what the first module reads of the target's states at these rows."""

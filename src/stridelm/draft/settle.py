@@ -28,8 +28,8 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     reason = drafter.why_not(target)
     if reason:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
-    if not rule.works_with(drafter.rules):
-        able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules))
+    if not rule.works_with(drafter.rules, drafter.branches):
+        able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules, DRAFTERS.get(n).branches))
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
     _refuse_idle_options(speculation, name, drafter.options | rule.options)
     depth = speculation.depth
@@ -51,7 +51,7 @@ def best_drafter(speculation: Speculation, target: Target) -> str:
             continue
         kind = DRAFTERS.get(name)
         reason = kind.why_not(target)
-        if reason is None and rule.works_with(kind.rules):
+        if reason is None and rule.works_with(kind.rules, kind.branches):
             logger.info("drafter auto: %s%s", name, f" ({'; '.join(reasons)})" if reasons else "")
             return name
         reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule.name}'}")

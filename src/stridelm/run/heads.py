@@ -167,6 +167,7 @@ class HeadRunner:
         self._head = head
         self._serving = serving
         device = serving.model.norm.device
+        serving.attention.check(head.kv_layout, head.query_heads, serving.dtype)
         self.pool = PagePool(head.kv_layout, serving.pages, serving.page_size, serving.dtype, device)
 
     def attend(self, rows: HeadRows) -> PagedAttend:

@@ -19,6 +19,7 @@ from stridelm.verify.rule import Hearing, Rule
 class Exact(Rule):
     name = "exact"
     lossless = True
+    coupled = True
 
     def decide(self, hearing: Hearing) -> Verdict:
         return walk_and_append(hearing, hearing.draft, draw_nodes(hearing))

@@ -48,6 +48,9 @@ class Rule:
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    """The output has the distribution of plain decoding's."""
+    coupled: ClassVar[bool] = False
+    """It is plain decoding's, token for token."""
     options: ClassVar[frozenset[str]] = frozenset()
     """Fields of Speculation that this rule reads."""
     whole: ClassVar[bool] = False
@@ -57,12 +60,14 @@ class Rule:
     simulated: ClassVar[bool] = False
     """How many tokens come out is drawn, whatever the model says of them. For benchmarks."""
     like: ClassVar[str | None] = None
-    """The rule that this one stands in for, on the same rows."""
+    """The rule whose rows this one decides too."""
+    chains_only: ClassVar[bool] = False
+    """It can decide no draft that branches."""
 
     @classmethod
-    def works_with(cls, rules: frozenset[str]) -> bool:
-        """Whether rows made for these rules can be decided by this one."""
-        return (cls.like or cls.name) in rules
+    def works_with(cls, rules: frozenset[str], branches: bool = False) -> bool:
+        """Whether rows made for these rules, in drafts that may branch or not, can be decided by this one."""
+        return (cls.like or cls.name) in rules and not (cls.chains_only and branches)
 
     def decide(self, hearing: Hearing) -> Verdict:
         """Say what is emitted, and append it to the token table."""

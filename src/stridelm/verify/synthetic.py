@@ -10,22 +10,19 @@ asked for. A draft with fewer live levels emits fewer.
 The number is drawn by the same noise as tokens (sample/noise.py), in a stream of its own: it depends on the request's
 seed, its sample index and the position of the step's first token, and on nothing that shares the batch.
 
-Legend: R spans, W draft rows, K = W + 1 nodes, A = MAX_DRAFT_ROWS + 1 numbers of accepted tokens, S slots.
+Legend: R spans, K nodes, A = MAX_DRAFT_ROWS + 1 numbers of accepted tokens.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 
 import torch
 
-from stridelm.sample.noise import gumbel
-from stridelm.sample.sampler import likeliest
-from stridelm.sample.table import SamplingTable
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
-from stridelm.verify.exact import draw_nodes, walk_and_append
+from stridelm.types import MAX_DRAFT_ROWS, Verdict
+from stridelm.verify.attempt import draw, follow
+from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import Hearing, Rule
 from stridelm.verify.trust import Sureness, Trust
 
@@ -35,10 +32,7 @@ NUMBERS = MAX_DRAFT_ROWS + 1
 
 
 class Synthetic(Rule):
-    """Candidates: down the first live child of each node, as many levels as were drawn.
-
-    The accepted rows' own tokens are emitted, so that the kept KV is that of the output, and then what the leaf draws.
-    """
+    """Candidates: down the first live child of each node, as many levels as were drawn, and then what the leaf draws."""
 
     name = "synthetic"
     lossless = False
@@ -47,12 +41,8 @@ class Synthetic(Rule):
     options = frozenset({"acceptance_length"})
 
     def decide(self, hearing: Hearing) -> Verdict:
-        draft, drawn_RK = hearing.draft, draw_nodes(hearing)
-        if not draft.width:
-            return walk_and_append(hearing, draft, drawn_RK)
-        levels = draw_accepted(hearing)
-        short = replace(draft, live=draft.live & (draft.depths <= levels[:, None]))
-        return _recounted(walk_and_append(hearing, short, _agreeing(short, drawn_RK)), draft)
+        draft, levels = hearing.draft, draw_accepted(hearing)
+        return follow(hearing, draft.live & (draft.depths <= levels[:, None]), draw_nodes(hearing))
 
 
 class SyntheticTrust(Trust):
@@ -72,21 +62,7 @@ class SyntheticTrust(Trust):
 
 def draw_accepted(hearing: Hearing) -> torch.Tensor:
     """[R] int64 how many drafted tokens each span accepts if its draft is full; on a GPU -1 for padding."""
-    slots, sampling = hearing.slots, hearing.sampler.table
-    odds_RA, positions = _log_odds(hearing), hearing.table.known[slots]
-    if odds_RA.is_cuda:
-        return draw_on_gpu(odds_RA, slots, positions, sampling)
-    return likeliest(odds_RA + gumbel(sampling.seed[slots], positions, sampling.sample_index[slots], NUMBERS, STREAM))
-
-
-def draw_on_gpu(
-    odds_RA: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: SamplingTable
-) -> torch.Tensor:
-    """The same by the kernel that draws tokens, at temperature 1."""
-    from stridelm.kernels.draw import draw
-
-    ones_S, always_S = _neutral(len(sampling.seed), slots.device)
-    return draw(odds_RA, slots, positions, ones_S, sampling.seed, sampling.sample_index, always_S, stream=STREAM)
+    return draw(hearing, _log_odds(hearing), hearing.table.known[hearing.slots], STREAM)
 
 
 def _log_odds(hearing: Hearing) -> torch.Tensor:
@@ -107,12 +83,6 @@ def log_odds(mean: float, depth: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(logs, dtype=torch.float32, device=device)
 
 
-@cache  # for ever, as above
-def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[S] temperatures of 1, and [S] that all are drawn with noise."""
-    return torch.ones(slots, device=device), torch.ones(slots, dtype=torch.bool, device=device)
-
-
 def chance_of_another(mean: float, depth: int) -> float:
     """The p with 1 + p + ... + p**depth = mean, by bisection: P(more than n tokens) is p**n for n up to `depth`."""
     low, high = 0.0, 1.0
@@ -123,21 +93,3 @@ def chance_of_another(mean: float, depth: int) -> float:
         else:
             high = middle
     return high
-
-
-def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
-    """[R, K] the token drawn at each node; at a node with live children, the first child's."""
-    width = draft.width
-    row = torch.arange(width, device=drawn_RK.device)
-    child = torch.where(draft.live & (draft.roles == CANDIDATE), row, width)
-    first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
-    return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
-
-
-def _recounted(verdict: Verdict, draft: Draft) -> Verdict:
-    """The walk saw a draft cut short; what was drafted and put to the test is counted over all of it."""
-    candidates = draft.live & (draft.roles == CANDIDATE)
-    tested = (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
-    decided = verdict.counts > 0
-    drafted = torch.where(decided, candidates.sum(1), 0)
-    return replace(verdict, drafted=drafted, reached=verdict.kept + (tested & decided))

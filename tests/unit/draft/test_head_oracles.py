@@ -16,8 +16,17 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from stridelm.models.loader import load_model
 from support.checkpoints import write
-from support.head_checkpoints import EagleForm, MtpForm, config_of, tensors_of, write_eagle, write_medusa, write_mtp
-from support.head_oracles import Drafted, Medusa, default_aux_layers, eagle, mtp
+from support.head_checkpoints import (
+    EagleForm,
+    MtpForm,
+    config_of,
+    default_aux_layers,
+    tensors_of,
+    write_eagle,
+    write_medusa,
+    write_mtp,
+)
+from support.head_oracles import Drafted, Medusa, eagle, mtp
 
 CLOSE = 1e-4
 LENGTHS = (2, 3, 7, 20)
@@ -94,6 +103,7 @@ def test_transformers_generates_the_same(modules: int, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", listening)
     settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings["attention_mask"] = torch.ones(1, 9)  # else what equals the padding would be taken for it
     for seed in range(4):
         prompt = torch.tensor([known(9, seed, vocab=4)])
         plain = model.generate(prompt, **settings)
@@ -222,9 +232,84 @@ EAGLES: list[tuple[EagleForm, dict[str, Any]]] = [
 
 def llama_layer(config: dict[str, Any], tensors: dict[str, torch.Tensor], reads: int) -> LlamaDecoderLayer:
     """transformers' block with these weights, its attention reading rows `reads` wide and no norm before it."""
-    layer = LlamaDecoderLayer(LlamaConfig.from_dict({**config, "attn_implementation": "sdpa"}), 0).eval()
+    layer = LlamaDecoderLayer(LlamaConfig.from_dict(config, attn_implementation="sdpa"), 0).eval()
     for name in ("q_proj", "k_proj", "v_proj"):
-        setattr(layer.self_attn, name, torch.nn.Linear(reads, tensors[f"self_attn.{name}.weight"].shape[0], bias=False))
+        width = len(tensors[f"self_attn.{name}.weight"])
+        setattr(layer.self_attn, name, torch.nn.Linear(reads, width, bias=False))
     layer.input_layernorm = torch.nn.Identity()
     layer.load_state_dict(tensors)
     return layer
+
+
+def rotary(config: dict[str, Any], entries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = LlamaRotaryEmbedding(LlamaConfig.from_dict(config))(torch.zeros(1), torch.arange(entries)[None])
+    return cos, sin
+
+
+@pytest.mark.parametrize(("form", "options"), EAGLES)
+@torch.inference_mode()
+def test_eagle_is_a_llama_block(form: EagleForm, options: dict[str, Any], target: Path, tmp_path: Path) -> None:
+    """One module step, put together of transformers' own modules, is the oracle's."""
+    path = write_eagle(tmp_path, target, form, **options)
+    stated, tensors = config_of(path), tensors_of(path)
+    config = stated.get("transformer_layer_config", stated)
+    prefix = "midlayer." if form == "eagle3" else "layers.0."
+    own = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+    norms = {name: torch.nn.RMSNorm(64, config["rms_norm_eps"]) for name in ("hidden_norm", "input_layernorm")}
+    for name, norm in norms.items():
+        if form != "eagle1":
+            norm.weight.copy_(own.pop(f"{name}.weight"))
+    layer = llama_layer(config, own, reads=64 if form == "eagle1" else 128)
+    states, embeds = torch.randn(2, 1, 11, 64, generator=torch.Generator().manual_seed(0))
+    turns = rotary(config, 11)
+    if form == "eagle1":
+        fc = torch.nn.functional.linear(torch.cat([embeds, states], -1), tensors["fc.weight"], tensors.get("fc.bias"))
+        wanted = layer(fc, position_embeddings=turns)[0]
+    else:
+        normed = norms["hidden_norm"](states)
+        reads = torch.cat([norms["input_layernorm"](embeds), normed], -1)
+        x = (normed if options.get("norm_before_residual") else states) + layer.self_attn(reads, turns, None)[0]
+        wanted = (x + layer.mlp(layer.post_attention_layernorm(x)))[0]
+    onward, _ = eagle(path, target, form).modules[0](states[0], embeds[0])
+    assert torch.allclose(onward, wanted, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize(("form", "options"), EAGLES)
+def test_eagle_drafts(form: EagleForm, options: dict[str, Any], target: Path, tmp_path: Path) -> None:
+    """Drafts differ from one another and by what was known before; those of a small vocabulary are of it."""
+    path = write_eagle(tmp_path, target, form, **options)
+    head, tensors = eagle(path, target, form), tensors_of(path)
+    drafts = [head.recursive(known(12, seed), 5) for seed in range(6)]
+    assert len({token for drafted in drafts for token in drafted.tokens}) > 8
+    assert all(drafted.margin > 1e-4 for drafted in drafts)
+    # A longer draft begins as a shorter one.
+    assert head.recursive(known(12), 2).tokens == drafts[0].tokens[:2]
+    if form != "eagle1":
+        ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+        assert torch.equal(ids, tensors["t2d"].nonzero().flatten()) and len(ids) == options.get("draft_vocab", 40)
+        assert all(tensors["t2d"][drafted.tokens].all() for drafted in drafts)
+
+
+def test_eagle_layers(target: Path, tmp_path: Path) -> None:
+    """Layers that config.json does not name are those that the authors' code reads."""
+    said, unsaid = (write_eagle(tmp_path / str(aux), target, "eagle3", aux_layers=aux) for aux in ((2, 3, 4), None))
+    assert default_aux_layers(7) == (2, 3, 4) and "eagle_aux_hidden_state_layer_ids" not in config_of(unsaid)
+    drafts = [eagle(path, target, "eagle3").recursive(known(9), 4) for path in (said, unsaid)]
+    assert torch.equal(drafts[0].logits_DV, drafts[1].logits_DV)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_medusa_drafts(binary: bool, target: Path, tmp_path: Path) -> None:
+    """Every head reads the last state; without its residual blocks it would be a plain product."""
+    path = write_medusa(tmp_path, target, heads=4, layers=2, binary=binary)
+    tensors, drafted = tensors_of(path), Medusa(path, target)(known(12))
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        x = model.model(torch.tensor([known(12)[:-1]])).last_hidden_state[0, -1]
+        for layer in range(2):
+            linear = torch.nn.Linear(64, 64)
+            linear.load_state_dict({kind: tensors[f"3.{layer}.linear.{kind}"] for kind in ("weight", "bias")})
+            x = x + torch.nn.SiLU()(linear(x))
+        assert torch.allclose(drafted.logits_DV[3], tensors["3.2.weight"] @ x, atol=CLOSE, rtol=CLOSE)
+    assert len(set(drafted.tokens)) > 1
+    assert Medusa(path, target)(known(12), 2).tokens == drafted.tokens[:2]

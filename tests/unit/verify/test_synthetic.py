@@ -28,6 +28,7 @@ from stridelm.verify.rule import Hearing
 from support.bounds import BOUNDS, bounds_registered
 from support.identity import prompts
 from support.interpreter import INTERPRETED
+from support.lab import able_drafters
 from support.stand import Job, Stand, assert_same
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import registered
@@ -404,7 +405,7 @@ def test_a_length_is_part_of_the_rule() -> None:
         ({"acceptance": "exact:2"}, "acceptance_length would have no effect"),
         ({"acceptance": "trust:2"}, "acceptance_length would have no effect"),
         ({"acceptance_length": 2}, "acceptance_length would have no effect"),
-        ({"acceptance": "hope:2"}, "choose one of: exact"),
+        ({"acceptance": "hope:2"}, "choose one of: block, exact"),
         ({"acceptance": "synthetic:2", "confidence": 0.5}, "confidence would have no effect"),
         ({"acceptance": "synthetic-trust:2", "confidence": 0.5}, "confidence would have no effect"),
         ({"acceptance": "synthetic:3.1", "depth": 2}, "at depth 2 a step emits 3 tokens at most"),
@@ -423,7 +424,7 @@ def test_refused(stand: Stand, asked: dict[str, Any], says: str) -> None:
         settle.settle(Speculation.of({"drafter": "mask", **asked}), stand.target)
 
 
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS.get(name).default_depth])
+@pytest.mark.parametrize("drafter", [name for name in able_drafters() if DRAFTERS.get(name).default_depth])
 def test_every_drafter_of_candidates_can(stand: Stand, drafter: str) -> None:
     """None of them has to name the rule; a config takes it, and auto finds a drafter for it."""
     job = Job(prompts(stand, 1)[0], SamplingParams(max_tokens=8, seed=0, ignore_eos=True), None)

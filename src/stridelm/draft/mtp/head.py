@@ -79,10 +79,6 @@ class MtpHead(FollowingHead):
         s = self.spec
         return (LayerKV(self._target[0].kv_layout[0].group, s.num_kv_heads, s.head_dim),) * self.turns
 
-    @property
-    def query_heads(self) -> int:
-        return self.spec.num_heads
-
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H]: the target's state behind its final norm."""
         return states.final.index_select(0, rows_N)

@@ -24,6 +24,7 @@ class SuffixDrafter(Drafter):
     name = "suffix"
     options = frozenset({"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"})
     default_depth = 8
+    branches = True
     host_bound = True
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:

@@ -115,12 +115,13 @@ class WeightSlot:
 class Attention(nn.Module):
     """Grouped-query attention; query, key and value projections are one product."""
 
-    def __init__(self, spec: DecoderSpec, layer: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: int, reads: int | None = None) -> None:
+        """reads: width of what comes in; the hidden size if not given."""
         super().__init__()
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = Linear(spec.hidden_size, width, bias=spec.qkv_bias)
+        self.qkv = Linear(reads or spec.hidden_size, width, bias=spec.qkv_bias)
         self.o = Linear(self.heads * self.head_dim, spec.hidden_size, bias=spec.o_bias)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
         self.eps = spec.norm_eps
@@ -157,8 +158,13 @@ class Block(nn.Module):
 
 def block_slots(s: DecoderSpec, theirs: str, ours: str) -> Iterator[tuple[str, WeightSlot]]:
     """The tensors of one block, under the prefixes that the checkpoint and the module give it."""
-    q, kv, mlp = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.intermediate_size
     yield theirs + "input_layernorm.weight", WeightSlot(ours + "attention_norm", 0, s.hidden_size)
+    yield from inner_slots(s, theirs, ours)
+
+
+def inner_slots(s: DecoderSpec, theirs: str, ours: str) -> Iterator[tuple[str, WeightSlot]]:
+    """The same without the norm in front."""
+    q, kv, mlp = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.intermediate_size
     yield theirs + "post_attention_layernorm.weight", WeightSlot(ours + "mlp_norm", 0, s.hidden_size)
     if s.qk_norm:
         fused = ours + "attention.qk_norm"

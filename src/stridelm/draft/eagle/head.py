@@ -1,0 +1,161 @@
+"""EAGLE heads: one llama layer that grows from a target's states. They serve and are trained as they stand here.
+
+EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858): a layer without a norm in front reads a projection of the next token's
+embedding beside the target's last state, and guesses the next such state; the target's own head says the token.
+EAGLE-3 (arXiv 2503.01840): what comes in is a projection of three inner states; queries, keys and values read it beside
+the embedding, each behind a norm of its own; a head over a part of the vocabulary says the token.
+
+What is fed on is the layer's own output, before any norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from stridelm.draft.heads import FollowingHead
+from stridelm.models.layers.decoder import (
+    Attend,
+    Attention,
+    Decoder,
+    DecoderSpec,
+    GatedMLP,
+    LayerKV,
+    WeightSlot,
+    inner_slots,
+)
+from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.rope import Rope
+from stridelm.types import States
+
+
+class EagleHead(FollowingHead):
+    """What both kinds share. Its tensors are named as in EAGLE's own checkpoints, its layer "layers.0."."""
+
+    def __init__(self, target: Decoder, spec: DecoderSpec, *, reads: int, own_embedding: bool) -> None:
+        """target: gives what the head has not of its own, and is no part of this module. spec: of the one layer.
+        reads: width of what its queries, keys and values read. own_embedding: the checkpoint brings one."""
+        super().__init__()
+        self.spec = spec
+        self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
+        self.attention = Attention(spec, 0, reads)
+        self.mlp_norm = nn.Parameter(torch.empty(spec.hidden_size))
+        self.mlp = GatedMLP(spec)
+        self.embedding: nn.Embedding | None = None
+        if own_embedding:
+            weight = torch.empty(spec.vocab_size, spec.hidden_size)
+            self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
+        self._rope = Rope(spec.rope, target.rope.length)
+
+    @property
+    def kv_layout(self) -> tuple[LayerKV, ...]:
+        return (LayerKV(self._target[0].kv_layout[0].group, self.spec.num_kv_heads, self.spec.head_dim),)
+
+    def prepare(self, device: torch.device) -> None:
+        """Compute the rotation's tables, which the layer's own config gives."""
+        self._rope.prepare(device)
+
+    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
+        return (self.embedding or self._target[0].embed)(ids_N)
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        if self.embedding is not None:
+            yield "embed_tokens.weight", WeightSlot("embedding.weight", 0, self.spec.vocab_size)
+        yield from inner_slots(self.spec, "layers.0.", "")
+
+    def _layer(
+        self, x_NC: torch.Tensor, residual_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        angles = (positions_N, self._rope.cos, self._rope.sin)
+        # add_norm may write into what it adds to, and that may be the caller's.
+        attended = self.attention(x_NC, angles, attend)
+        x, h = self.ops.add_norm(attended, residual_NH, self.mlp_norm, self.spec.norm_eps)
+        return x + self.mlp(h, self.ops)
+
+
+class Eagle1Head(EagleHead):
+    def __init__(self, target: Decoder, spec: DecoderSpec, *, own_embedding: bool, bias: bool) -> None:
+        super().__init__(target, spec, reads=spec.hidden_size, own_embedding=own_embedding)
+        self.join = Linear(2 * spec.hidden_size, spec.hidden_size, bias=bias)
+
+    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
+        """[N, H]: the target's state behind its final norm."""
+        return states.final.index_select(0, rows_N)
+
+    def forward(
+        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        x = self.join(torch.cat((self.embed(ids_N), fed_NH), dim=-1))
+        return self._layer(x, x, positions_N, attend)
+
+    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+        return self._target[0].logits(fed_MH)
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        yield from super().checkpoint_slots()
+        yield "fc.weight", WeightSlot("join.weight", 0, self.spec.hidden_size)
+        if self.join.bias is not None:
+            yield "fc.bias", WeightSlot("join.bias", 0, self.spec.hidden_size)
+
+
+class Eagle3Head(EagleHead):
+    ids: torch.Tensor
+    """[Vd] int64 the target's id of each token that the head can say."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        spec: DecoderSpec,
+        *,
+        own_embedding: bool,
+        taps: tuple[int, ...],
+        draft_vocab: int,
+        norm_before_residual: bool,
+    ) -> None:
+        """taps: layers of the target whose inputs come in. draft_vocab: Vd, how many tokens the head can say."""
+        super().__init__(target, spec, reads=2 * spec.hidden_size, own_embedding=own_embedding)
+        width = spec.hidden_size
+        self.taps = taps
+        self.norm_before_residual = norm_before_residual
+        self.join = Linear(len(taps) * target.spec.hidden_size, width)
+        self.token_norm = nn.Parameter(torch.empty(width))
+        self.hidden_norm = nn.Parameter(torch.empty(width))
+        self.norm = nn.Parameter(torch.empty(width))
+        self.head = Linear(width, draft_vocab)
+        self.register_buffer("ids", torch.empty(draft_vocab, dtype=torch.int64), persistent=False)
+
+    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
+        """[N, H]: the projection of the tapped layers' inputs."""
+        return self.join(torch.cat([states.inputs[layer].index_select(0, rows_N) for layer in self.taps], dim=-1))
+
+    def forward(
+        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        eps = self.spec.norm_eps
+        token = self.ops.norm(self.embed(ids_N), self.token_norm, eps)
+        hidden = self.ops.norm(fed_NH, self.hidden_norm, eps)
+        residual = hidden if self.norm_before_residual else fed_NH
+        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, attend)
+
+    def own_logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+        """[M, Vd] over the tokens that the head can say."""
+        return self.head(self.ops.norm(fed_MH, self.norm, self.spec.norm_eps))
+
+    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+        own = self.own_logits(fed_MH)
+        everything = own.new_full((own.shape[0], self._target[0].spec.vocab_size), float("-inf"))
+        return everything.index_copy_(1, self.ids, own)
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+        yield from super().checkpoint_slots()
+        width = self.spec.hidden_size
+        for theirs, ours in (
+            ("fc", "join.weight"),
+            ("layers.0.input_layernorm", "token_norm"),
+            ("layers.0.hidden_norm", "hidden_norm"),
+            ("norm", "norm"),
+        ):
+            yield f"{theirs}.weight", WeightSlot(ours, 0, width)
+        yield "lm_head.weight", WeightSlot("head.weight", 0, len(self.ids))

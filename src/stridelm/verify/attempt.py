@@ -1,0 +1,146 @@
+"""What rules share that weigh a draft by probabilities: the target's at a node, noise of their own, and the way from
+where the draft was left to a Verdict.
+
+Each step is one attempt to extend a request. Its noise is not the target's own (stream 0), which belongs to a position
+whoever draws there: it is keyed by the attempt too (sample/noise.py), and accepting and the token drawn behind what was
+accepted have a stream each.
+
+Legend: R spans, W draft rows, K = W + 1 nodes (the last real row, then the draft rows), V vocabulary, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+
+from stridelm.sample.noise import ACCEPT, RESIDUAL, attempt_stream, gumbel, uniforms
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import likeliest
+from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.verify.exact import candidate_history, draw_nodes, walk_and_append
+from stridelm.verify.rule import Hearing, Rule
+
+
+class Weighing(Rule):
+    """Base of these rules. They decide the rows that the exact rule does."""
+
+    like = "exact"
+
+    def decide(self, hearing: Hearing) -> Verdict:
+        if not any(span.decides for span in hearing.spans):  # there may be no logits at all
+            return walk_and_append(hearing, hearing.draft, draw_nodes(hearing))
+        return self.weigh(hearing)
+
+    def weigh(self, hearing: Hearing) -> Verdict:
+        """`decide`, where a span has something to say."""
+        raise NotImplementedError
+
+
+def candidate_rows(draft: Draft) -> Iterator[int]:
+    """The draft's rows that may be candidates, in order: children come after their parents."""
+    yield from np.flatnonzero(draft.candidates.any(0)).tolist()
+
+
+def candidates_of(draft: Draft) -> torch.Tensor:
+    """[R, W] bool."""
+    return draft.live & (draft.roles == CANDIDATE)
+
+
+def tokens_at(draft: Draft, row: int) -> torch.Tensor:
+    """[R, 1] a row's tokens, fit to be an index: padding's may be -1."""
+    return draft.tokens[:, row, None].clamp(min=0)
+
+
+def target_at(hearing: Hearing, row: int) -> torch.Tensor:
+    """[R, V] float32: what the token behind a draft row (-1: behind the last real row) is drawn from. Anything where the
+    row does not live."""
+    batch, draft = hearing.batch, hearing.draft
+    rows = hearing.nodes[:, row + 1].clamp(min=0)
+    extra = None
+    if row >= 0 and hearing.uses_history:
+        spans = torch.arange(len(rows), device=rows.device)
+        extra = candidate_history(draft, spans, torch.full_like(spans, row))
+    picked = Rows(hearing.slots, batch.positions[batch.decisions[rows]] + 1, extra, hearing.longest)
+    slots = [span.request.slot for span in hearing.spans]
+    return hearing.sampler.probabilities(hearing.logits_MV.index_select(0, rows), picked, slots)
+
+
+def chances(hearing: Hearing) -> torch.Tensor:
+    """[R, K] float64: the uniform number by which each node is accepted, its own."""
+    sampling, known = hearing.sampler.table, hearing.table.known[hearing.slots]
+    seeds, samples = sampling.seed[hearing.slots], sampling.sample_index[hearing.slots]
+    return uniforms(seeds, known, samples, hearing.nodes.shape[1], attempt_stream(ACCEPT, known))
+
+
+def end_at(hearing: Hearing, leaf: torch.Tensor, weights_RV: torch.Tensor) -> Verdict:
+    """Accept the draft as far as `leaf` [R] (-1: nothing of it), and draw the token behind by these weights."""
+    draft, known = hearing.draft, hearing.table.known[hearing.slots]
+    positions = known
+    if draft.width:
+        positions = known + torch.where(leaf >= 0, draft.depths.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
+    drawn = draw(hearing, weights_RV.log(), positions, attempt_stream(RESIDUAL, known))
+    return follow(hearing, path_to(draft, leaf), drawn[:, None].expand(-1, draft.width + 1))
+
+
+def draw(
+    hearing: Hearing, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
+) -> torch.Tensor:
+    """[R] int64: a draw for each span by these log-weights, at temperature 1; on a GPU -1 for padding."""
+    slots, sampling = hearing.slots, hearing.sampler.table
+    if not logs_RV.is_cuda:
+        noise = gumbel(sampling.seed[slots], positions, sampling.sample_index[slots], logs_RV.shape[1], stream)
+        return likeliest(logs_RV + noise)
+    from stridelm.kernels.draw import draw as draw_on_gpu
+
+    ones_S, always_S = _neutral(len(sampling.seed), slots.device)
+    return draw_on_gpu(
+        logs_RV, slots, positions, ones_S, sampling.seed, sampling.sample_index, always_S, stream=stream
+    )
+
+
+@cache  # for ever: a captured step reads these very tensors
+def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """[S] temperatures of 1, and [S] that all are drawn with noise."""
+    return torch.ones(slots, device=device), torch.ones(slots, dtype=torch.bool, device=device)
+
+
+def path_to(draft: Draft, leaf: torch.Tensor) -> torch.Tensor:
+    """[R, W] bool: the leaf and its ancestors; none of -1."""
+    if not draft.width:
+        return draft.live
+    mask = torch.where(leaf >= 0, draft.ancestors.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
+    return ((mask[:, None] >> torch.arange(draft.width, device=mask.device)) & 1) == 1
+
+
+def follow(hearing: Hearing, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -> Verdict:
+    """Down the first child of each node among the rows kept, whatever it holds, and then the token drawn at the end.
+
+    The accepted rows' own tokens are emitted, so that the kept KV is that of the output.
+    """
+    draft = hearing.draft
+    if not draft.width:
+        return walk_and_append(hearing, draft, drawn_RK)
+    short = replace(draft, live=kept_RW)
+    return _recounted(walk_and_append(hearing, short, _agreeing(short, drawn_RK)), draft)
+
+
+def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
+    """[R, K] the token drawn at each node; at a node with live children, the first child's."""
+    width = draft.width
+    row = torch.arange(width, device=drawn_RK.device)
+    child = torch.where(candidates_of(draft), row, width)
+    first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
+    return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
+
+
+def _recounted(verdict: Verdict, draft: Draft) -> Verdict:
+    """The walk saw a draft cut short; what was drafted and put to the test is counted over all of it."""
+    candidates = candidates_of(draft)
+    tested = (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
+    decided = verdict.counts > 0
+    drafted = torch.where(decided, candidates.sum(1), 0)
+    return replace(verdict, drafted=drafted, reached=verdict.kept + (tested & decided))

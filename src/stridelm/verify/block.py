@@ -1,0 +1,56 @@
+"""Block verification: a chain is accepted or refused as a whole, not token by token, which accepts more of it at the
+same distribution of the output (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
+
+With p and q the target's and the draft's distributions behind the first i tokens of the draft, n of them in all:
+
+    w_0 = 1,  w_i = min(w_{i-1} p(x_i) / q(x_i), 1)         how much of the target these i tokens may stand for
+    S_i = sum over tokens of (w_i p - q)+                   what is left of it if the draft ends here
+    h_i = S_i / (S_i + 1 - w_i) for i < n,  h_n = w_n       chance that the first i are accepted
+
+The largest i that is accepted counts, and the next token is drawn from (w_i p - q)+, or from p behind all n.
+
+Legend: R spans, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.types import Verdict
+from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
+from stridelm.verify.rejection import at, less
+from stridelm.verify.rule import Hearing
+
+
+class Block(Weighing):
+    name = "block"
+    lossless = True
+    chains_only = True
+
+    def weigh(self, hearing: Hearing) -> Verdict:
+        draft, chance_RK = hearing.draft, chances(hearing)
+        # Drafters that branch are refused when a request is settled. Beside one of them, whose spans another rule
+        # decides, the step's draft is not straight, and nothing says so of ours alone.
+        assert draft.straight or len(hearing.spans) < len(hearing.batch.spans), "block verification takes chains"
+        candidates_RW = candidates_of(draft)
+        last = leaf = torch.full_like(hearing.slots, -1)  # of the tokens looked at, of those accepted
+        w, p_RV = torch.ones_like(chance_RK[:, 0]), target_at(hearing, -1)
+        weights_RV = p_RV
+
+        for row in candidate_rows(draft):
+            child = candidates_RW[:, row] & (draft.parents[:, row] == last)
+            token = tokens_at(draft, row)
+            q_RV = None if draft.probs is None else draft.probs[:, row]
+            rest_RV = less(w.float()[:, None] * p_RV, q_RV, token)
+            mass = rest_RV.sum(-1)
+            # A chain's row has the number of the node before it. If nothing is left, this is no place to end.
+            enough = child & (chance_RK[:, row] * (mass + 1 - w) < mass)
+            leaf = torch.where(enough, last, leaf)
+            weights_RV = torch.where(enough[:, None], rest_RV, weights_RV)
+            w = torch.where(child, (w * at(p_RV, token) / at(q_RV, token)).clamp(max=1.0), w)
+            p_RV = torch.where(child[:, None], target_at(hearing, row), p_RV)
+            last = torch.where(child, row, last)
+
+        whole = chance_RK.gather(1, last[:, None] + 1)[:, 0] <= w
+        leaf = torch.where(whole, last, leaf)
+        return end_at(hearing, leaf, torch.where(whole[:, None], p_RV, weights_RV))

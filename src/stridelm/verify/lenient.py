@@ -1,0 +1,57 @@
+"""What the lossy rules of candidates share: a token is taken that the target might well have said, and of all paths of
+such tokens the longest. What comes behind it is drawn as the exact rule draws it there.
+
+Legend: R spans, W draft rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from stridelm.types import Draft, Verdict
+from stridelm.upload import upload
+from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, follow, path_to, target_at
+from stridelm.verify.exact import draw_nodes
+from stridelm.verify.rule import Hearing
+
+
+class Lenient(Weighing):
+    lossless = False
+
+    def weigh(self, hearing: Hearing) -> Verdict:
+        draft = hearing.draft
+        tokens_RW = draft.tokens.clamp(min=0)  # padding's may be -1
+        taken_RW = torch.zeros_like(draft.live)
+        for row in (-1, *candidate_rows(draft)) if draft.max_depth else ():
+            p_RV = target_at(hearing, row)
+            likely_RW = self.takes(hearing, p_RV, p_RV.gather(1, tokens_RW))
+            taken_RW = torch.where(draft.parents == row, likely_RW, taken_RW)
+        leaf = deepest(draft, taken_RW & candidates_of(draft))
+        return follow(hearing, path_to(draft, leaf), draw_nodes(hearing))
+
+    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+        """[R, W] bool: which tokens may stand where the target says p_RV, which gives them p_RW."""
+        raise NotImplementedError
+
+
+def deepest(draft: Draft, taken_RW: torch.Tensor) -> torch.Tensor:
+    """[R] the end of the longest path of rows that are taken, the first of several; -1 if there is none."""
+    if not draft.width:
+        return draft.tokens.new_full((len(draft.tokens),), -1)
+    bit = 1 << torch.arange(draft.width, device=taken_RW.device)
+    # A bit a row, so that the sum is the union.
+    taken = torch.where(taken_RW, bit, 0).sum(1, keepdim=True)
+    whole_RW = taken_RW & ((draft.ancestors & ~taken) == 0)
+    length, leaf = torch.where(whole_RW, draft.depths, 0).max(1)
+    return torch.where(length > 0, leaf, -1)
+
+
+def asked(hearing: Hearing, option: str, default: float) -> torch.Tensor:
+    """[R] float32: what each span's request asks for. Equal values, which is all that a captured step has, need no
+    copy."""
+    given = [getattr(span.request.speculation, option) for span in hearing.spans]
+    values = [default if value is None else value for value in given]
+    if len(set(values)) == 1:
+        return torch.full((len(values),), values[0], dtype=torch.float32, device=hearing.slots.device)
+    return upload(np.array(values, dtype=np.float32), hearing.slots.device)

@@ -1,0 +1,69 @@
+"""Speculative sampling: the output has the target's distribution, whatever the draft's is (Leviathan et al. 2023, arXiv
+2211.17192; Chen et al. 2023, arXiv 2302.01318).
+
+A child that holds x, drawn from q where the target says p, is accepted with probability min(1, p(x) / q(x)). If it is
+not, p becomes (p - q)+ and q loses x, both normalised again, and the next child is looked at: siblings are drawn
+without replacement (Jeon et al. 2024, arXiv 2402.14160). When none is left the token is drawn from what p has become;
+behind the last accepted row that is the target's own. A child of a draft without probabilities is certain of its token:
+it is accepted with p(x), and p loses x.
+
+Legend: R spans, W draft rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.types import Draft, Verdict
+from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
+from stridelm.verify.rule import Hearing
+
+
+class Rejection(Weighing):
+    name = "rejection"
+    lossless = True
+
+    def weigh(self, hearing: Hearing) -> Verdict:
+        draft, chance_RK = hearing.draft, chances(hearing)
+        candidates_RW = candidates_of(draft)
+        leaf = torch.full_like(hearing.slots, -1)
+        p_RV = target_at(hearing, -1)
+        refused_RV = torch.zeros_like(p_RV, dtype=torch.bool)  # the leaf's children so far
+        for row in candidate_rows(draft):
+            child = candidates_RW[:, row] & (draft.parents[:, row] == leaf)
+            token = tokens_at(draft, row)
+            q_RV = drafted_at(draft, row, refused_RV)
+            accepted = child & (chance_RK[:, row + 1] * at(q_RV, token) < at(p_RV, token))
+            refused = (child & ~accepted)[:, None]
+            p_RV = torch.where(refused, normalised(less(p_RV, q_RV, token), p_RV), p_RV)
+            p_RV = torch.where(accepted[:, None], target_at(hearing, row), p_RV)
+            refused_RV = refused_RV.scatter(1, token, refused | refused_RV.gather(1, token)) & ~accepted[:, None]
+            leaf = torch.where(accepted, row, leaf)
+        return end_at(hearing, leaf, p_RV)
+
+
+def drafted_at(draft: Draft, row: int, refused_RV: torch.Tensor) -> torch.Tensor | None:
+    """[R, V] what the row's token was drawn from, given that it is none of those refused; None: it is certain."""
+    if draft.probs is None:
+        return None
+    if draft.straight:  # nobody has siblings
+        return draft.probs[:, row]
+    q_RV = draft.probs[:, row].masked_fill(refused_RV, 0.0)
+    return normalised(q_RV, q_RV)
+
+
+def at(q_RV: torch.Tensor | None, token: torch.Tensor) -> torch.Tensor | float:
+    """[R] the probability of each row's token [R, 1]."""
+    return 1.0 if q_RV is None else q_RV.gather(1, token)[:, 0]
+
+
+def less(p_RV: torch.Tensor, q_RV: torch.Tensor | None, token: torch.Tensor) -> torch.Tensor:
+    """[R, V] (p - q)+, for a p of any mass up to 1; without the token, of which a q of None is certain."""
+    return p_RV.scatter(1, token, 0.0) if q_RV is None else (p_RV - q_RV).clamp(min=0.0)
+
+
+def normalised(weights_RV: torch.Tensor, otherwise_RV: torch.Tensor) -> torch.Tensor:
+    """[R, V] with a sum of 1; `otherwise` where rounding left nothing, which happens only where p and q are equal up to
+    that."""
+    total = weights_RV.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights_RV / total, otherwise_RV)

@@ -1,0 +1,25 @@
+"""Relaxed acceptance, as in TensorRT-LLM: a candidate is taken when it is among the target's N likeliest tokens and at
+most delta less likely than the likeliest. Lossy."""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.verify.lenient import Lenient, asked
+from stridelm.verify.rule import Hearing
+
+TOPK, DELTA = 10, 0.6
+"""TensorRT-LLM's recommendation for DeepSeek-R1."""
+
+
+class Relaxed(Lenient):
+    name = "relaxed"
+    options = frozenset({"relaxed_topk", "relaxed_delta"})
+
+    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+        most = [span.request.speculation.relaxed_topk or TOPK for span in hearing.spans]
+        best_RN = p_RV.topk(min(max(most), p_RV.shape[1])).values
+        last = asked(hearing, "relaxed_topk", TOPK).long().clamp(max=best_RN.shape[1]) - 1
+        near = best_RN[:, 0] - asked(hearing, "relaxed_delta", DELTA)
+        least = torch.maximum(best_RN.gather(1, last[:, None])[:, 0], near)
+        return (p_RW >= least[:, None]) & (p_RW > 0)  # what is forbidden stays so

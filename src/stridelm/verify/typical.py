@@ -1,0 +1,24 @@
+"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1): a candidate is taken when the target
+gives it more than min(epsilon, alpha exp(-H)), H being the entropy of what the target says. The less sure the target is,
+the less it takes. Lossy."""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.verify.lenient import Lenient, asked
+from stridelm.verify.rule import Hearing
+
+THRESHOLD, ALPHA = 0.09, 0.3
+"""Medusa's, and vLLM's."""
+
+
+class Typical(Lenient):
+    name = "typical"
+    options = frozenset({"posterior_threshold", "posterior_alpha"})
+
+    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+        entropy = torch.special.entr(p_RV).sum(-1)
+        alpha = asked(hearing, "posterior_alpha", ALPHA)
+        least = torch.minimum(asked(hearing, "posterior_threshold", THRESHOLD), alpha * (-entropy).exp())
+        return p_RW > least[:, None]

@@ -1,0 +1,124 @@
+"""Heads that follow the target: what they draft in the engine is what a plain forward pass over the whole text drafts,
+whatever was rejected, shared, cut into chunks or computed again on the way. Stale KV shows here and nowhere else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import LLM, SamplingParams
+from stridelm.schedule import planner
+from support import head_oracles
+from support.checkpoints import write
+from support.head_checkpoints import write_eagle, write_mtp
+
+DEPTH = 3
+CLOSE = 1e-2
+"""A guess this little ahead of the second best may fall either way."""
+Oracle = Callable[[list[int]], Any]
+
+
+def mtp(form: str, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+    def make(path: Path) -> tuple[dict[str, Any], Oracle]:
+        write_mtp(path / "model", form, modules, vocab_size=5)
+        oracle = head_oracles.mtp(path / "model", form)
+        options = {"model": str(path / "model"), "drafter": "mtp"}
+        return options, (lambda ids: oracle.in_turn(ids)) if modules > 1 else (lambda ids: oracle.recursive(ids, DEPTH))
+
+    return make
+
+
+def eagle(form: str, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+    def make(path: Path) -> tuple[dict[str, Any], Oracle]:
+        write(path / "model", "qwen3", vocab_size=5)
+        write_eagle(path / "head", path / "model", form, **kind)
+        oracle = head_oracles.eagle(path / "head", path / "model", form)
+        options = {"model": str(path / "model"), "drafter": "eagle", "drafter_model": str(path / "head")}
+        return options, lambda ids: oracle.recursive(ids, DEPTH)
+
+    return make
+
+
+HEADS = {
+    "deepseek": mtp("deepseek", 1),
+    "mimo": mtp("mimo", 1),
+    "deepseek-in-turn": mtp("deepseek", 3),
+    "mimo-in-turn": mtp("mimo", 2),
+    "eagle1": eagle("eagle1"),
+    "eagle1-own": eagle("eagle1", bias=True, embed="own", binary=True),
+    "eagle3": eagle("eagle3", draft_vocab=4),
+    "eagle3-normed": eagle("eagle3", norm_before_residual=True, embed="copy"),
+    "speculators": eagle("speculators"),
+}
+
+
+class Watch:
+    """Holds every draft of an engine against the oracle."""
+
+    def __init__(self, llm: LLM, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.checked = self.accepted = 0
+        llm.engine.tracer = self
+
+    def __call__(self, plan: Any, draft: Any, batch: Any, outcome: Any) -> None:
+        for row, span in enumerate(plan.spans):
+            live = draft.live[row].tolist() if draft.width else []
+            if not any(live):
+                continue
+            wanted = self.oracle(span.request.token_ids)
+            if wanted.margin > CLOSE:
+                drafted = draft.tokens[row, : sum(live)].tolist()
+                assert drafted == wanted.tokens[: len(drafted)], (span.request.id, span.request.known)
+                self.checked += 1
+            self.accepted += outcome.accepted[row]
+
+
+def engine(options: dict[str, Any], **more: Any) -> LLM:
+    settings = {"dtype": "float32", "skip_tokenizer_init": True, "strict": True, "num_pages": 400, "page_size": 4}
+    depth = {} if "depth" in more else {"depth": DEPTH}
+    return LLM(**{**settings, **options, **depth, **more})
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(5) for _ in range(rng.randint(2, 30))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
+    """Cold, from the prefix cache, with chunks, and after preemption; rejections and acceptances on the way."""
+    options, oracle = HEADS[name](tmp_path)
+    depth = {"depth": 2} if name == "mimo-in-turn" else {}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    llm = engine(options, max_num_batched_tokens=23, **depth)
+    watch = Watch(llm, oracle)
+    jobs = prompts(4)
+    said = [output.outputs[0].token_ids for output in llm.generate(jobs, params)]
+    assert watch.checked > 30 and watch.accepted > 0
+    # Once more with warm pages, prompts that go on as another did, and one that leaves it in the middle of a page.
+    longer = [job + tokens[:13] for job, tokens in zip(jobs, said)] + [jobs[0] + [(t + 1) % 5 for t in said[0][:3]]]
+    outputs = llm.generate(longer, params)
+    assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
+    llm.check()
+    tight = engine(options, num_pages=18, page_size=4, **depth)
+    watch = Watch(tight, oracle)
+    tight.generate([job[:6] for job in prompts(6, seed=1)], params)
+    assert tight.engine.stats.preemptions > 0 and watch.checked > 30
+    tight.check()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "mimo-in-turn", "eagle3"])
+def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """However the depth changes from step to step, 0 included, what is drafted next is what was to be drafted."""
+    options, oracle = HEADS[name](tmp_path)
+    depth = {"depth": 2} if name == "mimo-in-turn" else {}
+    rng = random.Random(5)
+    monkeypatch.setattr(planner, "useful_depth", lambda request: rng.choice((0, 0, *range(len(request.ladder)))))
+    llm = engine(options, **depth)
+    watch = Watch(llm, oracle)
+    llm.generate(prompts(4, seed=3), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    assert watch.checked > 30 and watch.accepted > 0

@@ -1,0 +1,92 @@
+"""Checkpoints that carry modules for further tokens beside their layers, and the config that transformers lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from stridelm.models.layers.hf import EXTRA_MODULES, common_fields
+from stridelm.models.loader import load_model
+from support.checkpoints import write
+from support.head_checkpoints import MtpForm, write_mtp
+
+LAZY = """
+import sys
+import stridelm.models
+from stridelm.models.loader import build_empty, load_config
+assert "transformers" not in sys.modules
+config = load_config(sys.argv[1])
+spec = build_empty(config, sys.argv[1]).spec
+print(type(config).__name__, spec.qkv_bias, spec.extra_modules, spec.windows, spec.rope.theta)
+"""
+
+
+def test_a_config_that_transformers_lacks(tmp_path: Path) -> None:
+    """A released MiMo's config.json is read without running the code it names; nothing is imported before."""
+    released = {
+        "architectures": ["MiMoForCausalLM"],
+        "attention_bias": True,
+        "auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"},
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 36,
+        "model_type": "mimo",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 640000,
+        "sliding_window": 32768,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(released))
+    run = subprocess.run([sys.executable, "-c", LAZY, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split("\n")[-2] == "MiMoConfig True 1 (None, None) 640000.0"
+
+
+@pytest.mark.parametrize("field", EXTRA_MODULES)
+def test_how_configs_declare_modules(field: str) -> None:
+    for said, meant in ((None, 0), (0, 0), (3, 3)):
+        assert common_fields(LlamaConfig(**{field: said}))["extra_modules"] == meant
+    assert common_fields(LlamaConfig())["extra_modules"] == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("deepseek", "model.layers.2.eh_proj"), ("mimo", "model.mtp_layers.0.input_proj"), ("qwen", "mtp.fc")],
+)
+def test_only_declared_modules_are_passed_over(form: MtpForm, name: str, tmp_path: Path) -> None:
+    path = write_mtp(tmp_path, form)
+    load_model(path)
+    config = json.loads((path / "config.json").read_text())
+    for field in {*EXTRA_MODULES} & {*config}:
+        config[field] = 0
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="unexpected: ") as error:
+        load_model(path)
+    assert name.rpartition(".")[0] in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.eh_proj.weight", "model.extra.weight", "amtp.fc.weight"])
+def test_other_tensors_stay_unexpected(name: str, tmp_path: Path) -> None:
+    """Whatever modules are declared, a layer of the model itself has no tensor too many."""
+    path = write(tmp_path, "qwen3", num_nextn_predict_layers=1)
+    file = path / "model.safetensors"
+    save_file({**load_file(file), name: torch.zeros(2)}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"unexpected: {name}"):
+        load_model(path)
