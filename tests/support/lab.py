@@ -84,14 +84,14 @@ class SampledTree(Drafter):
         return (0, 2, 6)
 
     def propose(self, group: Group) -> Draft:
-        slots, known = group.slots, group.table.known[group.slots]
+        slots, known, vocab = group.slots, group.table.known[group.slots], self.target.vocab_size
         noise = self.sampler.table.seed[slots], self.sampler.table.sample_index[slots]
-        logits_VV = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)).to(slots.device)
+        logits_VV = 1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1)).to(slots.device)
         last = group.table.tokens[slots].gather(1, known[:, None] - 1)
         tokens, probs = [], []
         for depth in range(group.spans[0].depth):
             q = logits_VV[last].softmax(-1)
-            g = gumbel(noise[0], known + depth, noise[1], VOCAB, attempt_stream(DRAFT, known))
+            g = gumbel(noise[0], known + depth, noise[1], vocab, attempt_stream(DRAFT, known))
             last = (q.log() + g[:, None]).topk(self.siblings).indices.flatten(1)
             tokens.append(last)
             probs.append(q.repeat_interleave(self.siblings, 1))

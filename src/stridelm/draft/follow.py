@@ -62,11 +62,12 @@ class FollowingDrafter(Drafter):
         spec = self.head.spec
         self.head.ops.prepare(serving.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
         slots, width = target.max_num_seqs + 1, spec.hidden_size
-        self._fed = torch.zeros(slots, width, dtype=serving.dtype, device=target.device)
-        """[S, H] what came out of the last folded entry."""
+        turns = self.head.turns
+        self._fed = torch.zeros(slots, max(1, turns - 1), width, dtype=serving.dtype, device=target.device)
+        """[S, max(1, T - 1), H] what came out of each module's last folded entry; nothing grows from the last's."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether it did."""
-        self._tail = torch.zeros(slots, self.head.turns - 1, width, dtype=serving.dtype, device=target.device)
+        self._tail = torch.zeros(slots, turns - 1, width, dtype=serving.dtype, device=target.device)
         """[S, T - 1, H] features of the last folded rows, the last one last."""
         self._tailed = torch.zeros(slots, dtype=torch.int64, device=target.device)
         """[S] how many of them there are since the request was admitted."""
@@ -98,32 +99,37 @@ class FollowingDrafter(Drafter):
         depth = max(span.draft for span in group.spans)
         known = group.table.known[group.slots]
         host_slots = [span.request.slot for span in group.spans]
-        most = max(span.end for span in group.spans)
-        fed, tokens = self._fed[group.slots], list[torch.Tensor]()
+        fed_RTH = self._fed[group.slots]
+        last, beside = fed_RTH[:, 0], fed_RTH[:, :0]
+        tokens: list[torch.Tensor] = []
         for level in range(depth):
-            if level:
-                fed = self._grow(group, level, tokens[-1], fed, known, most)
-            tokens.append(self.sampler.draw(self.head.logits(fed), Rows(group.slots, known + level), host_slots))
+            if level and self.head.turns == 1:
+                last = self._grow(group, 0, known - 2 + level, tokens[-1:], last[:, None])[:, -1]
+            elif level:
+                beside = torch.cat((fed_RTH[:, level - 1 : level], beside), 1)
+                beside = self._grow(group, level, known - 1 - level, tokens, beside)
+                last = beside[:, -1]
+            tokens.append(self.sampler.draw(self.head.logits(last), Rows(group.slots, known + level), host_slots))
         live = self._ready[group.slots][:, None] & within_bounds(group, depth)
         return chain(depth, CANDIDATE, group.slots.device).draft(torch.stack(tokens, 1), live)
 
     def _grow(
-        self, group: Group, level: int, tokens: torch.Tensor, fed: torch.Tensor, known: torch.Tensor, most: int
+        self, group: Group, module: int, starts: torch.Tensor, tokens: list[torch.Tensor], fed_REH: torch.Tensor
     ) -> torch.Tensor:
-        """[R, H] what comes out behind the guess `tokens`, the one before guess number `level`."""
-        in_turn = self.head.turns > 1
-        entries = known - 2 if in_turn else known - 2 + level
+        """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on."""
+        requests, entries, width = fed_REH.shape
         rows = place(
-            lines((1,) * len(group.spans), tokens.device),
+            lines((entries,) * requests, starts.device),
             group.slots,
-            entries.clamp(min=0),
-            torch.ones_like(known),
+            starts.clamp(min=0),
+            torch.full_like(starts, entries),
             self.serving,
-            most,
+            max(span.end for span in group.spans),
         )
         # Of a request that was never folded, what lies there is another's.
         rows = rows.only(self._ready[group.slots][rows.span_N])
-        return self.head.forward(level if in_turn else 0, tokens, fed, rows.storage_N, self._runner.attend(rows))
+        ids_N, fed_NH = torch.stack(tokens, 1).flatten(), fed_REH.reshape(-1, width)
+        return self.head.forward(module, ids_N, fed_NH, rows.storage_N, self._runner.attend(rows)).view_as(fed_REH)
 
     # Following
 
@@ -146,9 +152,10 @@ class FollowingDrafter(Drafter):
         if tail:
             features = self._with_tail(group, rows, features, tailed)
             self._tailed[group.slots] = (fresh + tailed).clamp(max=tail)
-        fed = self._fold(group, rows, features)
-        self._fed[group.slots] = fed[rows.last_R]
-        self._ready[group.slots] = batch.decides[group.indices]
+        self._fed[group.slots] = self._fold(group, rows, features)
+        # In turn, the modules' last entries lie behind one another: nothing grows from fewer rows than that takes.
+        enough = fresh + tailed >= self.head.turns - 1
+        self._ready[group.slots] = batch.decides[group.indices] & enough
 
     def _sources(
         self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
@@ -176,7 +183,8 @@ class FollowingDrafter(Drafter):
         return features_NH
 
     def _fold(self, group: Group, rows: HeadRows, fed_NH: torch.Tensor) -> torch.Tensor:
-        """Make every module's entries, as far as tokens are known; returns what comes out of the first."""
+        """Make every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] what comes out of the
+        last of each."""
         table, slot_N = group.table, group.slots[rows.span_N]
         known_N = table.known[slot_N]
         outputs = []
@@ -185,8 +193,8 @@ class FollowingDrafter(Drafter):
             within = rows.only(token_N < known_N) if module else rows
             ids_N = table.tokens[slot_N, token_N]
             fed_NH = self.head.forward(module, ids_N, fed_NH, rows.storage_N, self._runner.attend(within))
-            outputs.append(fed_NH)
-        return outputs[0]
+            outputs.append(fed_NH[(rows.last_R - module).clamp(min=0)])
+        return torch.stack(outputs[: self._fed.shape[1]], 1)
 
 
 def _firsts(batch: ForwardBatch) -> torch.Tensor:

@@ -183,9 +183,7 @@ class Sampler:
                 logits_XV.index_copy_(0, mine, logits_GV)
         return logits_XV
 
-    def _add_noise(
-        self, logits_XV: torch.Tensor, rows_X: Rows, groups: Groups, stream: int | torch.Tensor
-    ) -> None:
+    def _add_noise(self, logits_XV: torch.Tensor, rows_X: Rows, groups: Groups, stream: int | torch.Tensor) -> None:
         part = groups.parts.get(Feature.SAMPLED)
         if part is None:
             return

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from stridelm.kernels.ops import Turn
 from stridelm.kernels.plain import turned
 from stridelm.models.layers.decoder import Decoder
-from stridelm.train.dense import by_row, by_sequence
+from stridelm.train.dense import by_row, by_sequence, masked_attention
 
 CHUNKS = 4
 """Chunks in training: less than half the masked attention of one chunk; more would make small kernels."""
@@ -60,14 +60,9 @@ class BlockAttend:
 def _attend_chunk(
     chunk: Chunk, length: int, q_BHRD: torch.Tensor, k_BGRD: torch.Tensor, v_BGRD: torch.Tensor
 ) -> torch.Tensor:
-    groups, shared = k_BGRD.shape[1], q_BHRD.shape[1] // k_BGRD.shape[1]
     rows = slice(length + chunk.start, length + chunk.stop)
     k, v = (torch.cat((x[:, :, : chunk.limit], x[:, :, rows]), dim=2) for x in (k_BGRD, v_BGRD))
-    # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end
-    # instead.
-    q = q_BHRD[:, :, rows].unflatten(1, (groups, shared)).flatten(2, 3)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask_QK.repeat(shared, 1))
-    return out.unflatten(2, (shared, -1)).flatten(1, 2)
+    return masked_attention(q_BHRD[:, :, rows], k, v, chunk.mask_QK)
 
 
 def strata(length: int, anchors: int, slots: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Attention for training: whole sequences side by side, plainly causal, no pages.
 
-Shape legend: B sequences of T rows, N = B * T flat rows, H query heads, G key/value heads, D head width.
+Shape legend: B sequences of T rows, N = B * T flat rows, H query heads, G key/value heads, D head width, Q queries and K
+keys of a sequence.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ class DenseAttend:
         q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return by_row(out)
+
+
+def masked_attention(
+    q_BHQD: torch.Tensor, k_BGKD: torch.Tensor, v_BGKD: torch.Tensor, mask_QK: torch.Tensor
+) -> torch.Tensor:
+    """[B, H, Q, D]; mask_QK: whether a query sees a key, bool."""
+    groups, shared = k_BGKD.shape[1], q_BHQD.shape[1] // k_BGKD.shape[1]
+    # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end instead.
+    q = q_BHQD.unflatten(1, (groups, shared)).flatten(2, 3)
+    out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_QK.repeat(shared, 1))
+    return out.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
 def flat_positions(batch: int, length: int, device: torch.device | str) -> torch.Tensor:

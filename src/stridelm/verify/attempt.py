@@ -86,9 +86,7 @@ def end_at(hearing: Hearing, leaf: torch.Tensor, weights_RV: torch.Tensor) -> Ve
     return follow(hearing, path_to(draft, leaf), drawn[:, None].expand(-1, draft.width + 1))
 
 
-def draw(
-    hearing: Hearing, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
-) -> torch.Tensor:
+def draw(hearing: Hearing, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor) -> torch.Tensor:
     """[R] int64: a draw for each span by these log-weights, at temperature 1; on a GPU -1 for padding."""
     slots, sampling = hearing.slots, hearing.sampler.table
     if not logs_RV.is_cuda:
@@ -97,9 +95,7 @@ def draw(
     from stridelm.kernels.draw import draw as draw_on_gpu
 
     ones_S, always_S = _neutral(len(sampling.seed), slots.device)
-    return draw_on_gpu(
-        logs_RV, slots, positions, ones_S, sampling.seed, sampling.sample_index, always_S, stream=stream
-    )
+    return draw_on_gpu(logs_RV, slots, positions, ones_S, sampling.seed, sampling.sample_index, always_S, stream=stream)
 
 
 @cache  # for ever: a captured step reads these very tensors
