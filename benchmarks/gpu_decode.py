@@ -36,6 +36,7 @@ import torch
 from device_trace import gap_us, trace_steps
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from stridelm.bench.plot import INK, SERIES, check_plot
@@ -60,6 +61,10 @@ LLAMA_8B = {
 }
 VLLM = {1: 203.9, 4: 796.0, 16: 2968.0, 64: 9421.0, 128: 14343.0, 256: 17853.0}
 """Tokens a second of vLLM 0.26.0, plain, the same work on one H200 (measured beside us, torch 2.11)."""
+EAGLE3 = "eagle@3:synthetic:2.5"
+VLLM_EAGLE3 = {1: 385.5, 4: 1475.0, 16: 5434.0, 64: 13825.0, 128: 16410.0, 256: 18092.0}
+"""The same with EAGLE-3, three drafts a step, acceptance simulated at 2.5 tokens."""
+DRAFT_VOCAB = 32000
 
 
 MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
@@ -114,7 +119,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
-    parser.add_argument("--decoding", default="plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5")
+    parser.add_argument("--decoding", default=f"plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5,{EAGLE3}")
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
@@ -137,8 +142,9 @@ def main() -> int:
         LlamaConfig(
             **{**LLAMA_8B, "num_hidden_layers": settings.layers}, architectures=["LlamaForCausalLM"]
         ).save_pretrained(folder)
+        head = write_eagle3(Path(folder) / "eagle3", settings) if "eagle" in args.decoding else None
         for mode in settings.modes:
-            engine = open_engine(folder, mode, settings)
+            engine = open_engine(folder, head, mode, settings)
             for batch in settings.batch:
                 rows += measure_batch(engine, mode, batch, settings, console)
             engine = None  # the next mode needs the memory
@@ -152,7 +158,41 @@ def main() -> int:
     return 0
 
 
-def open_engine(folder: str, mode: str, settings: Settings) -> Engine:
+def write_eagle3(folder: Path, settings: Settings) -> Path:
+    """A head of the published Llama-3.1-8B heads' shape, whose weights nobody reads."""
+    width, inner, vocab = (LLAMA_8B[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    keys = LLAMA_8B["num_key_value_heads"] * LLAMA_8B["head_dim"]
+    shapes = {
+        "fc": (width, 3 * width),
+        "midlayer.input_layernorm": (width,),
+        "midlayer.hidden_norm": (width,),
+        "midlayer.self_attn.q_proj": (width, 2 * width),
+        "midlayer.self_attn.k_proj": (keys, 2 * width),
+        "midlayer.self_attn.v_proj": (keys, 2 * width),
+        "midlayer.self_attn.o_proj": (width, width),
+        "midlayer.post_attention_layernorm": (width,),
+        "midlayer.mlp.gate_proj": (inner, width),
+        "midlayer.mlp.up_proj": (inner, width),
+        "midlayer.mlp.down_proj": (width, inner),
+        "norm": (width,),
+        "lm_head": (DRAFT_VOCAB, width),
+    }
+    tensors = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    folder.mkdir()
+    save_file({**tensors, "d2t": torch.arange(DRAFT_VOCAB) * (vocab // DRAFT_VOCAB - 1)}, folder / "model.safetensors")
+    layers = settings.layers
+    config = {
+        **LLAMA_8B,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "eagle_aux_hidden_state_layer_ids": [min(2, layers - 1), layers // 2, max(layers - 3, 0)],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -> Engine:
     largest = max(settings.batch)
     length = settings.prompt + settings.output
     config = EngineConfig(
@@ -161,6 +201,7 @@ def open_engine(folder: str, mode: str, settings: Settings) -> Engine:
         dtype="bfloat16",
         device="cuda",
         drafter="none",
+        drafter_model=None if head is None else str(head),
         mask_token_id=5,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -199,7 +240,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             gap_ms=gap,
             prefill_per_s=max(one.prefill_per_s for one in runs),
             over_plain=None if plain is None else middle.tokens_per_s / plain,
-            over_vllm=middle.tokens_per_s / VLLM[batch] if decoding == "plain" and batch in VLLM else None,
+            over_vllm=over_vllm(middle, decoding, batch),
             mode=mode,
         )
         console.print(
@@ -207,6 +248,11 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
         )
         rows.append(row)
     return rows
+
+
+def over_vllm(measured: Measured, decoding: str, batch: int) -> float | None:
+    theirs = {"plain": VLLM, EAGLE3: VLLM_EAGLE3}.get(decoding, {}).get(batch)
+    return None if theirs is None else measured.tokens_per_s / theirs
 
 
 def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> Measured:

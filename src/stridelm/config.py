@@ -37,6 +37,11 @@ class EngineConfig:
     relaxed_delta: float | None = option(
         None, "with relaxed: and none that is more than this less likely than the likeliest (0.6)"
     )
+    draft_topk: int | None = option(
+        None, "with a head that can branch: nodes of a level that grow, and children of each (1: a chain)"
+    )
+    num_draft_tokens: int | None = option(None, "with draft_topk over 1: rows of the draft")
+    token_tree: str | None = option(None, "a fixed tree instead: paths of ranks, such as '[(0,), (1,), (0, 0)]'")
     prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
     suffix_decoding_max_spec_factor: float | None = option(
@@ -147,6 +152,9 @@ class EngineConfig:
             posterior_alpha=self.posterior_alpha,
             relaxed_topk=self.relaxed_topk,
             relaxed_delta=self.relaxed_delta,
+            draft_topk=self.draft_topk,
+            num_draft_tokens=self.num_draft_tokens,
+            token_tree=self.token_tree,
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
             suffix_decoding_max_spec_factor=self.suffix_decoding_max_spec_factor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -13,6 +14,22 @@ _WORD = 2**31 - 1
 """Largest count that may be asked for."""
 _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
 """Fields of Speculation that say how a rule accepts."""
+
+
+MAX_BRANCHES = 64
+"""Most rows of a draft, and so most branches."""
+
+
+def _paths(value: Sequence[Sequence[int]] | str) -> tuple[tuple[int, ...], ...]:
+    """A token tree as tuples, whether it comes as such, as lists or as text. Raises ValueError for anything else."""
+    try:
+        given = ast.literal_eval(value) if isinstance(value, str) else value
+        paths = tuple(tuple(path) for path in given)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}") from error
+    if not all(isinstance(rank, int) for path in paths for rank in path):
+        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}")
+    return paths
 
 
 def option(default: Any, text: str) -> Any:
@@ -31,6 +48,9 @@ class Speculation:
     posterior_threshold, posterior_alpha: with `acceptance="typical"`, epsilon and alpha of what a token must exceed.
     relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, so much less likely than the
         likeliest at most.
+    draft_topk: with a head that can branch: nodes of a level that grow, and children of each; 1 drafts a chain.
+    num_draft_tokens: with draft_topk over 1: rows of the draft, the likeliest of all that came up.
+    token_tree: instead, a fixed tree: the path of ranks to each node, such as ((0,), (1,), (0, 0)).
     prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens.
     suffix_decoding_max_spec_factor: levels of a suffix draft for each token of its match.
     suffix_decoding_min_token_prob: least estimated probability of a row of a suffix draft.
@@ -45,6 +65,9 @@ class Speculation:
     posterior_alpha: float | None = None
     relaxed_topk: int | None = None
     relaxed_delta: float | None = None
+    draft_topk: int | None = None
+    num_draft_tokens: int | None = None
+    token_tree: Sequence[Sequence[int]] | str | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     suffix_decoding_max_spec_factor: float | None = None
@@ -57,6 +80,10 @@ class Speculation:
                 raise ValueError(f"{name} must be a name; got {value!r}")
         for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
             _settle_number(self, name, 0, _WORD, whole=True, optional=True)
+        for name in ("draft_topk", "num_draft_tokens"):
+            _settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
+        if self.token_tree is not None:
+            object.__setattr__(self, "token_tree", _paths(self.token_tree))
         self._split_acceptance()
         _settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
         _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
@@ -104,6 +131,11 @@ class Speculation:
         """The acceptance rule as it is asked for: `exact`, `synthetic:2.5`."""
         name = self.acceptance or "exact"
         return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
+
+    @property
+    def branches(self) -> bool:
+        """Whether a draft that branches is asked for."""
+        return self.token_tree is not None or (self.draft_topk or 1) > 1
 
     def _split_acceptance(self) -> None:
         """Take "synthetic:2.5" apart, from its own construction."""

@@ -7,6 +7,7 @@ exactly, and a step costs so little that 200,000 requests can be watched.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -79,25 +80,32 @@ class SampledTree(Drafter):
     branches: ClassVar[bool] = True
     parents: ClassVar[tuple[int, ...]] = (-1, -1, 0, 0, 1, 1)
     siblings: ClassVar[int] = 2
+    noise: ClassVar[float] = 1.0
+    claims: ClassVar[bool] = True
+    """It says what its tokens were drawn from."""
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         return (0, 2, 6)
 
+    def kind(self, span: Span) -> Hashable:
+        return span.depth
+
     def propose(self, group: Group) -> Draft:
         slots, known, vocab = group.slots, group.table.known[group.slots], self.target.vocab_size
-        noise = self.sampler.table.seed[slots], self.sampler.table.sample_index[slots]
+        seeds, samples = self.sampler.table.seed[slots], self.sampler.table.sample_index[slots]
         logits_VV = 1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1)).to(slots.device)
         last = group.table.tokens[slots].gather(1, known[:, None] - 1)
         tokens, probs = [], []
         for depth in range(group.spans[0].depth):
             q = logits_VV[last].softmax(-1)
-            g = gumbel(noise[0], known + depth, noise[1], vocab, attempt_stream(DRAFT, known))
-            last = (q.log() + g[:, None]).topk(self.siblings).indices.flatten(1)
+            g = gumbel(seeds, known + depth, samples, vocab, attempt_stream(DRAFT, known))
+            last = (q.log() + self.noise * g[:, None]).topk(self.siblings).indices.flatten(1)
             tokens.append(last)
             probs.append(q.repeat_interleave(self.siblings, 1))
-        shape = TreeShape.of(self.parents, [CANDIDATE] * len(self.parents), slots.device)
         drawn = torch.cat(tokens, 1)
-        return shape.draft(drawn, torch.ones_like(drawn, dtype=torch.bool), torch.cat(probs, 1))
+        shape = TreeShape.of(self.parents[: drawn.shape[1]], [CANDIDATE] * drawn.shape[1], slots.device)
+        live = torch.ones_like(drawn, dtype=torch.bool)
+        return shape.draft(drawn, live, torch.cat(probs, 1) if self.claims else None)
 
 
 class SampledChain(SampledTree):
@@ -111,6 +119,14 @@ class SampledChain(SampledTree):
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         return (0, 1, 2, 3)
+
+
+class LikeliestTree(SampledTree):
+    """The tree's likeliest tokens, no chance about them."""
+
+    name = "likeliest_tree"
+    noise = 0.0
+    claims = False
 
 
 DRAWN = (SampledTree, SampledChain)

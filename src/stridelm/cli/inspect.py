@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stridelm.draft.base import Target
     from stridelm.models.layers.decoder import Decoder
 
-HEARD = ("mask_token_id", "max_model_len")
+HEARD = ("drafter_model", "mask_token_id", "max_model_len")
 """Fields of EngineConfig that change what is said here."""
 
 
@@ -129,6 +129,7 @@ def _drafters(target: Target) -> list[dict[str, Any]]:
                 "name": name,
                 "usable": reason is None,
                 "why_not": reason,
+                "weights": str(target.heads[name]) if name in target.heads else None,
                 "default_depth": drafter.default_depth,
                 "acceptance": usable,
                 "lossy": [rule for rule in usable if not rules[rule].lossless],

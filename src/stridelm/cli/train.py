@@ -1,23 +1,31 @@
 """`stride train base` and `stride train mask`: from a folder of text to a model that says several tokens a
-step."""
+step. `stride train mtp` and `stride train eagle3`: to a head that drafts for a model."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stridelm.cli.options import add_options, read_options
 from stridelm.train.settings import (
     BaseSettings,
+    ContinuationSettings,
     DataSettings,
+    EagleSettings,
+    HeadOptimSettings,
+    HeadRunSettings,
     MaskOptimSettings,
     MaskSettings,
     ModelShape,
+    MtpSettings,
     OptimSettings,
     RunSettings,
 )
+
+if TYPE_CHECKING:
+    from stridelm.train.trainer import Result
 
 STAGES: dict[str, tuple[str, tuple[type, ...]]] = {
     "base": (
@@ -31,10 +39,19 @@ STAGES: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 """Stage -> what it does, and the settings that become its options."""
 
+HEADS: dict[str, tuple[str, type]] = {
+    "mtp": ("train a multi-token prediction module on what a model goes on to say", MtpSettings),
+    "eagle3": ("train an EAGLE-3 head on what a model goes on to say", EagleSettings),
+}
+"""Likewise, of heads that draft for a model; the settings beside those that all have."""
+HEAD_SETTINGS = (ContinuationSettings, HeadRunSettings, HeadOptimSettings)
+GIVEN_BY_DATA = ("length", "short_length", "short_share")
+"""Fields of a head's run that the data decide."""
+
 
 def add_parser(subparsers: Any) -> None:
     """Add `train` and its stages to the main command."""
-    parser = subparsers.add_parser("train", help="train a base model or mask-token prediction", description=__doc__)
+    parser = subparsers.add_parser("train", help="train a model, or what it drafts with", description=__doc__)
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     for name, (summary, settings) in STAGES.items():
         stage = stages.add_parser(name, help=summary, description=summary)
@@ -44,28 +61,67 @@ def add_parser(subparsers: Any) -> None:
         stage.add_argument("--out", type=Path, required=True, help="directory of the new checkpoint")
         stage.add_argument("--tokenizer", type=Path, help="tokenizer directory (default: train one; mask: the base's)")
         for cls in settings:
-            add_options(stage.add_argument_group((cls.__doc__ or cls.__name__).split(".")[0]), cls)
+            add_options(stage.add_argument_group(_title(cls)), cls)
+    for name, (summary, own) in HEADS.items():
+        stage = stages.add_parser(name, help=summary, description=summary)
+        stage.add_argument("--target", type=Path, required=True, help="checkpoint directory of the model to draft for")
+        prompts = stage.add_mutually_exclusive_group(required=True)
+        prompts.add_argument("--tokens", type=Path, help="token file to take prompts from, valid.bin beside it")
+        prompts.add_argument("--data", type=Path, help="text, or train/ and valid/ text, to take them from")
+        stage.add_argument("--out", type=Path, required=True, help="directory of the new head")
+        stage.add_argument(
+            "--said", type=Path, help="folder of continuations, shared between heads (default: in --out)"
+        )
+        for cls in (own, *HEAD_SETTINGS, DataSettings):
+            skip = {RunSettings: GIVEN_BY_DATA, DataSettings: ("vocab_size",)}
+            skipped = next((names for base, names in skip.items() if issubclass(cls, base)), ())
+            add_options(stage.add_argument_group(_title(cls)), cls, skip=skipped)
+
+
+def _title(cls: type) -> str:
+    return (cls.__doc__ or cls.__name__).split(".")[0]
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen stage. Raises ValueError for settings or data that do not fit."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    result = _train_head(args) if args.stage in HEADS else _train_model(args)
+    print(f"{args.out}: best at step {result.best_step} of {result.step}", *_shown(result.best), sep="  ")
+    return 0
+
+
+def _train_head(args: argparse.Namespace) -> Result:
+    from stridelm.train.head_stages import KINDS, Prompts, prompts_in, train_head
+    from stridelm.train.prepare import prepare
+    from stridelm.train.stages import WORK
+
+    said = read_options(args, ContinuationSettings)
+    settings = read_options(args, HeadRunSettings, length=said.length)
+    kind = KINDS[args.stage](read_options(args, HEADS[args.stage][1]))
+    if args.tokens is not None:
+        prompts = prompts_in(args.tokens, args.target)
+    else:
+        text = read_options(args, DataSettings)
+        data = prepare(args.data, args.out / WORK / "text", args.target, text, said.length, settings.seed)
+        prompts = Prompts(data.train, data.valid)
+    optim = read_options(args, HeadOptimSettings)
+    return train_head(kind, args.out, args.target, prompts, said, settings, optim, args.said)
+
+
+def _train_model(args: argparse.Namespace) -> Result:
     from stridelm.train.prepare import prepare
     from stridelm.train.stages import WORK, train_base, train_mask
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     settings = read_options(args, RunSettings)
     text = read_options(args, DataSettings)
     if args.stage == "base":
         shape = read_options(args, ModelShape)
         data = prepare(args.data, args.out / WORK, args.tokenizer, text, shape.context, settings.seed)
         base, optim = read_options(args, BaseSettings), read_options(args, OptimSettings)
-        result = train_base(args.out, data, shape, base, settings, optim)
-    else:
-        mask, optim = read_options(args, MaskSettings), read_options(args, MaskOptimSettings)
-        data = prepare(args.data, args.out / WORK, args.tokenizer or args.base, text, settings.length, settings.seed)
-        result = train_mask(args.out, args.base, data, mask, settings, optim)
-    print(f"{args.out}: best at step {result.best_step} of {result.step}", *_shown(result.best), sep="  ")
-    return 0
+        return train_base(args.out, data, shape, base, settings, optim)
+    mask, optim = read_options(args, MaskSettings), read_options(args, MaskOptimSettings)
+    data = prepare(args.data, args.out / WORK, args.tokenizer or args.base, text, settings.length, settings.seed)
+    return train_mask(args.out, args.base, data, mask, settings, optim)
 
 
 def _shown(metrics: dict[str, float]) -> list[str]:

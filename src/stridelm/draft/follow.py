@@ -27,21 +27,23 @@ from typing import ClassVar
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, Target, chain, within_bounds
+from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
+from stridelm.draft.guess import Chain, is_weighed
 from stridelm.draft.heads import FollowingHead
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place
+from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place, place_nodes
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import (
-    CANDIDATE,
     MAX_DRAFT_ROWS,
     DeviceGeometry,
     Draft,
     Follower,
     ForwardBatch,
     Request,
+    Span,
     Verdict,
 )
 
@@ -50,6 +52,7 @@ class FollowingDrafter(Drafter):
     """Base of drafters with such a head: subclasses load it."""
 
     follows: ClassVar[bool] = True
+    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree"})
     default_depth = 3
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
@@ -87,7 +90,15 @@ class FollowingDrafter(Drafter):
             raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
         if turns > 1 and depth > turns:
             raise ValueError(f"depth {depth} is over {turns}, the modules that the checkpoint has; lower it")
-        return tuple(range(depth + 1))
+        branching = Branching.of(speculation, depth)
+        if turns > 1 and branching != Branching():
+            raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
+        return branching.ladder(depth)
+
+    def kind(self, span: Span) -> bool | tuple[Branching, int]:
+        speculation = span.request.speculation
+        branching = Branching.of(speculation, speculation.depth or 0)
+        return is_weighed(span) if branching == Branching() else (branching, span.depth)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
@@ -96,22 +107,52 @@ class FollowingDrafter(Drafter):
     # Drafting
 
     def propose(self, group: Group) -> Draft:
-        depth = max(span.draft for span in group.spans)
-        known = group.table.known[group.slots]
+        kind = self.kind(group.spans[0])
+        return self._tree(group, *kind) if isinstance(kind, tuple) else self._chain(group)
+
+    def _tree(self, group: Group, branching: Branching, depth: int) -> Draft:
+        slots, known = group.slots, group.table.known[group.slots]
+        ready = self._ready[slots]
         host_slots = [span.request.slot for span in group.spans]
-        fed_RTH = self._fed[group.slots]
+        most = max(span.end for span in group.spans)
+
+        def scores(fed_REH: torch.Tensor, level: int) -> torch.Tensor:
+            each = fed_REH.shape[1]
+            rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
+            logits = self.head.logits(fed_REH.flatten(0, 1))
+            repeated = [slot for slot in host_slots for _ in range(each)]
+            return self.sampler.leanings(logits, rows, repeated).view(len(known), each, -1)
+
+        def grow(sprout: Sprout) -> torch.Tensor:
+            nodes = sprout.tokens.shape[1]
+            layout, base = lines((nodes,) * len(known), slots.device), known - 1
+            rows = place_nodes(
+                layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.serving, most
+            ).only(ready.repeat_interleave(nodes))
+            fed_NH = sprout.fed_REH.flatten(0, 1)
+            out = self.head.forward(0, sprout.tokens.flatten(), fed_NH, rows.position_N, self._runner.attend(rows))
+            return out.view_as(sprout.fed_REH)
+
+        last = self._fed[slots][:, 0]
+        if branching.tree is None:
+            rows = dynamic_rows(depth, branching.topk, branching.rows)
+            return grow_dynamic(last, depth, branching.topk, rows, scores, grow, ready)
+        tree = branching.tree.cut(depth)
+        return grow_static(last, tree, scores, grow, ready[:, None].expand(-1, len(tree.paths)))
+
+    def _chain(self, group: Group) -> Draft:
+        guesses = Chain(group, self.sampler)
+        known, fed_RTH = guesses.known, self._fed[group.slots]
         last, beside = fed_RTH[:, 0], fed_RTH[:, :0]
-        tokens: list[torch.Tensor] = []
-        for level in range(depth):
+        for level in range(guesses.depth):
             if level and self.head.turns == 1:
-                last = self._grow(group, 0, known - 2 + level, tokens[-1:], last[:, None])[:, -1]
+                last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None])[:, -1]
             elif level:
                 beside = torch.cat((fed_RTH[:, level - 1 : level], beside), 1)
-                beside = self._grow(group, level, known - 1 - level, tokens, beside)
+                beside = self._grow(group, level, known - 1 - level, guesses.tokens, beside)
                 last = beside[:, -1]
-            tokens.append(self.sampler.draw(self.head.logits(last), Rows(group.slots, known + level), host_slots))
-        live = self._ready[group.slots][:, None] & within_bounds(group, depth)
-        return chain(depth, CANDIDATE, group.slots.device).draft(torch.stack(tokens, 1), live)
+            guesses.draw(self.head.logits(last))
+        return guesses.draft(self._ready[group.slots])
 
     def _grow(
         self, group: Group, module: int, starts: torch.Tensor, tokens: list[torch.Tensor], fed_REH: torch.Tensor
@@ -129,7 +170,7 @@ class FollowingDrafter(Drafter):
         # Of a request that was never folded, what lies there is another's.
         rows = rows.only(self._ready[group.slots][rows.span_N])
         ids_N, fed_NH = torch.stack(tokens, 1).flatten(), fed_REH.reshape(-1, width)
-        return self.head.forward(module, ids_N, fed_NH, rows.storage_N, self._runner.attend(rows)).view_as(fed_REH)
+        return self.head.forward(module, ids_N, fed_NH, rows.position_N, self._runner.attend(rows)).view_as(fed_REH)
 
     # Following
 
@@ -189,10 +230,10 @@ class FollowingDrafter(Drafter):
         known_N = table.known[slot_N]
         outputs = []
         for module in range(self.head.turns):
-            token_N = rows.storage_N + module + 1
+            token_N = rows.position_N + module + 1
             within = rows.only(token_N < known_N) if module else rows
             ids_N = table.tokens[slot_N, token_N]
-            fed_NH = self.head.forward(module, ids_N, fed_NH, rows.storage_N, self._runner.attend(within))
+            fed_NH = self.head.forward(module, ids_N, fed_NH, rows.position_N, self._runner.attend(within))
             outputs.append(fed_NH[(rows.last_R - module).clamp(min=0)])
         return torch.stack(outputs[: self._fed.shape[1]], 1)
 

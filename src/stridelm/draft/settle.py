@@ -13,8 +13,8 @@ from stridelm.verify import RULES
 
 logger = logging.getLogger(__name__)
 
-PREFERENCE = ("mask", "ngram", "none")
-"""What "auto" tries, best first."""
+PREFERENCE = ("mtp", "mask", "ngram", "none")
+"""What "auto" tries, best first, behind drafters that were given weights of their own."""
 
 
 def settle(speculation: Speculation, target: Target) -> Speculation:
@@ -28,6 +28,8 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     reason = drafter.why_not(target)
     if reason:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
+    if rule.chains_only and speculation.branches:
+        raise ValueError(f"acceptance {rule.name!r} decides chains alone; leave draft_topk and token_tree out")
     if not rule.works_with(drafter.rules, drafter.branches):
         able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules, DRAFTERS.get(n).branches))
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
@@ -46,7 +48,7 @@ def best_drafter(speculation: Speculation, target: Target) -> str:
     """The first drafter of PREFERENCE that the model can run under the rule asked for."""
     rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
-    for name in PREFERENCE:
+    for name in dict.fromkeys((*target.heads, *PREFERENCE)):
         if name not in DRAFTERS:
             continue
         kind = DRAFTERS.get(name)

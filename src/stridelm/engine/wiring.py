@@ -15,6 +15,7 @@ from stridelm.attention.base import AttentionBackend
 from stridelm.builtin import builtin_path
 from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
+from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
 from stridelm.draft.given import heads_of
 from stridelm.draft.settle import settle
@@ -58,6 +59,7 @@ def load_parts(config: EngineConfig) -> Parts:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
+    check_given(target, len(config.drafter_models))
     settle(config.speculation, target)  # refuse an impossible default before the weights are read
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
@@ -100,6 +102,14 @@ def load_parts(config: EngineConfig) -> Parts:
         device=device,
         deterministic=deterministic,
     )
+
+
+def check_given(target: Target, named: int) -> None:
+    """Raise ValueError if weights that the user named for a drafter, the first so many, are not for this model."""
+    for name in list(target.heads)[:named]:
+        reason = DRAFTERS.get(name).why_not(target)
+        if reason:
+            raise ValueError(f"drafter_model: {reason}")
 
 
 def resolve_device(name: str) -> torch.device:

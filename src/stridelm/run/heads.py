@@ -88,8 +88,8 @@ class HeadRows:
     """int64 request of each row."""
     offset_N: torch.Tensor
     """int64 place of each row among its request's."""
-    storage_N: torch.Tensor
-    """int64 storage index, which is its position too."""
+    position_N: torch.Tensor
+    """int64; of rows that are no tree's, their storage index too."""
     slots: dict[str, torch.Tensor]
     """Page group -> [N] pool slot; padding has the null slot."""
     geometry: Geometry | DeviceGeometry
@@ -109,55 +109,105 @@ def place(
     serving: Serving,
     most: int,
 ) -> HeadRows:
-    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for.
+    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for. Each
+    sees all entries up to its own.
 
     most: a bound on every request's last index, exclusive. What is missing to the layout is padding, which is left out
     where the host may look.
     """
-    rows, tables, page_size = layout.layout, serving.tables.tables, serving.page_size
+    rows = layout.layout
     span, offset = rows.span_N, rows.offset_N
     live = offset < counts_R[span]
-    if not serving.attention.reads_device:
+    on_host = not serving.attention.reads_device
+    if on_host:
         here = live.nonzero()[:, 0]
         span, offset, live = span[here], offset[here], live[here]
     storage = starts_R[span] + offset
-    owner, page = slots_R[span], storage // page_size
-    pool_slots = {
-        group: torch.where(live, pages[owner, page].to(torch.int64) * page_size + storage % page_size, 0)
-        for group, pages in tables.items()
+    own = torch.full_like(storage, -1) if on_host else offset - counts_R[span]
+    shape = _Shape(starts_R, counts_R, counts_R, own, torch.zeros_like(storage), storage)
+    last = counts_R.cumsum(0) - 1 if on_host else rows.firsts_R + counts_R - 1
+    slots = _pool_slots(slots_R[span], storage, live, serving)
+    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, serving, most), last.clamp(min=0))
+
+
+def place_nodes(
+    layout: Lines,
+    slots_R: torch.Tensor,
+    base_R: torch.Tensor,
+    first: int,
+    level: int,
+    ancestors_RE: torch.Tensor,
+    serving: Serving,
+    most: int,
+) -> HeadRows:
+    """Lay E nodes of each request's tree in storage, numbers `first` to `first` + E - 1 behind `base`. Each sees all
+    entries before the base, and the nodes named in its bitmask; its position is that of its level, 1 the base's own."""
+    rows = layout.layout
+    span, offset = rows.span_N, rows.offset_N
+    storage = base_R[span] + first + offset
+    positions = base_R[span] + level - 1
+    nodes = torch.full_like(base_R, ancestors_RE.shape[1])
+    shape = _Shape(base_R, nodes, torch.zeros_like(base_R), first + offset, ancestors_RE.flatten(), positions)
+    slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), serving)
+    last = rows.firsts_R + nodes - 1
+    return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, serving, most), last)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What both kinds of geometry are made of: fields of DeviceGeometry, all int64."""
+
+    starts: torch.Tensor
+    counts: torch.Tensor
+    reals: torch.Tensor
+    draft_rows: torch.Tensor
+    ancestors: torch.Tensor
+    positions: torch.Tensor
+
+
+def _pool_slots(
+    owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, serving: Serving
+) -> dict[str, torch.Tensor]:
+    size = serving.page_size
+    page_N, offset_N = storage_N // size, storage_N % size
+    return {
+        group: torch.where(live_N, pages[owner_N, page_N].to(torch.int64) * size + offset_N, 0)
+        for group, pages in serving.tables.tables.items()
     }
-    if serving.attention.reads_device:
-        geometry: Geometry | DeviceGeometry = DeviceGeometry(
-            bounds=rows.bounds,
-            firsts=rows.firsts_R.to(torch.int32),
-            counts=counts_R.to(torch.int32),
-            starts=starts_R.to(torch.int32),
-            reals=counts_R.to(torch.int32),
-            draft_rows=offset - counts_R[span],
-            ancestors=torch.zeros_like(storage),
-            positions=storage,
-            tables={group: pages[slots_R] for group, pages in tables.items()},
-            page_size=page_size,
-            max_keys=most,
-            straight=True,
-            kept=layout.kept,
-        )
-        last = rows.firsts_R + counts_R - 1
-    else:
-        reach = -(-most // page_size)
-        geometry = Geometry(
-            counts=counts_R.tolist(),
-            starts=starts_R.tolist(),
-            reals=counts_R.tolist(),
-            draft_rows=torch.full_like(storage, -1),
-            ancestors=torch.zeros_like(storage),
-            positions=storage,
-            ordered=torch.zeros_like(live),
+
+
+def _geometry(
+    layout: Lines, slots_R: torch.Tensor, shape: _Shape, serving: Serving, most: int
+) -> Geometry | DeviceGeometry:
+    tables, size = serving.tables.tables, serving.page_size
+    if not serving.attention.reads_device:
+        reach = -(-most // size)
+        return Geometry(
+            counts=shape.counts.tolist(),
+            starts=shape.starts.tolist(),
+            reals=shape.reals.tolist(),
+            draft_rows=shape.draft_rows,
+            ancestors=shape.ancestors,
+            positions=shape.positions,
+            ordered=torch.zeros_like(shape.positions, dtype=torch.bool),
             page_tables={group: pages[slots_R, :reach].tolist() for group, pages in tables.items()},
-            page_size=page_size,
+            page_size=size,
         )
-        last = counts_R.cumsum(0) - 1
-    return HeadRows(span, offset, storage, pool_slots, geometry, last.clamp(min=0))
+    return DeviceGeometry(
+        bounds=layout.layout.bounds,
+        firsts=layout.layout.firsts_R.to(torch.int32),
+        counts=shape.counts.to(torch.int32),
+        starts=shape.starts.to(torch.int32),
+        reals=shape.reals.to(torch.int32),
+        draft_rows=shape.draft_rows,
+        ancestors=shape.ancestors,
+        positions=shape.positions,
+        tables={group: pages[slots_R] for group, pages in tables.items()},
+        page_size=size,
+        max_keys=most,
+        straight=True,
+        kept=layout.kept,
+    )
 
 
 class HeadRunner:

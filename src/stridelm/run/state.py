@@ -57,7 +57,8 @@ class TokenTable:
 class PageTables:
     """Page group -> [S + 1, P] int32 page ids by slot, a copy of the ledger's for kernels that find their own slots.
 
-    Entries behind what a step reserved are stale; no row of that step reaches them.
+    Entries behind what a request holds name the null page: drafters that run the requests of a step to one depth may
+    reach there.
     """
 
     def __init__(self, groups: tuple[str, ...], slots: int, width: int, device: torch.device) -> None:
@@ -74,15 +75,19 @@ class PageTables:
             slot = span.request.slot
             have = self._copied[slot]
             if have != pages:
-                start = _agreeing(have, pages)
-                changes += [(place, slot, index) for index in range(start, len(pages))]
+                start, end = _agreeing(have, pages), max(len(have), len(pages))
+                changes += [(place, slot, index) for index in range(start, end)]
                 self._copied[slot] = list(pages)
         if not changes:
             return
         for group, target in self.tables.items():
-            rows = [(slot, index, tables[group][place][index]) for place, slot, index in changes]
+            rows = [(slot, index, _entry(tables[group][place], index)) for place, slot, index in changes]
             packed = upload(np.array(rows, dtype=np.int64).T, target.device)
             target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
+
+
+def _entry(pages: list[int], index: int) -> int:
+    return pages[index] if index < len(pages) else 0
 
 
 def _agreeing(have: list[int], want: list[int]) -> int:

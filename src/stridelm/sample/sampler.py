@@ -151,6 +151,16 @@ class Sampler:
             return certain_MV
         return torch.where(self.table.sampled[rows.slots][:, None], scores_MV.softmax(-1), certain_MV)
 
+    def leanings(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
+        """float32 [M, V] log-probabilities of what each row draws, to one who knows the noise that it will be drawn
+        with but not these very logits: a sampled row's hold the noise."""
+        scores_MV = (self._processed_by_kernels if logits_MV.is_cuda else self.processed)(logits_MV, rows, row_slots)
+        if self._wanted(row_slots) & Feature.SAMPLED:
+            table, slots = self.table, rows.slots
+            noise_MV = gumbel(table.seed[slots], rows.positions, table.sample_index[slots], scores_MV.shape[1])
+            scores_MV = scores_MV + torch.where(table.sampled[slots][:, None], noise_MV, 0.0)
+        return scores_MV.log_softmax(-1)
+
     def _processed_by_kernels(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """`processed` on a GPU, from the device's tables as `_draw_by_kernels` is."""
         wanted = self._wanted(row_slots)

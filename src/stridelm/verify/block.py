@@ -25,6 +25,7 @@ from stridelm.verify.rule import Hearing
 class Block(Weighing):
     name = "block"
     lossless = True
+    reads_probs = True
     chains_only = True
 
     def weigh(self, hearing: Hearing) -> Verdict:

@@ -22,6 +22,7 @@ from stridelm.verify.rule import Hearing
 class Rejection(Weighing):
     name = "rejection"
     lossless = True
+    reads_probs = True
 
     def weigh(self, hearing: Hearing) -> Verdict:
         draft, chance_RK = hearing.draft, chances(hearing)

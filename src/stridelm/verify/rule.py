@@ -61,6 +61,8 @@ class Rule:
     """How many tokens come out is drawn, whatever the model says of them. For benchmarks."""
     like: ClassVar[str | None] = None
     """The rule whose rows this one decides too."""
+    reads_probs: ClassVar[bool] = False
+    """It weighs a guess by the distribution that it was drawn from: who has one draws with noise of its own."""
     chains_only: ClassVar[bool] = False
     """It can decide no draft that branches."""
 

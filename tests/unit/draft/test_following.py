@@ -122,3 +122,52 @@ def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     watch = Watch(llm, oracle)
     llm.generate(prompts(4, seed=3), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
     assert watch.checked > 30 and watch.accepted > 0
+
+
+TREES: dict[str, dict[str, Any]] = {
+    "dynamic": {"draft_topk": 3, "num_draft_tokens": 9, "depth": 3},
+    "static": {"token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]", "depth": 3},
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", ["deepseek", "eagle3"])
+def test_trees(tmp_path: Path, name: str, tree: str) -> None:
+    """Every node's children are the likeliest of what a plain forward pass over its path says; the tree accepts more
+    than a chain does, and says the same."""
+    options, oracle = HEADS[name](tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    chain = engine(options)
+    watch = Watch(chain, oracle)
+    said = [output.outputs[0].token_ids for output in chain.generate(prompts(4), params)]
+    llm = engine(options, **TREES[tree])
+    accepted = checked = 0
+
+    def look(plan: Any, draft: Any, batch: Any, outcome: Any) -> None:
+        nonlocal accepted, checked
+        for row, span in enumerate(plan.spans):
+            accepted += outcome.accepted[row]
+            if not draft.width or not draft.live[row].any():
+                continue
+            live = draft.live[row]
+            tokens, parents = draft.tokens[row][live].tolist(), draft.parents[row][live].tolist()
+            ids = span.request.token_ids
+            first = oracle(ids)
+            greedy = [t for t, parent in zip(tokens, parents) if parent == -1]
+            best = first.ids_V[first.logits_DV[0].topk(len(greedy)).indices].tolist()
+            if first.margin > CLOSE:
+                assert greedy[0] == best[0]
+                # Down the likeliest children stands the chain, as far as the tree holds it.
+                at, path = -1, []
+                while at in parents:
+                    at = parents.index(at)
+                    path.append(tokens[at])
+                if tree == "static":
+                    assert path == first.tokens[: len(path)], (span.request.id, span.request.known, span.depth, tokens, parents)
+                checked += 1
+
+    llm.engine.tracer = look
+    again = [output.outputs[0].token_ids for output in llm.generate(prompts(4), params)]
+    llm.check()
+    assert again == said and checked > 20
+    assert accepted > watch.accepted

@@ -82,6 +82,10 @@ class Layout:
     def misfit(self, target: Target) -> str | None:
         """Why the head is not for this target, with the remedy; None if it is."""
         config, path = target.config, self.given.path
+        verifier = (self.given.config.get("speculators_config") or {}).get("verifier") or {}
+        theirs, ours = (set(of or ()) for of in (verifier.get("architectures"), config.architectures))
+        if theirs and ours and not theirs & ours:
+            return f"{path} is for {', '.join(theirs)}, this model is {', '.join(ours)}"
         width = config.hidden_size
         joined = self.shapes["fc.weight"]
         hidden = joined[0]

@@ -1,0 +1,256 @@
+"""Drafts that branch, grown by a head level by level.
+
+Dynamic trees (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2): of each level the `draft_topk` likeliest nodes, by the
+product of the probabilities down to them, get as many children each; of all that came up in the end, the
+`num_draft_tokens` likeliest are the draft. A child is never likelier than its parent, so they hang together.
+
+Static trees have the same shape every time: a node is the path of ranks that leads to it, `(0, 1)` the second likeliest
+child of the likeliest.
+
+What "likely" means at temperature above 0 is the head's logits with the noise that the target will meet at that
+position: what wins there is what the target is likeliest to draw.
+
+Legend: R requests, E nodes of a level that grow, B children of each, C nodes that came up, W rows of the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from stridelm.draft.base import TreeShape
+from stridelm.params import Speculation
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sprout:
+    """Nodes of one level that grow: what is known of them on the device, all [R, E] but for `fed`."""
+
+    tokens: torch.Tensor
+    fed_REH: torch.Tensor
+    """What came out where they were guessed."""
+    ancestors: torch.Tensor
+    """int64 bitmask over all nodes that have grown so far, themselves included."""
+    first: int
+    """Number of the first of them among those."""
+    level: int
+    """1 for children of the last known token."""
+
+
+Grow = Callable[[Sprout], torch.Tensor]
+"""[R, E, H] what comes out behind the nodes."""
+Scores = Callable[[torch.Tensor, int], torch.Tensor]
+"""([R, E, H], level) -> [R, E, V] float32 log-probabilities of the tokens one level further on."""
+
+
+def dynamic_rows(depth: int, branches: int, most: int) -> int:
+    """Rows of a dynamic tree of this depth: all that come up, or `most`."""
+    return min(most, branches + (depth - 1) * branches**2) if depth else 0
+
+
+def grow_dynamic(
+    fed_RH: torch.Tensor, depth: int, branches: int, rows: int, scores: Scores, grow: Grow, ready: torch.Tensor
+) -> Draft:
+    """A dynamic tree of so many levels and rows. ready: [R] requests that have a draft at all."""
+    requests, device = fed_RH.shape[0], fed_RH.device
+    values, tokens = scores(fed_RH[:, None], 1)[:, 0].topk(branches)
+    all_values, all_tokens = [values], [tokens]
+    parents = [torch.full_like(tokens, -1)]
+    index = torch.arange(branches, device=device).expand(requests, -1)  # of the growing nodes among all that came up
+    fed, above = fed_RH[:, None].expand(-1, branches, -1), torch.zeros_like(tokens)
+    for level in range(1, depth):
+        first = (level - 1) * branches
+        own = torch.ones_like(above) << (first + torch.arange(branches, device=device))
+        sprout = Sprout(tokens, fed, above | own, first, level)
+        fed = grow(sprout)
+        gained, guesses = scores(fed, level + 1).topk(branches)
+        came_up = sum(part.shape[1] for part in all_values)
+        total = (values[:, :, None] + gained).flatten(1)
+        all_values.append(total)
+        all_tokens.append(guesses.flatten(1))
+        parents.append(index.repeat_interleave(branches, 1))
+        values, best = total.topk(branches)
+        tokens, index, mother = guesses.flatten(1).gather(1, best), came_up + best, best // branches
+        fed = fed.gather(1, mother[:, :, None].expand(-1, -1, fed.shape[2]))
+        above = sprout.ancestors.gather(1, mother)
+    return _pick(torch.cat(all_values, 1), torch.cat(all_tokens, 1), torch.cat(parents, 1), depth, rows, ready)
+
+
+def _pick(
+    values_RC: torch.Tensor,
+    tokens_RC: torch.Tensor,
+    parents_RC: torch.Tensor,
+    depth: int,
+    rows: int,
+    ready: torch.Tensor,
+) -> Draft:
+    """The likeliest nodes as a draft, in the order in which they came up."""
+    requests, count = values_RC.shape
+    # Stable: of a parent and a child that are as likely, the parent came up before.
+    chosen = values_RC.sort(dim=1, descending=True, stable=True).indices[:, :rows].sort(1).values
+    row = torch.arange(rows, device=chosen.device).expand(requests, -1)
+    row_of = torch.full((requests, count + 1), -1, device=chosen.device).scatter_(1, chosen + 1, row)
+    parents = row_of.gather(1, parents_RC.gather(1, chosen) + 1)  # the root stands in front, at -1
+    ancestors, depths = torch.ones_like(row) << row, torch.ones_like(row)
+    above = parents
+    for _ in range(depth - 1):
+        ancestors = ancestors | torch.where(above >= 0, torch.ones_like(row) << above.clamp(min=0), 0)
+        depths = depths + (above >= 0)
+        above = torch.where(above >= 0, parents.gather(1, above.clamp(min=0)), -1)
+    return Draft(
+        tokens=tokens_RC.gather(1, chosen),
+        parents=parents,
+        roles=torch.full_like(row, CANDIDATE),
+        depths=depths,
+        ancestors=ancestors,
+        live=ready[:, None].expand(-1, rows),
+        candidates=np.ones((requests, rows), dtype=bool),
+        straight=False,
+        max_depth=depth,
+    )
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """The paths of a tree's nodes, level by level; each node's parent is there, and its elder siblings."""
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, paths: tuple[Path, ...]) -> StaticTree:
+        """Raises ValueError for paths that make no tree, or a tree of more than 64 rows."""
+        ordered = tuple(sorted(set(paths), key=lambda path: (len(path), path)))
+        known = {(), *ordered}
+        for path in ordered:
+            if not path or any(rank < 0 for rank in path):
+                raise ValueError(f"token_tree: {path} is no path of ranks, such as (0, 1)")
+            elder = (*path[:-1], path[-1] - 1)
+            lacking = path[:-1] if path[:-1] not in known else elder if path[-1] and elder not in known else None
+            if lacking is not None:
+                raise ValueError(f"token_tree: {path} needs {lacking} in the tree too; add it")
+        if not ordered or len(ordered) > MAX_DRAFT_ROWS:
+            raise ValueError(f"token_tree has {len(ordered)} nodes; give 1 to {MAX_DRAFT_ROWS}")
+        return cls(ordered)
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1])
+
+    def rows(self, depth: int) -> int:
+        """Nodes of the first so many levels."""
+        return sum(len(path) <= depth for path in self.paths)
+
+    def cut(self, depth: int) -> StaticTree:
+        return self if depth == self.depth else StaticTree(tuple(p for p in self.paths if len(p) <= depth))
+
+    @property
+    def inner(self) -> tuple[Path, ...]:
+        """Nodes with children, level by level."""
+        mothers = {path[:-1] for path in self.paths}
+        return tuple(path for path in self.paths if path in mothers)
+
+
+def grow_static(fed_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, live_RW: torch.Tensor) -> Draft:
+    """A tree of this shape. live_RW: rows that there are."""
+    requests, device = fed_RH.shape[0], fed_RH.device
+    mothers: tuple[Path, ...] = ((),)
+    fed_REH = fed_RH[:, None]
+    grown: tuple[Path, ...] = ()
+    tokens: list[torch.Tensor] = []
+    for level in range(1, tree.depth + 1):
+        nodes = tuple(path for path in tree.paths if len(path) == level)
+        likeliest = scores(fed_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
+        plan = _plan(nodes, mothers, grown, tree, device)
+        here = likeliest[:, plan.mother, plan.rank]
+        tokens.append(here)
+        if level == tree.depth:
+            break
+        ancestors = plan.ancestors.expand(requests, -1)
+        sprout = Sprout(here[:, plan.inner], fed_REH[:, plan.mother[plan.inner]], ancestors, len(grown), level)
+        fed_REH = grow(sprout)
+        mothers = tuple(path for path in nodes if path in tree.inner)
+        grown += mothers
+    return _shape(tree, device).draft(torch.cat(tokens, 1), live_RW)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A level of a static tree on the device."""
+
+    mother: torch.Tensor
+    """Each node's mother among the nodes that grew."""
+    rank: torch.Tensor
+    inner: torch.Tensor
+    """Which of the nodes grow."""
+    ancestors: torch.Tensor
+    """[1, E] of those, over all that have grown."""
+
+
+@cache  # for ever: a captured step reads these very tensors
+def _plan(
+    nodes: tuple[Path, ...], mothers: tuple[Path, ...], grown: tuple[Path, ...], tree: StaticTree, device: torch.device
+) -> _Plan:
+    inner = [place for place, path in enumerate(nodes) if path in tree.inner]
+    order = (*grown, *(nodes[place] for place in inner))
+    masks = [sum(1 << n for n, path in enumerate(order) if nodes[place][: len(path)] == path) for place in inner]
+    columns = ([mothers.index(path[:-1]) for path in nodes], [path[-1] for path in nodes], inner)
+    mother, rank, grows = (torch.tensor(column, dtype=torch.int64, device=device) for column in columns)
+    signed = [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+    return _Plan(mother, rank, grows, torch.tensor([signed], dtype=torch.int64, device=device))
+
+
+@cache  # for ever, as above
+def _shape(tree: StaticTree, device: torch.device) -> TreeShape:
+    row_of = {path: row for row, path in enumerate(tree.paths)}
+    parents = [row_of.get(path[:-1], -1) for path in tree.paths]
+    return TreeShape.of(parents, [CANDIDATE] * len(parents), device)
+
+
+@dataclass(frozen=True)
+class Branching:
+    """What a request asked for: a chain, unless one of the others is given."""
+
+    topk: int = 1
+    rows: int = 0
+    tree: StaticTree | None = None
+
+    @classmethod
+    def of(cls, speculation: Speculation, depth: int) -> Branching:
+        """Raises ValueError for what does not go together, or is wider than a draft may be."""
+        tree, topk, rows = speculation.token_tree, speculation.draft_topk, speculation.num_draft_tokens
+        if tree is not None:
+            if topk is not None or rows is not None:
+                raise ValueError("token_tree fixes the draft, so draft_topk and num_draft_tokens would have no effect")
+            assert not isinstance(tree, str)  # Speculation has taken the text apart
+            static = StaticTree.of(tuple(tuple(path) for path in tree))
+            if static.depth < depth:
+                raise ValueError(f"depth {depth} is over {static.depth}, the levels of token_tree; lower depth")
+            return cls(tree=static)
+        if topk is None or topk == 1:
+            if rows is not None:
+                raise ValueError("num_draft_tokens would have no effect on a chain; give draft_topk over 1, or depth")
+            return cls()
+        rows = rows or min(MAX_DRAFT_ROWS, topk * depth)
+        if rows > MAX_DRAFT_ROWS:
+            raise ValueError(f"num_draft_tokens {rows} is over {MAX_DRAFT_ROWS}, the most rows a draft may have")
+        grown = topk * (depth - 1)
+        if grown > min(rows + 1, MAX_DRAFT_ROWS):
+            raise ValueError(
+                f"draft_topk {topk} at depth {depth} grows {grown} nodes and num_draft_tokens is {rows}; raise "
+                f"num_draft_tokens to {grown - 1} (at most {MAX_DRAFT_ROWS}) or lower one of the others"
+            )
+        return cls(topk, rows)
+
+    def ladder(self, depth: int) -> tuple[int, ...]:
+        if self.tree is not None:
+            return tuple(self.tree.rows(d) for d in range(depth + 1))
+        if self.topk > 1:
+            return tuple(dynamic_rows(d, self.topk, self.rows) for d in range(depth + 1))
+        return tuple(range(depth + 1))

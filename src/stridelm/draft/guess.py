@@ -1,0 +1,60 @@
+"""Drawing guesses from a drafter's own logits, as the rule that will judge them wants it.
+
+For the exact rule a guess meets the noise that the target's token will meet, so that both are likely to be the same.
+For rules that weigh a guess by the distribution it was drawn from, it has noise of its own, and the distribution goes
+along (sample/noise.py says why the two must not be the same).
+
+Legend: R requests of a group, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from stridelm.draft.base import Group, chain, within_bounds
+from stridelm.sample.noise import DRAFT, attempt_stream
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import Sampler
+from stridelm.types import CANDIDATE, Draft, Span
+from stridelm.verify import RULES
+
+
+def is_weighed(span: Span) -> bool:
+    """Whether the span's rule reads the distribution of a guess."""
+    return RULES.get(span.request.speculation.acceptance or "exact").reads_probs
+
+
+@dataclass
+class Chain:
+    """A chain of guesses in the making, one for each request and level; all of the group's spans have one kind of
+    rule."""
+
+    group: Group
+    sampler: Sampler
+    tokens: list[torch.Tensor] = field(default_factory=list)
+    _probs: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        spans = self.group.spans
+        self.depth = max(span.draft for span in spans)
+        self.known = self.group.table.known[self.group.slots]
+        self._slots = [span.request.slot for span in spans]
+        self._weighed = is_weighed(spans[0])
+        self._looks_back = any(span.request.params.uses_history for span in spans)
+
+    def draw(self, logits_RV: torch.Tensor) -> None:
+        """Guess one level further. Penalties see the guesses before."""
+        extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
+        rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
+        stream = attempt_stream(DRAFT, self.known) if self._weighed else 0
+        self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream))
+        if self._weighed:
+            self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
+
+    def draft(self, ready_R: torch.Tensor) -> Draft:
+        """ready: requests that have a draft at all."""
+        live = ready_R[:, None] & within_bounds(self.group, self.depth)
+        probs = torch.stack(self._probs, 1) if self._weighed else None
+        return chain(self.depth, CANDIDATE, live.device).draft(torch.stack(self.tokens, 1), live, probs)
