@@ -204,13 +204,13 @@ class FollowingDrafter(Drafter):
         """[N] the step's row that each row of the fold stands for: real rows, then those of the accepted path."""
         place_N = group.indices[rows.span_N]
         offset = rows.offset_N - tailed[rows.span_N]
-        real = offset.clamp(min=0) + _firsts(batch)[place_N]
+        real = (offset.clamp(min=0) + _firsts(batch)[place_N]).clamp(max=batch.ids.shape[0] - 1)  # padding: any
         if not verdict.path.shape[1]:
             return real
         beyond = offset - batch.reals[place_N]
         node = verdict.path[place_N, beyond.clamp(0, verdict.path.shape[1] - 1)]
         decision = batch.decision_index[place_N, node + 1].clamp(min=0)
-        return torch.where(beyond < 0, real, batch.decisions[decision]).clamp(max=batch.ids.shape[0] - 1)
+        return torch.where(beyond < 0, real, batch.decisions[decision])
 
     def _with_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tailed: torch.Tensor) -> torch.Tensor:
         """The features with those of rows folded before in front, of which the last are kept for the next time."""

@@ -13,6 +13,7 @@ import pytest
 from stridelm import LLM, SamplingParams
 from stridelm.schedule import planner
 from support import head_oracles
+from support.bounds import BOUNDS, bounds_registered
 from support.checkpoints import write
 from support.head_checkpoints import write_eagle, write_mtp
 
@@ -122,6 +123,25 @@ def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     watch = Watch(llm, oracle)
     llm.generate(prompts(4, seed=3), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
     assert watch.checked > 30 and watch.accepted > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek", "deepseek-in-turn", "eagle3"])
+def test_on_bounds(tmp_path: Path, name: str) -> None:
+    """The same where the device finds lengths and pages by itself, and the host plans on bounds; trees too."""
+    options, oracle = HEADS[name](tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    said = [output.outputs[0].token_ids for output in engine(options).generate(prompts(3), params)]
+    with bounds_registered():
+        llm = engine(options, attention=BOUNDS, max_num_batched_tokens=23)
+        watch = Watch(llm, oracle)
+        llm.generate(prompts(3), params)
+        assert watch.checked > 20
+        kinds = [{}] if name == "deepseek-in-turn" else [{}, *TREES.values()]
+        for kind in kinds:
+            ahead = engine(options, attention=BOUNDS, **kind)  # no tracer: a step stays unread
+            assert [output.outputs[0].token_ids for output in ahead.generate(prompts(3), params)] == said
+            assert ahead.engine.lag == 1
+            ahead.check()
 
 
 TREES: dict[str, dict[str, Any]] = {
