@@ -51,7 +51,8 @@ class Speculation:
     draft_topk: with a head that can branch: nodes of a level that grow, and children of each; 1 drafts a chain.
     num_draft_tokens: with draft_topk over 1: rows of the draft, the likeliest of all that came up.
     token_tree: instead, a fixed tree: the path of ranks to each node, such as ((0,), (1,), (0, 0)).
-    prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens.
+    prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens. With a head
+        that drafts a chain: such a match replaces its draft.
     suffix_decoding_max_spec_factor: levels of a suffix draft for each token of its match.
     suffix_decoding_min_token_prob: least estimated probability of a row of a suffix draft.
     """
@@ -136,6 +137,11 @@ class Speculation:
     def branches(self) -> bool:
         """Whether a draft that branches is asked for."""
         return self.token_tree is not None or (self.draft_topk or 1) > 1
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether a match in the text is asked for."""
+        return self.prompt_lookup_min is not None or self.prompt_lookup_max is not None
 
     def _split_acceptance(self) -> None:
         """Take "synthetic:2.5" apart, from its own construction."""

@@ -29,7 +29,7 @@ import torch
 
 from stridelm.draft.base import Drafter, Group, Target
 from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
-from stridelm.draft.guess import Chain, is_weighed
+from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
 from stridelm.draft.heads import FollowingHead
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -52,7 +52,7 @@ class FollowingDrafter(Drafter):
     """Base of drafters with such a head: subclasses load it."""
 
     follows: ClassVar[bool] = True
-    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree"})
+    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree", "prompt_lookup_min", "prompt_lookup_max"})
     default_depth = 3
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
@@ -90,15 +90,20 @@ class FollowingDrafter(Drafter):
             raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
         if turns > 1 and depth > turns:
             raise ValueError(f"depth {depth} is over {turns}, the modules that the checkpoint has; lower it")
+        replacing_lengths(speculation)
         branching = Branching.of(speculation, depth)
+        if branching != Branching() and speculation.looks_up:
+            raise ValueError(
+                "a looked-up draft replaces a chain; leave prompt_lookup_min out, or draft_topk and token_tree"
+            )
         if turns > 1 and branching != Branching():
             raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
         return branching.ladder(depth)
 
-    def kind(self, span: Span) -> bool | tuple[Branching, int]:
+    def kind(self, span: Span) -> bool | tuple[Branching, int, bool]:
         speculation = span.request.speculation
         branching = Branching.of(speculation, speculation.depth or 0)
-        return is_weighed(span) if branching == Branching() else (branching, span.depth)
+        return is_weighed(span) if branching == Branching() else (branching, span.depth, is_weighed(span))
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
@@ -110,7 +115,7 @@ class FollowingDrafter(Drafter):
         kind = self.kind(group.spans[0])
         return self._tree(group, *kind) if isinstance(kind, tuple) else self._chain(group)
 
-    def _tree(self, group: Group, branching: Branching, depth: int) -> Draft:
+    def _tree(self, group: Group, branching: Branching, depth: int, weighed: bool) -> Draft:
         slots, known = group.slots, group.table.known[group.slots]
         ready = self._ready[slots]
         host_slots = [span.request.slot for span in group.spans]
@@ -121,7 +126,8 @@ class FollowingDrafter(Drafter):
             rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
             logits = self.head.logits(fed_REH.flatten(0, 1))
             repeated = [slot for slot in host_slots for _ in range(each)]
-            return self.sampler.leanings(logits, rows, repeated).view(len(known), each, -1)
+            # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
+            return self.sampler.leanings(logits, rows, repeated, noisy=not weighed).view(len(known), each, -1)
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]

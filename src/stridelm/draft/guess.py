@@ -14,11 +14,18 @@ from dataclasses import dataclass, field
 import torch
 
 from stridelm.draft.base import Group, chain, within_bounds
+from stridelm.draft.lookup import lookup, match_lengths
+from stridelm.params import Speculation
 from stridelm.sample.noise import DRAFT, attempt_stream
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import CANDIDATE, Draft, Span
 from stridelm.verify import RULES
+
+LONG_MATCH = 6
+"""Tokens from which on a match counts as long, if only its longest is said."""
+NEVER = 1 << 30
+"""Longer than any match."""
 
 
 def is_weighed(span: Span) -> bool:
@@ -54,7 +61,25 @@ class Chain:
             self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
 
     def draft(self, ready_R: torch.Tensor) -> Draft:
-        """ready: requests that have a draft at all."""
-        live = ready_R[:, None] & within_bounds(self.group, self.depth)
+        """ready: requests that have a draft at all. Where the text repeats itself for long enough, what followed is the
+        draft instead."""
+        tokens, live = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
         probs = torch.stack(self._probs, 1) if self._weighed else None
-        return chain(self.depth, CANDIDATE, live.device).draft(torch.stack(self.tokens, 1), live, probs)
+        if any(span.request.speculation.looks_up for span in self.group.spans):
+            found, there = lookup(
+                self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
+            )
+            instead = there[:, :1]
+            tokens, live = torch.where(instead, found, tokens), torch.where(instead, there, live)
+            if probs is not None:  # of what was looked up it is certain
+                certain = torch.zeros_like(probs).scatter_(2, tokens[:, :, None], 1.0)
+                probs = torch.where(instead[:, :, None], certain, probs)
+        return chain(self.depth, CANDIDATE, live.device).draft(tokens, live, probs)
+
+
+def replacing_lengths(speculation: Speculation) -> tuple[int, int]:
+    """Shortest and longest match that replaces a draft; none does where none is asked for.
+
+    Raises ValueError for lengths that no match can have.
+    """
+    return match_lengths(speculation, LONG_MATCH, 2 * LONG_MATCH) if speculation.looks_up else (NEVER, 1)

@@ -16,7 +16,7 @@ Legend: M rows, V vocabulary, K tokens or nodes, B = ceil(V / 4) Philox blocks.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -198,12 +198,12 @@ def _tile(rows: int, blocks: int, device: torch.device) -> tuple[int, int]:
     return max(1, _CPU_TILE // blocks), min(blocks, _CPU_TILE)
 
 
-@lru_cache(maxsize=64)
+@cache  # for ever, as are those below: a captured step reads these very tensors
 def _counter(blocks: int, device: torch.device) -> torch.Tensor:
     return torch.arange(blocks, device=device)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _constants(device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Both orders of the multipliers [2, 1, 1], the shift by 32 and the mask of the low 32 bits."""
     m0, m1 = _MULTIPLIERS
@@ -211,7 +211,7 @@ def _constants(device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor],
     return (orders[0], orders[1]), torch.tensor(32, device=device), torch.tensor(_LOW32, device=device)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _weyl(device: torch.device) -> torch.Tensor:
     """[5, 2, 2, 1, 1]: what round 2a + b adds to the key halves in the order of `_round_keys`."""
     w0, w1 = _WEYL

@@ -151,11 +151,13 @@ class Sampler:
             return certain_MV
         return torch.where(self.table.sampled[rows.slots][:, None], scores_MV.softmax(-1), certain_MV)
 
-    def leanings(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
-        """float32 [M, V] log-probabilities of what each row draws, to one who knows the noise that it will be drawn
-        with but not these very logits: a sampled row's hold the noise."""
+    def leanings(
+        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], *, noisy: bool = True
+    ) -> torch.Tensor:
+        """float32 [M, V] log-probabilities of what each row draws; if noisy, to one who knows the noise that it will be
+        drawn with but has the logits from hearsay."""
         scores_MV = (self._processed_by_kernels if logits_MV.is_cuda else self.processed)(logits_MV, rows, row_slots)
-        if self._wanted(row_slots) & Feature.SAMPLED:
+        if noisy and self._wanted(row_slots) & Feature.SAMPLED:
             table, slots = self.table, rows.slots
             noise_MV = gumbel(table.seed[slots], rows.positions, table.sample_index[slots], scores_MV.shape[1])
             scores_MV = scores_MV + torch.where(table.sampled[slots][:, None], noise_MV, 0.0)
