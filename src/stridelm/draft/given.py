@@ -7,6 +7,7 @@ architecture. So a drafter recognises its own by both, names of tensors and conf
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -80,8 +81,16 @@ class Given:
         return tensors
 
 
-@lru_cache(maxsize=64)
 def given(path: Path) -> Given:
+    """The directory, read once for as long as its files stay as they are. Raises ValueError if there is none."""
+    path = path.resolve()
+    if not path.is_dir():
+        return Given(path)
+    return _given(path, max((file.stat().st_mtime_ns for file in os.scandir(path)), default=0))
+
+
+@lru_cache(maxsize=64)
+def _given(path: Path, changed: int) -> Given:
     return Given(path)
 
 
@@ -110,5 +119,5 @@ def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
 
 def whose(path: Path) -> str | None:
     """The drafter that recognises the directory."""
-    found = given(path.resolve())
+    found = given(path)
     return next((name for name in DRAFTERS if DRAFTERS.get(name).recognises(found)), None)
