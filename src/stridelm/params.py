@@ -46,8 +46,8 @@ class Speculation:
     acceptance_length: with a simulated rule, tokens that a step with a full draft emits on average.
     confidence: with `acceptance="trust"`, emit only the leading tokens whose max softmax is at least this.
     posterior_threshold, posterior_alpha: with `acceptance="typical"`, epsilon and alpha of what a token must exceed.
-    relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, so much less likely than the
-        likeliest at most.
+    relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, at most so much less likely
+        than the likeliest.
     draft_topk: with a head that can branch: nodes of a level that grow, and children of each; 1 drafts a chain.
     num_draft_tokens: with draft_topk over 1: rows of the draft, the likeliest of all that came up.
     token_tree: instead, a fixed tree: the path of ranks to each node, such as ((0,), (1,), (0, 0)).

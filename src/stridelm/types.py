@@ -182,8 +182,8 @@ class Draft:
     max_depth: int = 0
     """Host-side bound on the depth of a live candidate."""
     probs: torch.Tensor | None = None
-    """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass, certain
-    of its token."""
+    """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass,
+    certain of its token."""
 
     @property
     def width(self) -> int:

@@ -22,6 +22,7 @@ from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.draft.given import Given
+    from stridelm.models.layers.decoder import Decoder, LayerKV
     from stridelm.run.eager import Logits
     from stridelm.run.heads import Serving
     from stridelm.run.state import TokenTable
@@ -63,6 +64,16 @@ class Group:
     table: TokenTable
 
 
+@dataclass(frozen=True)
+class Burden:
+    """What a drafter takes of the device's memory."""
+
+    parameters: int = 0
+    """Numbers of its weights."""
+    layers: tuple[LayerKV, ...] = ()
+    """Layers with KV in the target's pages."""
+
+
 class Drafter:
     """Base of all drafters. Subclasses state what they are and override what they need."""
 
@@ -102,6 +113,11 @@ class Drafter:
     def why_not(cls, target: Target) -> str | None:
         """Why this drafter cannot serve the target, with the remedy; None if it can."""
         return None
+
+    @classmethod
+    def burden(cls, target: Target, model: Decoder) -> Burden:
+        """What room to leave for it, if it is the one that the engine is started with."""
+        return Burden()
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         """Draft rows needed at depth 0, 1, ..., nondecreasing. Raises ValueError if the depth cannot be run."""

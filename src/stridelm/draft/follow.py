@@ -27,10 +27,11 @@ from typing import ClassVar
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.base import Burden, Drafter, Group, Target
 from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
 from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
 from stridelm.draft.heads import FollowingHead
+from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place, place_nodes
@@ -59,7 +60,9 @@ class FollowingDrafter(Drafter):
         super().__init__(target, sampler, serving)
         assert serving is not None
         self.serving = serving
-        self.head = self.load(serving)
+        with torch.device("meta"):
+            head = self.empty(target, serving.model)
+        self.head = self.load(head, serving)
         serving.runner.tap(self.head.taps)
         self._runner = HeadRunner(self.head, serving)
         spec = self.head.spec
@@ -75,9 +78,20 @@ class FollowingDrafter(Drafter):
         self._tailed = torch.zeros(slots, dtype=torch.int64, device=target.device)
         """[S] how many of them there are since the request was admitted."""
 
-    def load(self, serving: Serving) -> FollowingHead:
-        """The head, on the target's device. Raises ValueError if its weights do not fit."""
+    @classmethod
+    def empty(cls, target: Target, model: Decoder) -> FollowingHead:
+        """The head without its weights. Raises ValueError for a config that describes none."""
         raise NotImplementedError
+
+    def load(self, head: FollowingHead, serving: Serving) -> FollowingHead:
+        """The same with its weights, on the target's device. Raises ValueError if they do not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def burden(cls, target: Target, model: Decoder) -> Burden:
+        with torch.device("meta"):
+            head = cls.empty(target, model)
+        return Burden(sum(parameter.numel() for parameter in head.parameters()), head.kv_layout)
 
     @property
     def follower(self) -> Follower:
@@ -131,7 +145,7 @@ class FollowingDrafter(Drafter):
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]
-            layout, base = lines((nodes,) * len(known), slots.device), known - 1
+            layout, base = lines((nodes,) * len(known), slots.device), (known - 1).clamp(min=0)
             rows = place_nodes(
                 layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.serving, most
             ).only(ready.repeat_interleave(nodes))

@@ -60,7 +60,8 @@ def load_parts(config: EngineConfig) -> Parts:
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
     check_given(target, len(config.drafter_models))
-    settle(config.speculation, target)  # refuse an impossible default before the weights are read
+    chosen = settle(config.speculation, target).drafter  # refuse an impossible default before the weights are read
+    assert chosen is not None
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
     empty = build_empty(hf_config, path)
@@ -77,8 +78,9 @@ def load_parts(config: EngineConfig) -> Parts:
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
     graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory
     kept = int(graphs * 2**30) if captures and config.may_capture else 0
-    room = Room(device, free_memory(device), activations + kept)
-    pages = count_pages(config, model.kv_layout, target.max_length, dtype, room)
+    burden = DRAFTERS.get(chosen).burden(target, empty)
+    room = Room(device, free_memory(device), activations + kept + burden.parameters * dtype.itemsize)
+    pages = count_pages(config, (*model.kv_layout, *burden.layers), target.max_length, dtype, room)
     logger.info(
         "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
         path,

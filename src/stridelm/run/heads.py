@@ -109,8 +109,8 @@ def place(
     serving: Serving,
     most: int,
 ) -> HeadRows:
-    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for. Each
-    sees all entries up to its own.
+    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for.
+    Each sees all entries up to its own.
 
     most: a bound on every request's last index, exclusive. What is missing to the layout is padding, which is left out
     where the host may look.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from stridelm.draft.base import Target
 from stridelm.draft.eagle.head import Eagle1Head, Eagle3Head, EagleHead
 from stridelm.draft.eagle.layout import Layout
 from stridelm.draft.follow import FollowingDrafter
 from stridelm.draft.given import Given, given
-from stridelm.draft.heads import load_head
+from stridelm.draft.heads import FollowingHead, load_head
+from stridelm.models.layers.decoder import Decoder
 from stridelm.run.heads import Serving
 
 
@@ -27,28 +26,28 @@ class EagleDrafter(FollowingDrafter):
             return "no EAGLE head is given; name its directory in drafter_model"
         return _layout(target).misfit(target)
 
-    def load(self, serving: Serving) -> EagleHead:
-        layout, target = _layout(self.target), serving.model
-        with torch.device("meta"):
-            head = self._empty(layout, serving)
-        head = load_head(head, layout.given.path, layout.tensors if self.target.weighted else None, serving)
-        head.prepare(target.norm.device)
-        if isinstance(head, Eagle3Head):
-            head.ids = layout.ids(target.spec.vocab_size).to(target.norm.device)
-        return head
-
-    def _empty(self, layout: Layout, serving: Serving) -> EagleHead:
-        target, spec = serving.model, layout.spec()
+    @classmethod
+    def empty(cls, target: Target, model: Decoder) -> EagleHead:
+        layout = _layout(target)
         if not layout.is_third:
-            return Eagle1Head(target, spec, own_embedding=layout.own_embedding, bias=layout.bias)
+            return Eagle1Head(model, layout.spec(), own_embedding=layout.own_embedding, bias=layout.bias)
         return Eagle3Head(
-            target,
-            spec,
+            model,
+            layout.spec(),
             own_embedding=layout.own_embedding,
-            taps=layout.taps(target.spec.num_layers),
+            taps=layout.taps(model.spec.num_layers),
             draft_vocab=layout.draft_vocab,
             norm_before_residual=layout.norm_before_residual,
         )
+
+    def load(self, head: FollowingHead, serving: Serving) -> FollowingHead:
+        assert isinstance(head, EagleHead)
+        layout, device = _layout(self.target), serving.model.norm.device
+        head = load_head(head, layout.given.path, layout.tensors if self.target.weighted else None, serving)
+        head.prepare(device)
+        if isinstance(head, Eagle3Head):
+            head.ids = layout.ids(serving.model.spec.vocab_size).to(device)
+        return head
 
 
 def _layout(target: Target) -> Layout:

@@ -6,7 +6,7 @@ One module is applied again and again (FastMTP, arXiv 2509.18362); several are a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ import torch
 from stridelm.draft.base import Target
 from stridelm.draft.follow import FollowingDrafter
 from stridelm.draft.given import Given, given
-from stridelm.draft.heads import load_head
+from stridelm.draft.heads import FollowingHead, load_head
 from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
 from stridelm.run.heads import Serving
 
@@ -41,20 +42,23 @@ class MtpDrafter(FollowingDrafter):
             return "its config.json declares MTP modules and its tensors hold none in a layout that is known here"
         return None
 
-    def load(self, serving: Serving) -> MtpHead:
-        target, source = self.target, _source(self.target)
-        layers = serving.model.spec.num_layers
+    @classmethod
+    def empty(cls, target: Target, model: Decoder) -> MtpHead:
+        source = _source(target)
         form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
         if target.weighted:
-            form = _form(source.shapes, layers) or form
-        with torch.device("meta"):
-            head = MtpHead(serving.model, form, _declared(source.config))
-        mine = tuple(form.module(number, layers) for number in range(head.turns))
+            form = _form(source.shapes, model.spec.num_layers) or form
+        return MtpHead(model, form, _declared(source.config))
 
-        def tensors(device: torch.device) -> Any:
+    def load(self, head: FollowingHead, serving: Serving) -> FollowingHead:
+        assert isinstance(head, MtpHead)
+        source, layers = _source(self.target), serving.model.spec.num_layers
+        mine = tuple(head.form.module(number, layers) for number in range(head.turns))
+
+        def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
             return source.tensors(device, lambda name: name.startswith(mine))
 
-        return load_head(head, source.path, tensors if target.weighted else None, serving, head.is_copy)
+        return load_head(head, source.path, tensors if self.target.weighted else None, serving, head.is_copy)
 
 
 def _source(target: Target) -> Given:
