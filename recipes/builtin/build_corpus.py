@@ -310,6 +310,7 @@ def main() -> None:
     parser.add_argument("--archive", type=Path, default=Path(".corpus/corpus.tar.xz"))
     parser.add_argument("--packages", type=Path, default=HERE / "packages.txt")
     parser.add_argument("--held-out", type=Path, default=HERE / "held_out.txt")
+    parser.add_argument("--licences", type=Path, default=HERE / "licences.json", help="where to record what went in")
     parser.add_argument("--stdlib", type=Path, default=Path(email.__file__).parents[1], help="default: this Python's")
     parser.add_argument("--cap-mb", type=float, default=CAP / MB, help="most text of most packages, in MB")
     parser.add_argument("--seed", type=int, default=0)
@@ -341,7 +342,7 @@ def main() -> None:
             record["files"] = int(str(record.get("files", 0))) + 1
             record["bytes"] = int(str(record.get("bytes", 0))) + len(document.text.encode())
     used = {name: record for name, record in sorted(records.items()) if "files" in record}
-    (HERE / "licences.json").write_text(json.dumps(used, indent=1) + "\n")
+    arguments.licences.write_text(json.dumps(used, indent=1) + "\n")
     shutil.rmtree(raw)
     write_archive(sides, arguments.archive, arguments.dictionary_mb << 20)
     logger.info("%s: %.1f MB", arguments.archive, arguments.archive.stat().st_size / MB)

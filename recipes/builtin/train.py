@@ -69,7 +69,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
     args.parts.mkdir(parents=True, exist_ok=True)
     try:
-        run(args, overrides(args.set))
+        run(args, overrides(args.set, STAGES))
     except BaseException:
         (args.parts / "error.txt").write_text(traceback.format_exc())
         raise
@@ -109,15 +109,15 @@ def described(result: Result) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def overrides(pairs: list[str]) -> dict[str, dict[str, str]]:
+def overrides(pairs: list[str], stages: dict[str, tuple[type, ...]]) -> dict[str, dict[str, str]]:
     """`stage:name=value` settings by stage. Raises ValueError for an unknown stage, name or form."""
-    chosen: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
+    chosen: dict[str, dict[str, str]] = {stage: {} for stage in stages}
     for pair in pairs:
         stage, colon, rest = pair.partition(":")
         name, equals, value = rest.partition("=")
-        known = {field.name for cls in STAGES.get(stage, ()) for field in fields(cls)}
+        known = {field.name for cls in stages.get(stage, ()) for field in fields(cls)}
         if not colon or not equals or name not in known:
-            raise ValueError(f"--set {pair}: give STAGE:NAME=VALUE with a stage (base, mask) and its setting")
+            raise ValueError(f"--set {pair}: give STAGE:NAME=VALUE with a stage ({', '.join(stages)}) and its setting")
         chosen[stage][name] = value
     return chosen
 

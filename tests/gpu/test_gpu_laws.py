@@ -19,8 +19,8 @@ from support.identity import (
     mixed_jobs,
     trusting_neighbours,
 )
-from support.lab import TREES, Lab, check_joint
-from support.stand import Stand, accepted, cases, lossless_rules, speculation
+from support.lab import Lab, check_joint, lossless_cases, trees_registered
+from support.stand import Stand, accepted, cases, speculation
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import registered
 from support.trust import THRESHOLDS, WINDOWS, check_trust, job, load, random_prompts
@@ -70,7 +70,7 @@ def test_alone(stands: dict[str, Stand], drafter: str, depth: str) -> None:
         reason = DRAFTERS.get(drafter).why_not(stand.target)
         if reason:
             pytest.skip(f"{drafter}: {reason}")
-        taken += check_alone(stand, speculation(stand.target, drafter, depth), temperature, feature)
+        taken += check_alone(stand, speculation(stand, drafter, depth), temperature, feature)
     assert taken > 0 or drafter != TREE
 
 
@@ -97,15 +97,10 @@ def test_trust(checkpoint: Callable[..., Path], temperature: float) -> None:
     check_trust(stand, load(stand), jobs, page_size=3)
 
 
-def lossless() -> list[tuple[str, str]]:
-    known = [(name, rule) for name in DRAFTERS for rule in lossless_rules(name)]
-    return [*known, *((tree.name, "exact") for tree in TREES)]
-
-
-@pytest.mark.parametrize(("drafter", "rule"), lossless())
+@pytest.mark.parametrize(("drafter", "rule"), lossless_cases())
 def test_joint(drafter: str, rule: str) -> None:
     """The first three tokens of 200,000 requests are jointly distributed as the target says."""
     options = {"prompt_lookup_min": 1} if drafter == "ngram" else {}
-    with registered(TREES[0]), registered(TREES[1]):
+    with trees_registered():
         lab = Lab({"drafter": drafter, "acceptance": rule, **options}, size=20_000, device="cuda")
         check_joint(lab, 200_000)

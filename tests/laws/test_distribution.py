@@ -6,7 +6,6 @@ Mutations at the end break the door on purpose. Each must be caught by the check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from stridelm.types import CANDIDATE, Draft, Verdict
 from support.checkpoints import make
 from support.enumeration import check_enumeration
 from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.lab import DRAWN, LENGTH, TREES, Lab, able_drafters, check_joint, chi_square
-from support.stand import Job, Stand, lossless_rules
+from support.lab import DRAWN, LENGTH, Lab, check_joint, chi_square, lossless_cases, trees_registered
+from support.stand import Job, Stand
 from support.tree_drafter import NAME as RANDOM_TREE
 from support.tree_drafter import registered
 
@@ -77,9 +76,7 @@ PENALISED = SamplingParams(
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees() -> Iterator[None]:
-    with ExitStack() as stack:
-        for tree in TREES:
-            stack.enter_context(registered(tree))
+    with trees_registered():
         yield
 
 
@@ -103,20 +100,12 @@ def test_every_output(stand: Stand, model: Any, parameters: str) -> None:
     check_enumeration(stand, model, PROMPT, params(**PARAMETERS[parameters]))
 
 
-def lossless() -> list[tuple[str, str]]:
-    """(drafter, rule): all registered, and the trees of the laboratory, under each lossless rule."""
-    with ExitStack() as stack:
-        for tree in TREES:
-            stack.enter_context(registered(tree))
-        return [(name, rule) for name in able_drafters() for rule in lossless_rules(name)]
-
-
-LOSSLESS = lossless()
+LOSSLESS = lossless_cases()
 
 
 def samples_of(drafter: str, rule: str) -> int:
-    """Requests to watch: fewer where each is drafted for by itself, on the host, and of what is watched closely in tests
-    of its own."""
+    """Requests to watch: fewer where each is drafted for by itself, on the host, and of what is watched closely
+    elsewhere."""
     elsewhere = rule != "exact" or drafter in {tree.name for tree in DRAWN}
     return SAMPLES // 10 if elsewhere or DRAFTERS.get(drafter).host_bound else SAMPLES
 

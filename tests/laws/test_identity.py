@@ -73,7 +73,7 @@ def test_alone(stands: Callable[[str, str], Stand], drafter: str, depth: str, te
         reason = DRAFTERS.get(drafter).why_not(stand.target)
         if reason:
             pytest.skip(f"{drafter}: {reason}")
-        kind = speculation(stand.target, drafter, depth)
+        kind = speculation(stand, drafter, depth)
         feature = turn(tuple(FEATURES), drafter, depth, temperature, model, dtype)
         check_alone(stand, kind, temperature, feature, page_size=turn(PAGES, feature, dtype))
 
@@ -122,7 +122,7 @@ def test_drafts_are_accepted(stands: Callable[[str, str], Stand], drafter: str, 
     reason = DRAFTERS.get(drafter).why_not(stand.target)
     if reason:
         pytest.skip(f"{drafter}: {reason}")
-    kind = speculation(stand.target, drafter, depth)
+    kind = speculation(stand, drafter, depth)
     params = SamplingParams(temperature=0.0, max_tokens=3 * LENGTH, seed=1, ignore_eos=True)
     outputs = check_identity(stand, [Job(prompt, params, kind) for prompt in prompts(stand, 8)])
     drafts = DRAFTERS.get(drafter).default_depth > 0
@@ -254,4 +254,4 @@ def test_every_seed_differs(stands: Callable[[str, str], Stand]) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=LENGTH, n=4, seed=0, ignore_eos=True)
     said = [s.token_ids for seed in range(3) for s in stand.plain(prompt, replace(params, seed=seed)).outputs]
     assert len({tuple(tokens) for tokens in said}) == len(said)
-    assert all_speculations(stand.target) and tree_speculations()
+    assert all_speculations(stand) and tree_speculations()

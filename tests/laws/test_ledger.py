@@ -273,7 +273,7 @@ def test_failing_step_loses_nothing(
     jobs = mixed_jobs(stand, 8, temperature, sorted(FEATURES)[:5], seed=1)
     lossy = [
         Job(p, SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=3, ignore_eos=True), kind)
-        for p, kind in zip(prompts(stand, 4, seed=2), all_speculations(stand.target, "trust"))
+        for p, kind in zip(prompts(stand, 4, seed=2), all_speculations(stand, "trust"))
     ]
     for job in jobs:
         teach(stand, job)

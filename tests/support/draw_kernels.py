@@ -96,7 +96,11 @@ def sampler_of(table: SamplingTable) -> Sampler:
 
 
 def twin(
-    logits_MV: torch.Tensor, slots: list[int], positions_M: torch.Tensor, table: SamplingTable, stream: int = 0
+    logits_MV: torch.Tensor,
+    slots: list[int],
+    positions_M: torch.Tensor,
+    table: SamplingTable,
+    stream: int | torch.Tensor = 0,
 ) -> torch.Tensor:
     """The sampler's tokens, in torch."""
     rows = Rows(torch.tensor(slots, device=table.device), positions_M)

@@ -161,7 +161,16 @@ def _add(path: Path, extra: Tensors) -> None:
     (path / INDEX).write_text(json.dumps(index))
 
 
-# Heads in a directory of their own: EAGLE-1/2, EAGLE-3, Medusa
+# Heads in a directory of their own: MTP modules, EAGLE-1/2, EAGLE-3, Medusa
+
+
+def write_modules(path: Path, target_path: Path, modules: int = 1, *, seed: int = 1, scale: float = SCALE) -> Path:
+    """MTP modules for a target that has none, named as if they were in it."""
+    config, target, draws = config_of(target_path), tensors_of(target_path), Draws(seed, scale)
+    tensors: Tensors = {}
+    for module in range(modules):
+        tensors |= _deepseek(draws, target, config["num_hidden_layers"], module)
+    return _write_head(path, {**config, "num_nextn_predict_layers": modules}, tensors, "model.safetensors")
 
 
 def write_eagle(
@@ -339,6 +348,19 @@ def write_medusa(
             tensors[f"{head}.{layer}.linear.bias"] = draws.bias(width)
         tensors[f"{head}.{layers}.weight"] = draws.matrix(vocab, width)
     return _write_head(path, config, tensors, "medusa_lm_head.pt" if binary else "medusa_lm_head.safetensors")
+
+
+# A model of its own
+
+
+def write_akin(path: Path, target_path: Path, *, noise: float = 0.1, seed: int = 1) -> Path:
+    """A model like the target, with so much noise on its matrices that they agree now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = tensors_of(target_path)
+    for name, tensor in tensors.items():
+        if tensor.dim() > 1:
+            tensors[name] = tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    return _write_head(path, config_of(target_path), tensors, "model.safetensors")
 
 
 def _write_head(path: Path, config: dict[str, Any], tensors: Tensors, name: str) -> Path:

@@ -111,7 +111,7 @@ def mixed_jobs(
 ) -> list[Job]:
     """Jobs of all kinds: each its own prompt (cut to `longest` tokens), drafter, depth and feature, in turn."""
     rng = random.Random(seed)
-    kinds = [*all_speculations(stand.target), *tree_speculations()]
+    kinds = [*all_speculations(stand), *tree_speculations()]
     rng.shuffle(kinds)
     jobs = []
     for index, prompt in enumerate(prompts(stand, count, seed)):
@@ -124,7 +124,7 @@ def mixed_jobs(
 
 def trusting_neighbours(stand: Stand, temperature: float, seed: int = 0) -> list[Job]:
     """Jobs under the lossy rule, whose windows change the shape of every step."""
-    kinds = all_speculations(stand.target, "trust")
+    kinds = all_speculations(stand, "trust")
     params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=seed, ignore_eos=True)
     return [Job(prompt, params, kind) for prompt, kind in zip(prompts(stand, len(kinds), seed + 1), kinds)]
 

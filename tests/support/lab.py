@@ -7,7 +7,8 @@ exactly, and a step costs so little that 200,000 requests can be watched.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, States, Status
 from stridelm.verify.door import Door
 from support.naive_sampling import probabilities
+from support.stand import lossless_rules
+from support.tree_drafter import registered
 
 VOCAB = 4
 DEPENDS_ON = 3
@@ -131,6 +134,21 @@ class LikeliestTree(SampledTree):
 
 DRAWN = (SampledTree, SampledChain)
 TREES = (NoisyTree, BlindTree, *DRAWN)
+
+
+@contextmanager
+def trees_registered() -> Iterator[None]:
+    """TREES are in the registry while the context lasts."""
+    with ExitStack() as stack:
+        for tree in TREES:
+            stack.enter_context(registered(tree))
+        yield
+
+
+def lossless_cases() -> list[tuple[str, str]]:
+    """(drafter, rule): all that can draft here, TREES among them, under each lossless rule that decides their rows."""
+    with trees_registered():
+        return [(name, rule) for name in able_drafters() for rule in lossless_rules(name)]
 
 
 def able_drafters() -> list[str]:

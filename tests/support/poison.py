@@ -29,6 +29,8 @@ KINDS: list[dict[str, Any]] = [
     {"drafter": "ngram", "prompt_lookup_min": 1},
     {"drafter": "mask", "depth": 2},
     {"drafter": "mask", "depth": 2, "acceptance": "trust"},
+    {"drafter": "medusa", "depth": 3},
+    {"drafter": "model", "depth": 3},
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +11,29 @@ from typing import Any
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
+from stridelm.draft.dispatch import Drafters
 from stridelm.llm import RequestOutput
 from stridelm.params import Speculation
 from stridelm.types import MAX_DRAFT_ROWS, Logprob
 from stridelm.verify import RULES
+from support.head_checkpoints import write_akin, write_eagle, write_medusa, write_modules
 
 DEPTHS = ("one", "default", "deepest")
 ROOM = 3200
 """Tokens that the pool holds: a batch of the tests with all its drafts, and not much more, since strict mode walks over
 all pages at every step."""
 OPTIONS: dict[str, Any] = {"prompt_lookup_min": 1}
-"""What to set of a drafter's own options, so that it drafts more often than by default."""
+"""What to set of a drafter's own options, so that it drafts more often than by default; not of one with weights, which
+always drafts."""
+HEADS: dict[str, Callable[[Path, Path], Path]] = {
+    "mtp": write_modules,
+    "eagle": lambda path, target: write_eagle(path, target, "eagle3"),
+    "medusa": write_medusa,
+    "model": write_akin,
+}
+"""Drafter -> what writes its weights for a target, from (where to, the target)."""
+DEEP = 9
+"""Deepest that a drafter is tried which runs layers of its own once a level."""
 
 
 @dataclass
@@ -55,10 +67,20 @@ class Stand:
             "strict": True,
             "drafter": "none",
             "mask_token_id": self.mask_token_id,
+            "drafter_model": self.heads,
             "max_num_seqs": 16,
             "num_pages": ROOM // options.get("page_size", 16),
         }
         return LLM(str(self.path), **{**settings, **options})
+
+    @cached_property
+    def heads(self) -> list[str]:
+        """Directories of tiny weights for whatever drafter takes some."""
+        beside = Path(f"{self.path}-heads")
+        for name, write in HEADS.items():
+            if name in DRAFTERS and not (beside / name).is_dir():
+                write(beside / name, self.path)
+        return [str(beside / name) for name in HEADS if name in DRAFTERS]
 
     @cached_property
     def _reference(self) -> LLM:
@@ -67,6 +89,10 @@ class Stand:
     @property
     def target(self) -> Target:
         return self._reference.engine.parts.target
+
+    @property
+    def drafters(self) -> Drafters:
+        return self._reference.engine.drafters
 
     def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
         """Plain decoding: no draft, alone, the whole prompt in one chunk, nothing cached."""
@@ -132,22 +158,23 @@ def lossless_rules(name: str) -> list[str]:
     return [rule.name for rule in rules if rule.lossless and rule.works_with(drafter.rules, drafter.branches)]
 
 
-def speculation(target: Target, name: str, depth: str = "default", rule: str = "exact") -> dict[str, Any]:
-    """A drafter at one of DEPTHS, with its options set. The deepest is the last that it does not refuse."""
+def speculation(stand: Stand, name: str, depth: str = "default", rule: str = "exact") -> dict[str, Any]:
+    """A drafter at one of DEPTHS, with its options set."""
     drafter = DRAFTERS.get(name)
     chosen: dict[str, Any] = {"drafter": name, "acceptance": rule}
-    chosen |= {key: value for key, value in OPTIONS.items() if key in drafter.options}
+    if drafter.takes is None:
+        chosen |= {key: value for key, value in OPTIONS.items() if key in drafter.options}
     if depth == "one":
         chosen["depth"] = 1
     elif depth == "deepest":
-        chosen["depth"] = deepest(target, name, chosen)
+        chosen["depth"] = deepest(stand, name, chosen)
     return chosen
 
 
-def deepest(target: Target, name: str, chosen: dict[str, Any]) -> int:
-    """The greatest depth that the drafter can run."""
-    drafter = DRAFTERS.get(name)(target, None)  # type: ignore[arg-type]  # a ladder needs no sampler
-    for depth in range(MAX_DRAFT_ROWS, 0, -1):
+def deepest(stand: Stand, name: str, chosen: dict[str, Any]) -> int:
+    """The greatest depth that the drafter does not refuse, or DEEP."""
+    drafter = stand.drafters.get(name)
+    for depth in range(DEEP if drafter.follows else MAX_DRAFT_ROWS, 0, -1):
         try:
             drafter.ladder(Speculation.of({**chosen, "depth": depth}))
         except ValueError:
@@ -166,7 +193,7 @@ def cases(rule: str | None = "exact") -> list[tuple[str, str]]:
     return [(n, d) for n in DRAFTERS if rule in DRAFTERS.get(n).rules for d in depths_of(n)]
 
 
-def all_speculations(target: Target, rule: str = "exact") -> list[dict[str, Any]]:
+def all_speculations(stand: Stand, rule: str = "exact") -> list[dict[str, Any]]:
     """Every registered drafter that can serve the target, at each of its depths."""
-    able = [(n, d) for n, d in cases(rule) if DRAFTERS.get(n).why_not(target) is None]
-    return [speculation(target, name, depth, rule) for name, depth in able]
+    able = [(n, d) for n, d in cases(rule) if DRAFTERS.get(n).why_not(stand.target) is None]
+    return [speculation(stand, name, depth, rule) for name, depth in able]

@@ -169,7 +169,7 @@ def _rows(
                 max_tokens=settings.max_tokens,
                 completion_tokens=sum(len(timeline.token_ids) for timeline in members),
                 acceptance=acceptance_of(members) if members else None,
-                identical=all(same) if variant.lossless else None,
+                identical=all(same) if variant.repeats(temperature) else None,
                 identical_outputs=sum(same),
             )
         )

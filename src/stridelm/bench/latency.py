@@ -2,7 +2,7 @@
 
 Plain decoding and the variants take turns on the same prompts in one process, round after round, in
 alternating order. A ratio is taken within its round, so that a machine that slows down between rounds does
-not move it; the figure is the median over the rounds. Where the rule is lossless the outputs must be plain
+not move it; the figure is the median over the rounds. Where the rule promises it the outputs must be plain
 decoding's, token for token, and the row says whether they were.
 """
 
@@ -190,6 +190,6 @@ def _row(
         peak_pages=max(run.peak_pages for run in runs),
         page_size=engine.config.page_size,
         preemptions=max(run.preemptions for run in runs),
-        identical=all(all(run) for run in same) if variant.lossless else None,
+        identical=all(all(run) for run in same) if variant.repeats(settings.temperature) else None,
         identical_outputs=sum(same[0]),
     )

@@ -29,7 +29,7 @@ class Variant:
 
     speculation: Speculation
     lossless: bool
-    """Whether the rule promises what plain decoding would say."""
+    """Whether the rule promises the distribution of what plain decoding would say."""
 
     @property
     def drafter(self) -> str:
@@ -43,6 +43,10 @@ class Variant:
     def simulated(self) -> bool:
         """Whether the number of accepted tokens is drawn."""
         return RULES.get(self.acceptance).simulated
+
+    def repeats(self, temperature: float) -> bool:
+        """Whether it promises what plain decoding says, not the distribution of it alone."""
+        return self.lossless and (temperature == 0 or RULES.get(self.acceptance).coupled)
 
     @property
     def drafts(self) -> bool:

@@ -80,7 +80,7 @@ class Room:
     free: int
     """With the weights in place and nothing else."""
     activations: int = 0
-    """What of it the largest step needs while it runs, and captured steps keep."""
+    """What of it the largest step needs while it runs, and captured steps and a drafter's weights keep."""
 
     @property
     def left(self) -> int:

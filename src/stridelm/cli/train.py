@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stridelm.cli.options import add_options, read_options
+from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.train.settings import (
     BaseSettings,
     ContinuationSettings,
@@ -44,9 +44,13 @@ HEADS: dict[str, tuple[str, type]] = {
     "eagle3": ("train an EAGLE-3 head on what a model goes on to say", EagleSettings),
 }
 """Likewise, of heads that draft for a model; the settings beside those that all have."""
-HEAD_SETTINGS = (ContinuationSettings, HeadRunSettings, HeadOptimSettings)
-GIVEN_BY_DATA = ("length", "short_length", "short_share")
-"""Fields of a head's run that the data decide."""
+HEAD_SETTINGS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (ContinuationSettings, ()),
+    (HeadRunSettings, ("length", "short_length", "short_share")),
+    (HeadOptimSettings, ()),
+    (DataSettings, ("vocab_size",)),
+)
+"""With the fields that are no options: others decide them."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -72,10 +76,8 @@ def add_parser(subparsers: Any) -> None:
         stage.add_argument(
             "--said", type=Path, help="folder of continuations, shared between heads (default: in --out)"
         )
-        for cls in (own, *HEAD_SETTINGS, DataSettings):
-            skip = {RunSettings: GIVEN_BY_DATA, DataSettings: ("vocab_size",)}
-            skipped = next((names for base, names in skip.items() if issubclass(cls, base)), ())
-            add_options(stage.add_argument_group(_title(cls)), cls, skip=skipped)
+        for cls, skip in ((own, ()), *HEAD_SETTINGS):
+            add_options(stage.add_argument_group(_title(cls)), cls, skip=skip)
 
 
 def _title(cls: type) -> str:
@@ -91,14 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_head(args: argparse.Namespace) -> Result:
-    from stridelm.train.head_stages import KINDS, Prompts, prompts_in, train_head
+    from stridelm.train.head_stages import KINDS, Prompts, check_target, prompts_in, train_head
     from stridelm.train.prepare import prepare
     from stridelm.train.stages import WORK
 
     said = read_options(args, ContinuationSettings)
     settings = read_options(args, HeadRunSettings, length=said.length)
     kind = KINDS[args.stage](read_options(args, HEADS[args.stage][1]))
+    kind.check(check_target(args.target, said.length))  # before any text is encoded
     if args.tokens is not None:
+        idle = ", ".join("--" + name.replace("_", "-") for name in given_options(args, DataSettings))
+        if idle:
+            raise ValueError(f"{idle} would have no effect on a token file; leave it out, or give text with --data")
         prompts = prompts_in(args.tokens, args.target)
     else:
         text = read_options(args, DataSettings)

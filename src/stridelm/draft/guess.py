@@ -56,7 +56,8 @@ class Chain:
         extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
         rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
         stream = attempt_stream(DRAFT, self.known) if self._weighed else 0
-        self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream))
+        # Padding draws -1, which is nobody's token and no index.
+        self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream).clamp(min=0))
         if self._weighed:
             self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
 

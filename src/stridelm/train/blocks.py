@@ -89,13 +89,13 @@ def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -
     see.
 
     With more than one chunk the anchors must come from `sample_anchors`: limits are those of its strata,
-    known without reading the anchors, and rounded up to the 8 columns that masked attention kernels want.
+    known without reading the anchors.
     """
     total = len(anchors_A)
     edges, chunks = strata(length, total, slots), []
     for number in range(count):
         first, last = number * total // count, (number + 1) * total // count
-        limit = min(length, -(-edges[last] // 8) * 8) if count > 1 else length
+        limit = edges[last] if count > 1 else length
         mask = block_mask(anchors_A[first:last], limit, slots)
         chunks.append(Chunk(first * slots, last * slots, limit, mask))
     return tuple(chunk for chunk in chunks if chunk.stop > chunk.start)

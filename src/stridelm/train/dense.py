@@ -1,7 +1,7 @@
-"""Attention for training: whole sequences side by side, plainly causal, no pages.
+"""Attention for training: whole sequences side by side, plainly causal, no pages; and for writing on, all in step.
 
-Shape legend: B sequences of T rows, N = B * T flat rows, H query heads, G key/value heads, D head width, Q queries and K
-keys of a sequence.
+Shape legend: B sequences of T rows, N = B * T flat rows, H query heads, G key/value heads, D head width, Q queries and
+K keys of a sequence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import torch.nn.functional as F
 
 from stridelm.kernels.ops import Turn
 from stridelm.kernels.plain import turned
+
+ALIGNED = 8
+"""Kernels that take a mask want its rows to be a multiple of so many keys."""
 
 
 def by_sequence(x_NHD: torch.Tensor, batch: int) -> torch.Tensor:
@@ -37,11 +40,45 @@ class DenseAttend:
         return by_row(out)
 
 
+class CachedAttend:
+    """The same for sequences that grow: every call of a layer brings rows behind those that it was brought before, all
+    of a sequence at first and one of each from then on."""
+
+    def __init__(self, batch: int, length: int) -> None:
+        """length: the longest that the sequences get."""
+        self.batch, self.length = batch, length
+        self._filled: dict[int, int] = {}
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+        rows, start = q.shape[2], self._filled.get(layer, 0)
+        assert rows == 1 or not start
+        if not start:
+            shape = (*k.shape[:2], self.length, k.shape[3])
+            self._cache[layer] = k.new_empty(shape), v.new_empty(shape)
+        self._filled[layer] = stop = start + rows
+        keys, values = self._cache[layer]
+        keys[:, :, start:stop], values[:, :, start:stop] = k, v
+        out = F.scaled_dot_product_attention(
+            q,
+            keys[:, :, :stop],
+            values[:, :, :stop],
+            is_causal=not start,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        return by_row(out)
+
+
 def masked_attention(
     q_BHQD: torch.Tensor, k_BGKD: torch.Tensor, v_BGKD: torch.Tensor, mask_QK: torch.Tensor
 ) -> torch.Tensor:
     """[B, H, Q, D]; mask_QK: whether a query sees a key, bool."""
     groups, shared = k_BGKD.shape[1], q_BHQD.shape[1] // k_BGKD.shape[1]
+    missing = -mask_QK.shape[1] % ALIGNED
+    if missing:
+        k_BGKD, v_BGKD = (F.pad(x, (0, 0, 0, missing)) for x in (k_BGKD, v_BGKD))
+        mask_QK = F.pad(mask_QK, (0, missing))
     # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end instead.
     q = q_BHQD.unflatten(1, (groups, shared)).flatten(2, 3)
     out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_QK.repeat(shared, 1))

@@ -13,6 +13,7 @@ import torch
 
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_config, load_model
+from stridelm.train.objective import Trainable
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def export(
     logger.info("wrote %s", out)
 
 
-def checkpoint_tensors(model: Decoder, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(model: Trainable, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The model's weights under their Hugging Face names, contiguous, on the CPU."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return {

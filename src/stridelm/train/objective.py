@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import Decoder, WeightSlot
 from stridelm.train.dense import DenseAttend, flat_positions
 
 logger = logging.getLogger(__name__)
@@ -24,16 +25,34 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Validation:
     """score: what the best checkpoint minimises (infinite: not to be kept). metrics: everything worth a log
-    line."""
+    line. shown: what stands beside the losses until the next validation."""
 
     score: float
     metrics: dict[str, float]
+    shown: str = ""
+
+
+class Trainable(Protocol):
+    """A module that says which of its parameters hold several of a checkpoint's tensors."""
+
+    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
 class Objective(Protocol):
     """A loss over windows and a judgement on a fixed validation set."""
 
-    model: Decoder
+    @property
+    def model(self) -> Trainable:
+        """What is trained."""
+        ...
 
     def loss(self, ids_BT1: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The scalar to minimise, and detached scalars to log, for windows [B, T + 1]."""

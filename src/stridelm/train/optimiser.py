@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from stridelm.models.layers.decoder import Decoder
 from stridelm.train.muon import Muon
+from stridelm.train.objective import Trainable
 from stridelm.train.settings import OptimSettings
+
+OF_TOKENS = ("embed.weight", "embedding.weight", "head.weight")
+"""What decoders and heads call matrices with a row for each token."""
 
 
 class Optimiser:
-    """Muon for block matrices, AdamW for the rest; `step(factor)` scales both peak learning rates."""
+    """Muon for inner matrices, AdamW for the rest; `step(factor)` scales both peak learning rates."""
 
-    def __init__(self, model: Decoder, settings: OptimSettings) -> None:
+    def __init__(self, model: Trainable, settings: OptimSettings) -> None:
         self.settings = settings
         fused = dict(matrices(model))
         by_name = dict(model.named_parameters())
@@ -62,11 +65,12 @@ class Optimiser:
         self.adam.load_state_dict(state["adam"])
 
 
-def matrices(model: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of the block matrices, each with the row counts of the matrices fused in it."""
+def matrices(model: Trainable) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of the matrices between states, each with the row counts of the matrices fused in it: not those whose rows
+    are tokens."""
     slots: dict[str, list[tuple[int, int]]] = {}
     for _, slot in model.checkpoint_slots():
         slots.setdefault(slot.name, []).append((slot.start, slot.stop))
     for name, parameter in model.named_parameters():
-        if name.startswith("blocks.") and parameter.ndim == 2:
+        if parameter.ndim == 2 and name not in OF_TOKENS:
             yield name, tuple(stop - start for start, stop in sorted(slots[name]))

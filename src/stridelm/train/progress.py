@@ -30,11 +30,11 @@ class Reporter:
     ) -> None:
         self._bar.stop()
 
-    def update(self, clock: Clock, losses: dict[str, float], tokens_per_second: float) -> None:
-        """Show the state after `clock.step` steps."""
+    def update(self, clock: Clock, losses: dict[str, float], tokens_per_second: float, judged: str = "") -> None:
+        """Show the state after `clock.step` steps; judged: what the last validation said."""
         shown = " ".join(f"{name} {value:.4f}" for name, value in losses.items())
         speed, remaining = _count(tokens_per_second), clock.remaining_seconds()
-        text = f"step {clock.step} {shown} {speed} tokens/s ETA {remaining:.0f} s"
+        text = " ".join(filter(None, (f"step {clock.step} {shown}", judged, f"{speed} tokens/s ETA {remaining:.0f} s")))
         self._bar.update(self._task, completed=clock.progress, text=text)
         now = time.monotonic()
         if self._bar.disable and now - self._last_line >= self.line_seconds:

@@ -48,7 +48,7 @@ def new_model(config: Any, seed: int) -> Decoder:
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, generator: torch.Generator) -> None:
+def init_weights(model: nn.Module, generator: torch.Generator) -> None:
     """Embeddings at 0.02; matrices at half of 1/sqrt(fan-in), which Muon soon sets to its own scale; what
     writes into the residual stream at zero, so that every block starts as the identity."""
     for name, parameter in model.named_parameters():

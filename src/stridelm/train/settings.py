@@ -70,8 +70,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("say how long to train: give either --steps or --minutes")
-        if self.length < 1 or self.batch_tokens < max(self.length, self.short_length):
-            raise ValueError(f"--batch-tokens {self.batch_tokens} must hold at least one sequence of --length")
+        longest = max(self.length, self.short_length)
+        if self.length < 1 or self.batch_tokens < longest:
+            raise ValueError(f"--batch-tokens {self.batch_tokens} must hold at least one sequence of {longest} tokens")
         if self.eval_steps < 1 or self.log_steps < 1:
             raise ValueError("--eval-steps and --log-steps must be at least 1")
 
@@ -114,3 +115,83 @@ class MaskOptimSettings(OptimSettings):
     adam_decay: float = option(0.05, "decoupled weight decay of embeddings, times the learning rate")
     warmup: float = option(0.05, "share of the run that warms up")
     decay: float = option(0.95, "share of the run, at its end, in which the rate falls to zero")
+
+
+@dataclass(frozen=True)
+class ContinuationSettings:
+    """What the target is to say for a head to learn from."""
+
+    prompt_tokens: int = option(128, "tokens of a prompt")
+    new_tokens: int = option(384, "tokens that the target goes on with, fewer where it ends the text")
+    train_tokens: int = option(12_000_000, "continuation tokens to train on, prompts not counted")
+    greedy_share: float = option(0.5, "share of the prompts continued greedily; the others at temperature 1")
+    generate_batch: int = option(2048, "sequences generated at once")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.new_tokens
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 2 or self.new_tokens < 1 or self.train_tokens < 1 or self.generate_batch < 1:
+            raise ValueError(
+                "--prompt-tokens must be at least 2; --new-tokens, --train-tokens and --generate-batch at least 1"
+            )
+        if not 0 <= self.greedy_share <= 1:
+            raise ValueError(f"--greedy-share {self.greedy_share} must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class HeadRunSettings(RunSettings):
+    """How long, and how the run is watched and kept. A sequence is a prompt and its continuation."""
+
+    batch_tokens: int = option(32_768, "tokens a step, prompts counted")
+    length: int = option(512, "tokens of a sequence, as the continuations have it")
+    eval_steps: int = option(500, "steps between validations")
+    eval_tokens: int = option(131_072, "tokens of held-out sequences, prompts counted")
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """A head unrolled over its own output."""
+
+    unroll: int = option(4, "depths that a head is trained for")
+    discount: float = option(1.0, "weight of a depth relative to the one before it")
+
+    def __post_init__(self) -> None:
+        if self.unroll < 1 or self.discount <= 0:
+            raise ValueError("--unroll must be at least 1 and --discount above 0")
+
+
+@dataclass(frozen=True)
+class MtpSettings(HeadSettings):
+    """One multi-token prediction module, applied again and again (FastMTP)."""
+
+    discount: float = option(0.6, "weight of a depth relative to the one before it")
+
+
+@dataclass(frozen=True)
+class EagleSettings(HeadSettings):
+    """One llama layer over three inner states (EAGLE-3)."""
+
+    discount: float = option(0.8, "weight of a depth relative to the one before it")
+    draft_vocab_size: int = option(32_000, "tokens that the head can say, the target's most frequent; at most all")
+    heads: int | None = option(None, "query heads of the layer (default: the target's)")
+    kv_heads: int | None = option(None, "key/value heads of the layer (default: the target's)")
+    mlp: int | None = option(None, "width of the layer's gated MLP (default: the target's)")
+
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
+        if (
+            min(self.draft_vocab_size, *(1 if size is None else size for size in (self.heads, self.kv_heads, self.mlp)))
+            < 1
+        ):
+            raise ValueError("--draft-vocab-size, --heads, --kv-heads and --mlp must be at least 1")
+
+
+@dataclass(frozen=True)
+class HeadOptimSettings(OptimSettings):
+    """Muon for matrices, AdamW for output rows and norms. What the target knows of tokens is there already."""
+
+    adam_lr: float = option(1e-3, "peak learning rate of output rows and norms")
+    decay: float = option(0.5, "share of the run, at its end, in which the rate falls to zero")

@@ -19,7 +19,7 @@ from stridelm.train.recipe import new_model, parameter_count, qwen3_config
 from stridelm.train.record import provenance
 from stridelm.train.settings import BaseSettings, MaskSettings, ModelShape, OptimSettings, RunSettings
 from stridelm.train.trainer import Result, Trainer
-from stridelm.train.windows import fixed_windows
+from stridelm.train.windows import fixed_windows, text_windows
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def train_base(
     out: Path, data: Prepared, shape: ModelShape, base: BaseSettings, run: RunSettings, optim: OptimSettings
 ) -> Result:
     """Train a new model on next tokens and export the best checkpoint to `out`."""
-    device, compile = _place(run)
+    device, compile = place(run)
     _check_context(run, shape.context)
     config = qwen3_config(shape, data.train.info.vocab_size, data.eos_id)
     model = new_model(config, run.seed).to(device)
@@ -55,7 +55,7 @@ def train_base(
     )
     valid = fixed_windows(on_device(data.valid, device), run.length, run.eval_tokens)
     objective = BaseObjective(model, valid, data.mask_id, base, seed=run.seed, compile=compile)
-    trainer = Trainer("base", objective, on_device(data.train, device), run, optim, out / WORK)
+    trainer = Trainer("base", objective, text_windows(on_device(data.train, device), run), run, optim, out / WORK)
     result = trainer.train()
     facts = {"parameters": parameter_count(model), "data": data_facts(data), "result": asdict(result)}
     record = provenance("base", device, shape, base, run, optim, seed=run.seed, **facts)
@@ -68,7 +68,7 @@ def train_mask(
 ) -> Result:
     """Teach the model in `checkpoint` to read masks, against a frozen copy of itself, and export it to
     `out`."""
-    device, compile = _place(run)
+    device, compile = place(run)
     student, config = load_for_training(checkpoint, device)
     _check_fit(config, data, checkpoint)
     _check_context(run, config.max_position_embeddings)
@@ -79,7 +79,7 @@ def train_mask(
     valid = fixed_windows(on_device(data.valid, device), run.length, run.eval_tokens)
     objective = MaskObjective(student, teacher, valid, data.mask_id, mask, seed=run.seed, compile=compile)
     logger.info("mask: base loss %.4f on %d validation tokens", objective.base_loss, valid[:, 1:].numel())
-    trainer = Trainer("mask", objective, on_device(data.train, device), run, optim, out / WORK)
+    trainer = Trainer("mask", objective, text_windows(on_device(data.train, device), run), run, optim, out / WORK)
     result = trainer.train()
     config.mask_token_id, config.mask_k_max = data.mask_id, mask.k_max
     facts: dict[str, Any] = {"parameters": parameter_count(student), "base": _base_record(checkpoint)}
@@ -94,7 +94,8 @@ def train_mask(
     return result
 
 
-def _place(run: RunSettings) -> tuple[torch.device, bool]:
+def place(run: RunSettings) -> tuple[torch.device, bool]:
+    """(device, whether to compile)."""
     device = pick_device(run.device)
     return device, device.type == "cuda" if run.compile is None else run.compile
 

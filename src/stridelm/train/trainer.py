@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stridelm.train.progress import Reporter
 from stridelm.train.record import JsonLines
 from stridelm.train.schedule import Clock, rate
 from stridelm.train.settings import OptimSettings, RunSettings
-from stridelm.train.windows import Windows
+from stridelm.train.windows import Batches
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +45,23 @@ class Trainer:
         self,
         stage: str,
         objective: Objective,
-        tokens: torch.Tensor,
+        batches: Mapping[int, Batches],
         run: RunSettings,
         optim: OptimSettings,
         folder: Path,
     ) -> None:
-        """tokens: the training stream [n] on the training device."""
+        """batches: what to train on, by the sequence lengths that the run uses."""
         self.stage, self.objective, self.run, self.optim, self.folder = stage, objective, run, optim, folder
-        self.device = tokens.device
+        self.batches = batches
+        self.device = next(objective.model.parameters()).device
         seconds = None if run.minutes is None else 60 * run.minutes
         self.clock = Clock(run.steps, seconds, optim.decay)
         self.optimiser = Optimiser(objective.model, optim)
-        lengths = {run.length, run.short_length} - {0}
-        self.windows = {length: Windows(tokens, length, run.seed) for length in lengths}
-        self.consumed = dict.fromkeys(lengths, 0)
+        self.consumed = dict.fromkeys(batches, 0)
         self.best, self.best_step, self.waited = math.inf, 0, 0
         self.best_metrics: dict[str, float] = {}
         self.curve: list[dict[str, float]] = []
+        self._judged = ""
         self._seen_lengths: set[int] = set()
         self._saved = time.monotonic()
 
@@ -133,7 +134,7 @@ class Trainer:
         short = run.short_length and self.clock.progress < run.short_share
         length = run.short_length if short else run.length
         count = run.batch_tokens // length
-        ids = self.windows[length].batch(self.consumed[length], count)
+        ids = self.batches[length].batch(self.consumed[length], count)
         loss, losses = self.objective.loss(ids, self.clock.step)
         loss.backward()
         norm = self.optimiser.step(rate(self.clock.progress, self.optim.warmup, self.optim.decay))
@@ -152,7 +153,7 @@ class Trainer:
         factor = rate(self.clock.progress, self.optim.warmup, self.optim.decay)
         record = {"step": self.clock.step, "tokens": self.tokens, "seconds": round(self.clock.elapsed, 2)}
         log.write({**record, **means, "rate": factor, "tokens_per_second": round(speed)})
-        reporter.update(self.clock, means, speed)
+        reporter.update(self.clock, means, speed, self._judged)
 
     def _validate(self, log: JsonLines) -> bool:
         """Judge, keep the best, and say whether to stop."""
@@ -162,6 +163,7 @@ class Trainer:
         self.curve.append(record)
         log.write({"valid": record})
         better = self._keep_if_best(result)
+        self._judged = result.shown
         shown = " ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
         logger.info("%s step %d valid: %s%s", self.stage, self.clock.step, shown, " *" if better else "")
         self.waited = 0 if better else self.waited + 1
@@ -197,9 +199,7 @@ class Trainer:
         self._saved = time.monotonic()
 
     def _restore(self) -> None:
-        path = self.folder / "state.pt"
-        if not path.is_file():
-            raise ValueError(f"nothing to resume: there is no {path}; start without --resume")
+        path = resumable(self.folder)
         state = torch.load(path, map_location=self.device, weights_only=True)
         for name in ("stage", "seed"):
             mine = self.stage if name == "stage" else self.run.seed
@@ -213,6 +213,14 @@ class Trainer:
             setattr(self, name, state[name])
         self.consumed |= state["consumed"]
         logger.info("resumed at step %d", self.clock.step)
+
+
+def resumable(folder: Path) -> Path:
+    """What a run in `folder` is resumed from. Raises ValueError if there is nothing."""
+    path = folder / "state.pt"
+    if not path.is_file():
+        raise ValueError(f"nothing to resume: there is no {path}; start without --resume")
+    return path
 
 
 def _write(value: dict[str, Any], path: Path) -> None:

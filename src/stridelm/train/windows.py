@@ -3,8 +3,20 @@ resumed run goes on exactly where the interrupted one would have."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
+
+from stridelm.train.settings import RunSettings
+
+
+class Batches(Protocol):
+    """An endless sequence of training examples."""
+
+    def batch(self, first: int, count: int) -> torch.Tensor:
+        """Examples number `first` to `first + count` since training began: [count, tokens] int64."""
+        ...
 
 
 class Windows:
@@ -40,6 +52,31 @@ class Windows:
             self._starts = offset + self.length * random.permutation(self.per_epoch).astype(np.int64)
             self._epoch = epoch
         return int(self._starts[place])
+
+
+def text_windows(tokens: torch.Tensor, run: RunSettings) -> dict[int, Windows]:
+    """The windows of a run over a text, by every length that it uses."""
+    return {length: Windows(tokens, length, run.seed) for length in {run.length, run.short_length} - {0}}
+
+
+class Rows:
+    """Rows of a matrix, all of them once an epoch, each epoch in another order."""
+
+    def __init__(self, rows_NL: torch.Tensor, seed: int) -> None:
+        """rows_NL: integers on the device that trains."""
+        self.rows, self.seed = rows_NL, seed
+        self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
+
+    def batch(self, first: int, count: int) -> torch.Tensor:
+        chosen = torch.from_numpy(np.array([self._row(first + i) for i in range(count)], dtype=np.int64))
+        return self.rows[chosen.to(self.rows.device, non_blocking=True)].long()
+
+    def _row(self, number: int) -> int:
+        epoch, place = divmod(number, len(self.rows))
+        if epoch != self._epoch:
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.rows))
+            self._epoch = epoch
+        return int(self._order[place])
 
 
 def fixed_windows(tokens: torch.Tensor, length: int, limit: int) -> torch.Tensor:

@@ -55,9 +55,9 @@ def tokens_at(draft: Draft, row: int) -> torch.Tensor:
     return draft.tokens[:, row, None].clamp(min=0)
 
 
-def target_at(hearing: Hearing, row: int) -> torch.Tensor:
-    """[R, V] float32: what the token behind a draft row (-1: behind the last real row) is drawn from. Anything where the
-    row does not live."""
+def target_at(hearing: Hearing, row: int, *, certain: bool = True) -> torch.Tensor:
+    """[R, V] float32: what the token behind a draft row (-1: the last real row) is drawn from. Anything where the row
+    does not live. certain: a greedy request's is its argmax; otherwise it is as if at temperature 1."""
     batch, draft = hearing.batch, hearing.draft
     rows = hearing.nodes[:, row + 1].clamp(min=0)
     extra = None
@@ -66,7 +66,10 @@ def target_at(hearing: Hearing, row: int) -> torch.Tensor:
         extra = candidate_history(draft, spans, torch.full_like(spans, row))
     picked = Rows(hearing.slots, batch.positions[batch.decisions[rows]] + 1, extra, hearing.longest)
     slots = [span.request.slot for span in hearing.spans]
-    return hearing.sampler.probabilities(hearing.logits_MV.index_select(0, rows), picked, slots)
+    logits = hearing.logits_MV.index_select(0, rows)
+    if certain:
+        return hearing.sampler.probabilities(logits, picked, slots)
+    return hearing.sampler.leanings(logits, picked, slots, noisy=False).exp()
 
 
 def chances(hearing: Hearing) -> torch.Tensor:

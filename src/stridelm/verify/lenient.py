@@ -6,6 +6,8 @@ Legend: R spans, W draft rows, V vocabulary.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -18,13 +20,15 @@ from stridelm.verify.rule import Hearing
 
 class Lenient(Weighing):
     lossless = False
+    certain: ClassVar[bool] = True
+    """A greedy request's target is certain of its argmax; otherwise it is as sure as at temperature 1."""
 
     def weigh(self, hearing: Hearing) -> Verdict:
         draft = hearing.draft
         tokens_RW = draft.tokens.clamp(min=0)  # padding's may be -1
         taken_RW = torch.zeros_like(draft.live)
         for row in (-1, *candidate_rows(draft)) if draft.max_depth else ():
-            p_RV = target_at(hearing, row)
+            p_RV = target_at(hearing, row, certain=self.certain)
             likely_RW = self.takes(hearing, p_RV, p_RV.gather(1, tokens_RW))
             taken_RW = torch.where(draft.parents == row, likely_RW, taken_RW)
         leaf = deepest(draft, taken_RW & candidates_of(draft))

@@ -14,6 +14,7 @@ TOPK, DELTA = 10, 0.6
 
 class Relaxed(Lenient):
     name = "relaxed"
+    certain = False  # it relaxes greedy decoding too
     options = frozenset({"relaxed_topk", "relaxed_delta"})
 
     def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:

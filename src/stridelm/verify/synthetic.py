@@ -32,7 +32,7 @@ NUMBERS = MAX_DRAFT_ROWS + 1
 
 
 class Synthetic(Rule):
-    """Candidates: down the first live child of each node, as many levels as were drawn, and then what the leaf draws."""
+    """Candidates: down the first live child of each node, as many levels as were drawn, then what the leaf draws."""
 
     name = "synthetic"
     lossless = False

@@ -1,6 +1,6 @@
-"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1): a candidate is taken when the target
-gives it more than min(epsilon, alpha exp(-H)), H being the entropy of what the target says. The less sure the target is,
-the less it takes. Lossy."""
+"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774): a candidate is taken when the target gives it more
+than min(epsilon, alpha exp(-H)), H being the entropy of what the target says. The less sure the target is, the less it
+takes. Lossy."""
 
 from __future__ import annotations
 

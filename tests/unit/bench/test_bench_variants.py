@@ -25,6 +25,15 @@ def test_simulated_acceptance_shows_its_length(engine: Engine) -> None:
     assert [variant.simulated for variant in variants] == [True, False]
 
 
+def test_what_rules_promise(engine: Engine) -> None:
+    """Plain decoding's tokens, its distribution, or neither; at temperature 0 the first two are the same."""
+    entries = ["ngram@2", "ngram@2:rejection", "ngram@2:block", "ngram@2:typical", "ngram@2:relaxed"]
+    variants = read_variants(entries, [], engine.parts.target)
+    assert [variant.lossless for variant in variants] == [True, True, True, False, False]
+    assert [variant.repeats(1.0) for variant in variants] == [True, False, False, False, False]
+    assert [variant.repeats(0.0) for variant in variants] == [variant.lossless for variant in variants]
+
+
 def test_a_depth_of_its_own_wins(engine: Engine) -> None:
     assert labels(engine, "ngram@8,mask@2", 1) == ["ngram@8", "mask@2"]
 

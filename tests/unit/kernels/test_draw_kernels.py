@@ -60,6 +60,16 @@ def test_tokens_are_the_samplers(vocab: int, dtype: torch.dtype, step: float) ->
         assert torch.equal(got, twin(logits, SLOTS, POSITIONS, table, stream))
 
 
+def test_each_row_has_its_stream() -> None:
+    """Given as a tensor, as the sampler takes it; rows without noise take no notice of it."""
+    table = table_of(KINDS, 1500)
+    logits = make_logits(len(SLOTS), 1500, torch.float32)
+    streams = torch.tensor([0, 1, 2**31, 2**32 - 1, 5, 2**31 + 4 * 77 + 3, 9, 8, 7])
+    got = drawn(logits, SLOTS, POSITIONS, table, stream=streams)
+    assert torch.equal(got, twin(logits, SLOTS, POSITIONS, table, streams))
+    assert not torch.equal(got, drawn(logits, SLOTS, POSITIONS, table))
+
+
 @pytest.mark.usefixtures("few_splits")
 def test_programs_of_several_tiles() -> None:
     table = table_of(KINDS, 9001)

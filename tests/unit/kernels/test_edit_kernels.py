@@ -141,6 +141,21 @@ def test_rows_beside_edited_ones_draw_the_same(dtype: torch.dtype) -> None:
 
 
 @INTERPRETED
+def test_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of edited rows and others, truncated and greedy: those of the same logits in torch, and no groups are formed."""
+    for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        kinds = [() for _ in TRUNCATED] + [ALL] * edited
+        case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
+        real = case.part(case.real)
+        wanted = real.sampler.probabilities(real.logits, real.rows, real.slots)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", True)
+            patch.setattr(Sampler, "_groups", None)
+            got = case.sampler.probabilities(case.logits, case.rows, case.slots)[case.real]
+        assert torch.equal(got, wanted)
+
+
+@INTERPRETED
 def test_the_sampler_takes_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """And forms no groups there."""
     case = make_case(8, 100, others=SAMPLED).part(list(range(6)))

@@ -105,3 +105,35 @@ def test_words_are_uniform() -> None:
         expected = bits_MV.numel() / 64
         chi2 = float(((counts - expected) ** 2 / expected).sum())
         assert chi2 < 63 + 4 * math.sqrt(2 * 63)
+
+
+def test_uniforms_lie_inside_and_fill() -> None:
+    """From 2**-33 on, in steps of 2**-32, never 0 and never 1."""
+    words = torch.tensor([0, 2**32 - 1])
+    assert ((words.double() + 0.5) * 2.0**-32).tolist() == [2.0**-33, 1 - 2.0**-33]
+    columns = _columns(list(range(4096)))
+    u_MK = noise.uniforms(*columns, 5, stream=7)
+    assert u_MK.dtype == torch.float64 and u_MK.shape == (4096, 5)
+    assert torch.equal(u_MK, (noise.bits(*columns, 5, 7).double() + 0.5) * 2.0**-32)
+    counts = torch.histc(u_MK.float(), 64, 0, 1).double()
+    assert float(((counts - 320) ** 2 / 320).sum()) < 63 + 4 * math.sqrt(2 * 63)
+
+
+def test_attempts_share_no_stream() -> None:
+    """Every use in every attempt has its own, apart from the target's and within what Philox counts."""
+    kinds = (noise.DRAFT, noise.ACCEPT, noise.RESIDUAL)
+    known = torch.tensor([0, 1, 2, 131072, 2**29 - 1])
+    streams = torch.cat([noise.attempt_stream(kind, known) for kind in kinds])
+    assert len(set(streams.tolist())) == 15
+    assert bool(((streams >= 2**31) & (streams < 2**32)).all())
+
+
+def test_each_row_has_its_stream() -> None:
+    """Given as a tensor or one by one."""
+    columns, ids = _columns(SEEDS), torch.tensor([3, 900])
+    streams = 2**31 + torch.arange(len(SEEDS))
+    at, everywhere = noise.gumbel_at(*columns, ids, streams), noise.uniforms(*columns, 9, streams)
+    for m in range(len(SEEDS)):
+        alone, stream = tuple(c[m : m + 1] for c in columns), int(streams[m])
+        assert torch.equal(noise.gumbel_at(*alone, ids, stream), at[m : m + 1])
+        assert torch.equal(noise.uniforms(*alone, 9, stream), everywhere[m : m + 1])

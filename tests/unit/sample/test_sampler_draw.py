@@ -40,6 +40,39 @@ def test_tokens_do_not_depend_on_neighbours(vocab: int, dtype: torch.dtype) -> N
     assert torch.equal(sampler.draw(logits[index], some.rows, some.row_slots), whole[index])
 
 
+def test_streams_are_the_rows_own() -> None:
+    """A row draws by its own stream what it draws alone; rows without noise take no notice of it."""
+    case = make_case(8, vocab=61)
+    sampler, streams = Sampler(case.table, case.history), 2**31 + torch.arange(len(case.row_slots))
+    whole = sampler.draw(case.logits, case.rows, case.row_slots, streams)
+    for row in range(len(case.row_slots)):
+        one = case.part([row])
+        alone = sampler.draw(one.logits, one.rows, one.row_slots, int(streams[row]))
+        assert torch.equal(alone, whole[row : row + 1])
+    plain = sampler.draw(case.logits, case.rows, case.row_slots)
+    changed = plain != whole
+    sampled = case.table.sampled[case.rows.slots]
+    assert bool(changed.any()) and not bool((changed & ~sampled).any())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_probabilities(seed: int) -> None:
+    """The softmax of what a sampled row is drawn from; certainty of what a greedy row draws."""
+    case = make_case(50 + seed)
+    sampler = Sampler(case.table, case.history)
+    p = sampler.probabilities(case.logits, case.rows, case.row_slots)
+    sampled = case.table.sampled[case.rows.slots]
+    assert 0 < int(sampled.sum()) < len(sampled)
+    processed = sampler.processed(case.logits, case.rows, case.row_slots)
+    assert torch.equal(p[sampled], processed.softmax(-1)[sampled])
+    tokens = sampler.draw(case.logits, case.rows, case.row_slots)
+    certain = torch.nn.functional.one_hot(tokens, case.logits.shape[1]).float()
+    assert torch.equal(p[~sampled], certain[~sampled])
+    greedy = [row for row in range(len(sampled)) if not sampled[row]]
+    alone = case.part(greedy)
+    assert torch.equal(sampler.probabilities(alone.logits, alone.rows, alone.row_slots), p[greedy])
+
+
 def _sampler(vocab: int, **params: Any) -> Sampler:
     table = SamplingTable(1, vocab)
     table.set(0, Request("r", [0], SamplingParams(**params), Speculation(), seed=-77))

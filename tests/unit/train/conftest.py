@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from stridelm.train.recipe import new_model, qwen3_config
 from stridelm.train.settings import ModelShape, RunSettings
+from stridelm.train.tokens import TokenFile, TokenFileInfo
 
 # Models this small are all hand-over: on a busy machine two threads are ten times slower than one.
 torch.set_num_threads(1)
@@ -43,3 +48,17 @@ def stream() -> torch.Tensor:
 def run_settings() -> RunSettings:
     run = RunSettings(steps=12, batch_tokens=128, length=16, eval_steps=4, eval_tokens=256, log_steps=2)
     return replace(run, device="cpu", compile=False)
+
+
+@pytest.fixture
+def token_file(tmp_path) -> Callable[..., TokenFile]:
+    """token_file("train", 200): a token file of that name, of random tokens of the tiny vocabulary."""
+
+    def write(name: str, tokens: int, vocab: int = VOCAB, folder: Path = tmp_path) -> TokenFile:
+        ids = np.random.default_rng(len(name)).integers(3, 60, tokens).astype("<u2")
+        ids.tofile(folder / f"{name}.bin")
+        info = TokenFileInfo(tokens, 1, tokens, "uint16", 0, vocab, "none")
+        (folder / f"{name}.json").write_text(json.dumps(asdict(info)))
+        return TokenFile(folder / f"{name}.bin")
+
+    return write

@@ -14,7 +14,7 @@ from stridelm.train.objective import Validation
 from stridelm.train.recipe import new_model
 from stridelm.train.settings import BaseSettings, MaskSettings, OptimSettings
 from stridelm.train.trainer import Trainer
-from stridelm.train.windows import fixed_windows
+from stridelm.train.windows import fixed_windows, text_windows
 
 OPTIM = OptimSettings(warmup=0.1)
 MASK_ID = 63
@@ -24,7 +24,7 @@ def base_trainer(config, stream, run, folder, noise=0.1) -> Trainer:
     valid = fixed_windows(stream, run.length, run.eval_tokens)
     settings = BaseSettings(input_noise=noise)
     objective = BaseObjective(new_model(config, 0), valid, MASK_ID, settings, seed=0, compile=False)
-    return Trainer("base", objective, stream, run, OPTIM, folder)
+    return Trainer("base", objective, text_windows(stream, run), run, OPTIM, folder)
 
 
 def mask_trainer(config, stream, run, folder) -> Trainer:
@@ -32,7 +32,7 @@ def mask_trainer(config, stream, run, folder) -> Trainer:
     settings = MaskSettings(k_max=4, anchors=3)
     student, teacher = new_model(config, 0), new_model(config, 0)
     objective = MaskObjective(student, teacher, valid, MASK_ID, settings, seed=0, compile=False)
-    return Trainer("mask", objective, stream, run, OPTIM, folder)
+    return Trainer("mask", objective, text_windows(stream, run), run, OPTIM, folder)
 
 
 @pytest.mark.parametrize("trainer", [base_trainer, mask_trainer])

@@ -19,12 +19,10 @@ from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS, settle
 from stridelm.draft.base import chain
 from stridelm.params import Speculation
-from stridelm.run.state import TokenTable
-from stridelm.sample.sampler import Sampler
-from stridelm.sample.table import SamplingTable
-from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span, StepOutput, Verdict
+from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic, trust
 from stridelm.verify.rule import Hearing
+from support import attempts
 from support.bounds import BOUNDS, bounds_registered
 from support.identity import prompts
 from support.interpreter import INTERPRETED
@@ -64,32 +62,8 @@ def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> Non
 
 
 def hearing(draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None) -> Hearing:
-    """Spans of requests with seeds of their own, that ask for (mean, depth) in turn. No logits: they are not looked
-    at."""
-    count = len(draft.tokens)
-    table, sampling = TokenTable(count, 100, CPU), SamplingTable(count, 100)
-    slots = torch.arange(count + 1)
-    table.known.copy_(slots % 7 + 1)
-    sampling.seed.copy_(7919 * slots)
-    sampling.sample_index.copy_(slots % 3)
-    kinds = [Speculation("any", depth, "synthetic", mean) for mean, depth in asked]
-    requests = [Request("any", [0], SamplingParams(), kind) for kind in kinds]
-    spans = [Span(requests[i % len(asked)], 0, 1, asked[i % len(asked)][1], draft.width) for i in range(count)]
-    nodes = torch.arange(count * (draft.width + 1)).view(count, -1)
-    everybody = torch.ones(count, dtype=torch.bool)
-    nothing: Any = None
-    return Hearing(
-        tuple(spans),
-        list(range(count)),
-        slots[:-1],
-        draft,
-        nodes,
-        everybody if decides is None else decides,
-        nothing,
-        nothing,
-        Sampler(sampling, table),
-        table,
-    )
+    """Spans of requests that ask for (mean, depth) in turn. No logits: they are not looked at."""
+    return attempts.hearing(draft, [Speculation("any", depth, "synthetic", mean) for mean, depth in asked], decides)
 
 
 def full_chains(count: int, depth: int, role: int = CANDIDATE) -> Draft:

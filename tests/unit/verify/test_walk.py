@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,8 @@ def random_draft(seed: int, spans: int, width: int) -> Draft:
     draft = shapes[0].draft(torch.tensor(tokens), torch.tensor(live))
     for name in ("parents", "roles", "depths", "ancestors"):
         setattr(draft, name, torch.stack([getattr(shape, name) for shape in shapes]))
+    draft.candidates = np.stack([shape.candidates for shape in shapes])
+    draft.straight = all(shape.straight for shape in shapes)
     draft.max_depth = max(shape.max_depth for shape in shapes)
     return draft
 

@@ -76,7 +76,8 @@ class Layout:
             config = LlamaConfig(**{**known, "num_hidden_layers": 1, "tie_word_embeddings": False})
             biased = bool(config.attention_bias)
             return DecoderSpec(**common_fields(config), qkv_bias=biased, o_bias=biased)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # Whatever kind of error a wrong field makes transformers raise, the user needs the file's name.
+        except Exception as error:
             raise ValueError(f"{self.given.path}/config.json does not describe an EAGLE head: {error}") from error
 
     def misfit(self, target: Target) -> str | None:

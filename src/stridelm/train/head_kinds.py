@@ -1,0 +1,212 @@
+"""Kinds of heads that can be trained: what each is, what it learns, and how its checkpoint is laid out.
+
+The heads themselves are their drafters' own. They are imported when one is built: a drafter's folder may be missing.
+
+Legend: B sequences, S tokens of each, H width, M rows, V tokens that a head can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.draft.heads import FollowingHead
+from stridelm.models.layers.decoder import Decoder, DecoderSpec
+from stridelm.models.layers.hf import ACTIVATIONS, EXTRA_MODULES
+from stridelm.models.layers.rope import RopeSpec
+from stridelm.train.continuations import Continuations
+from stridelm.train.export import checkpoint_tensors
+from stridelm.train.recipe import init_weights
+from stridelm.train.settings import EagleSettings, HeadSettings, MtpSettings
+
+if TYPE_CHECKING:
+    from stridelm.draft.eagle.head import Eagle3Head
+    from stridelm.draft.mtp.head import MtpModule
+
+
+class HeadKind:
+    """Base of both kinds."""
+
+    stage: ClassVar[str]
+    drafter: ClassVar[str]
+    """Who serves it."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        self.settings = settings
+
+    def check(self, target: DecoderSpec) -> None:
+        """Raise ValueError if there is no such head for this target."""
+
+    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+        """A new head in float32 on the target's device, a function of target, settings, `said` and seed alone. said:
+        what it is to be trained on."""
+        raise NotImplementedError
+
+    def sought(
+        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+    ) -> torch.Tensor:
+        """[B, S, ..] what is to be guessed of each token. before: the target's states that they were drawn from."""
+        raise NotImplementedError
+
+    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        """[M] the loss of what came out of the head."""
+        raise NotImplementedError
+
+    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json of the head, from the target's."""
+        raise NotImplementedError
+
+    def tensors(self, head: FollowingHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """What goes into model.safetensors."""
+        return checkpoint_tensors(head, dtype)
+
+
+class MtpKind(HeadKind):
+    """A multi-token prediction module that reads its own output, against the tokens that the target said (FastMTP,
+    arXiv 2509.18362), in DeepSeek-V3's layout."""
+
+    stage = "mtp"
+    drafter = "mtp"
+    settings: MtpSettings
+
+    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+        from stridelm.draft.mtp.head import DEEPSEEK, MtpHead
+
+        head = MtpHead(target, DEEPSEEK, 1)
+        init_weights(head, torch.Generator().manual_seed(seed))
+        with torch.no_grad():  # what the target's output rows are used to
+            cast("MtpModule", head.parts[0]).norm.copy_(target.norm)
+        return head.to(target.norm.device)
+
+    def sought(
+        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+    ) -> torch.Tensor:
+        return tokens_BS
+
+    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(head.logits(fed_MH).float(), sought_M, reduction="none")
+
+    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+        """The target's, which gives the shape of the module's block."""
+        own = {name: value for name, value in target.items() if name not in EXTRA_MODULES}
+        return {**own, EXTRA_MODULES[0]: 1}
+
+
+class Eagle3Kind(HeadKind):
+    """An EAGLE-3 head (arXiv 2503.01840), against the target's probabilities of the tokens that it can say, in the
+    layout of SafeAILab and SpecForge."""
+
+    stage = "eagle3"
+    drafter = "eagle"
+    settings: EagleSettings
+
+    def check(self, target: DecoderSpec) -> None:
+        self._spec(target)
+
+    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+        from stridelm.draft.eagle.head import Eagle3Head
+
+        spec, device = self._spec(target.spec), target.norm.device
+        head = Eagle3Head(
+            target,
+            spec,
+            own_embedding=False,
+            taps=taps(target.spec.num_layers),
+            draft_vocab=min(self.settings.draft_vocab_size, target.spec.vocab_size),
+            norm_before_residual=False,
+        )
+        init_weights(head, torch.Generator().manual_seed(seed))
+        frequent = said.counts(target.spec.vocab_size).sort(descending=True, stable=True).indices
+        head.ids = frequent[: len(head.ids)].sort().values
+        with torch.no_grad():  # the target has learnt already what its tokens are
+            head.head.weight.copy_(target.head.weight.cpu()[head.ids])
+            head.norm.copy_(target.norm)
+        head.to(device).prepare(device)
+        return head
+
+    def sought(
+        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+    ) -> torch.Tensor:
+        logits = target.logits(before_BSH.flatten(0, 1)).index_select(1, cast("Eagle3Head", head).ids)
+        return logits.float().softmax(-1).unflatten(0, tokens_BS.shape)
+
+    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        ours = cast("Eagle3Head", head).own_logits(fed_MH).float().log_softmax(-1)
+        return -(sought_M * ours).sum(-1)
+
+    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+        layers = target["num_hidden_layers"]
+        config = {"architectures": ["LlamaForCausalLMEagle3"], **self._layer(head.spec)}
+        config |= {"draft_vocab_size": len(cast("Eagle3Head", head).ids)}
+        config |= {name: target.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        if taps(layers) != usual_taps(layers):
+            config["eagle_aux_hidden_state_layer_ids"] = list(taps(layers))
+        return config
+
+    def tensors(self, head: FollowingHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        ids = cast("Eagle3Head", head).ids.cpu()
+        vocab_size = head.spec.vocab_size
+        can_say = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+        own = super().tensors(head, dtype)
+        renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in own.items()}
+        return {**renamed, "d2t": ids - torch.arange(len(ids)), "t2d": can_say}
+
+    def _spec(self, target: DecoderSpec) -> DecoderSpec:
+        """Of the head's layer: a llama's, of the target's sizes where the settings say nothing else."""
+        s = self.settings
+        heads = s.heads or target.num_heads
+        if target.hidden_size % heads:
+            raise ValueError(
+                f"--heads {heads} must divide the hidden size {target.hidden_size}, as llama's configs ask"
+            )
+        return replace(
+            target,
+            intermediate_size=s.mlp or target.intermediate_size,
+            num_layers=1,
+            num_heads=heads,
+            num_kv_heads=s.kv_heads or target.num_kv_heads,
+            rope=RopeSpec(target.head_dim, target.rope.theta),
+            windows=(None,),
+            qkv_bias=False,
+            o_bias=False,
+            mlp_bias=False,
+            qk_norm=False,
+            tied=False,
+            extra_modules=0,
+        )
+
+    @staticmethod
+    def _layer(spec: DecoderSpec) -> dict[str, Any]:
+        """The config of a llama's layer of such a shape."""
+        activation = next(name for name, ours in ACTIVATIONS.items() if ours == spec.activation)
+        return {
+            "model_type": "llama",
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": spec.num_heads,
+            "num_key_value_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "hidden_act": activation,
+            "rms_norm_eps": spec.norm_eps,
+            "rope_theta": spec.rope.theta,
+            "vocab_size": spec.vocab_size,
+            "max_position_embeddings": spec.max_length,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        }
+
+
+def usual_taps(layers: int) -> tuple[int, int, int]:
+    """The layers of a target with so many whose inputs are read where config.json does not say."""
+    return 2, layers // 2, layers - 3
+
+
+def taps(layers: int) -> tuple[int, int, int]:
+    """The usual ones; of a shallow target those that it has."""
+    return usual_taps(layers) if layers >= 6 else (0, layers // 2, layers - 1)

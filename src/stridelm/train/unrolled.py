@@ -1,0 +1,87 @@
+"""A head unrolled over its own output, as serving chains it (draft/follow.py), behind every entry of a text at once.
+
+Entry i is made of the target's state i and of token i + 1, and guesses token i + 2. A chain behind entry s goes on with
+entries s + 1, s + 2, ...: each is made of what came out of the one before it and of the next token, here the true one,
+and sees the entries 0..s that have the target's states, and its own chain's. Entries of equal depth run together:
+
+    keys               | folded 0 1 2 3 4 | depth 2, behind 2 3 4 | depth 3, behind 2 3 4
+    depth 1, entry 3   |        x x x x . |                       |
+    depth 2, behind 3  |        x x x x . |                 . x . |
+    depth 3, behind 3  |        x x x x . |                 . x . |                 . x .
+
+This is the training-time test of EAGLE-3 (arXiv 2503.01840, section 3.1) and the recursion of FastMTP (arXiv
+2509.18362).
+
+Legend: B sequences of L tokens, E = L - 2 entries, S starts at a depth (one fewer at each further depth), H width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.draft.heads import FollowingHead
+from stridelm.kernels.ops import Turn
+from stridelm.kernels.plain import turned
+from stridelm.train.dense import by_row, by_sequence, flat_positions, masked_attention
+from stridelm.types import States
+
+
+class ChainAttend:
+    """A head's `attend` while it is unrolled: its first call brings the folded entries of B sequences, every further
+    one an entry of each chain."""
+
+    def __init__(self, batch: int, first: int) -> None:
+        """first: entry behind which the first chain starts."""
+        self.batch, self.first = batch, first
+        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+        self._parts.append((k, v))
+        chained = len(self._parts) - 1
+        if not chained:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return by_row(out)
+        starts = q.shape[2]
+        seen = (self.first + starts, *[starts] * chained)
+        keys, values = (
+            torch.cat([part[:, :, :count] for part, count in zip(parts, seen, strict=True)], dim=2)
+            for parts in zip(*self._parts, strict=True)
+        )
+        return by_row(masked_attention(q, keys, values, chain_mask(self.first, starts, chained, q.device)))
+
+
+def chain_mask(first: int, starts: int, chained: int, device: torch.device) -> torch.Tensor:
+    """Which keys the newest entries see: [S, first + S + chained * S] bool, folded entries, then depth by depth."""
+    start = torch.arange(starts, device=device)
+    folded = torch.arange(first + starts, device=device) <= first + start[:, None]
+    own = start == start[:, None]
+    return torch.cat((folded, own.repeat(1, chained)), dim=1)
+
+
+def unrolled(
+    head: FollowingHead, states: States, rows_BL: torch.Tensor, first: int, depth: int
+) -> Iterator[torch.Tensor]:
+    """What comes out of the head at depths 1 to `depth`: [B, S, H] each.
+
+    states: of the target, B * L rows. Number s at depth j is behind entry first + s, and guesses token
+    first + s + j + 1.
+    """
+    batch, length = rows_BL.shape
+    device, entries = rows_BL.device, length - 2
+    attend = ChainAttend(batch, first)
+    own = (torch.arange(batch, device=device)[:, None] * length + torch.arange(entries, device=device)).flatten()
+    ids, positions = rows_BL[:, 1 : 1 + entries], flat_positions(batch, entries, device)
+    out = head.forward(0, ids.flatten(), head.features(states, own), positions, attend)
+    fed = out.unflatten(0, (batch, entries))[:, first:]
+    yield fed
+    for step in range(2, depth + 1):
+        starts = fed.shape[1] - 1
+        ids = rows_BL[:, first + step : first + step + starts]
+        positions = flat_positions(batch, starts, device) + first + step - 1
+        out = head.forward(0, ids.flatten(), fed[:, :starts].flatten(0, 1), positions, attend)
+        fed = out.unflatten(0, (batch, starts))
+        yield fed

@@ -1,0 +1,140 @@
+"""What a head is trained to say is what it says when it serves, and nothing of it comes from the future."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stridelm import LLM, SamplingParams
+from stridelm.draft.follow import FollowingDrafter
+from stridelm.draft.heads import FollowingHead
+from stridelm.models.layers.decoder import Decoder
+from stridelm.models.loader import load_model
+from stridelm.train.continuations import Continuations, Plan
+from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
+from stridelm.train.head_objective import target_states
+from stridelm.train.settings import EagleSettings, MtpSettings
+from stridelm.train.unrolled import chain_mask, unrolled
+from stridelm.types import States
+
+DEPTH, VOCAB = 4, 64
+KINDS = {
+    "mtp": lambda: MtpKind(MtpSettings()),
+    "eagle3": lambda: Eagle3Kind(EagleSettings(draft_vocab_size=40, mlp=48, kv_heads=1)),
+}
+PLAN = Plan(1, 24, 8, 1, 0.5, 0, "uint16", (), "", "")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request) -> HeadKind:
+    return KINDS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def path(checkpoint) -> Path:
+    return checkpoint("qwen3", num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+
+
+@pytest.fixture(scope="module")
+def target(path) -> Decoder:
+    return load_model(path, serving=False).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def rows() -> torch.Tensor:
+    return torch.randint(3, VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def head(kind, target, rows) -> FollowingHead:
+    """A head as if trained: what training starts with at zero is drawn too."""
+    head = kind.build(target, Continuations(PLAN, rows.numpy().astype("uint16")), seed=0).requires_grad_(False)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in head.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return head
+
+
+@torch.no_grad()
+def said(head: FollowingHead, states: States, rows: torch.Tensor, first: int, depth=DEPTH) -> list[torch.Tensor]:
+    """[B, S, V] logits at each depth."""
+    return [head.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2]) for x in unrolled(head, states, rows, first, depth)]
+
+
+def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, monkeypatch):
+    """Of every draft of a request, with its guesses as the text: the same logits at every depth."""
+    save_file(kind.tensors(head, torch.float32), tmp_path / "model.safetensors")
+    config = kind.config(head, json.loads((path / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafts: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
+    propose = FollowingDrafter.propose
+
+    def watched(self, group):
+        logits: list[torch.Tensor] = []
+        say = self.head.logits
+
+        def heard(fed):
+            logits.append(say(fed))
+            return logits[-1].clone()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self.head, "logits", heard)
+            draft = propose(self, group)
+        slot = int(group.slots[0])
+        if draft.live.any():  # not before the prompt is folded
+            drafts.append((group.table.tokens[slot, : int(group.table.known[slot])].clone(), draft.tokens[0], logits))
+        return draft
+
+    monkeypatch.setattr(FollowingDrafter, "propose", watched)
+    options = {"dtype": "float32", "skip_tokenizer_init": True, "num_pages": 16, "strict": True}
+    llm = LLM(str(path), drafter=kind.drafter, drafter_model=str(tmp_path), depth=DEPTH, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    llm.generate([list(range(5, 14))], params)
+    assert sum(len(served) == DEPTH for _, _, served in drafts) > 4
+    for known, guesses, served in drafts:  # the last ones are cut to the tokens that are left
+        text = torch.cat((known, guesses))[None]
+        trained = said(head, target_states(target, text, head.taps), text, len(known) - 2, len(served))
+        for ours, theirs in zip(trained, served, strict=True):
+            torch.testing.assert_close(ours[0, 0], theirs[0], atol=1e-4, rtol=1e-4)
+
+
+def test_chains_all_at_once_are_chains_one_by_one(target, head, rows):
+    states = target_states(target, rows, head.taps)
+    together = said(head, states, rows, 6)
+    for start in range(6, 24 - 1 - DEPTH):
+        width = start + DEPTH + 2
+        short = rows[:, :width]
+        alone = said(head, target_states(target, short, head.taps), short, start)
+        for depth in range(DEPTH):
+            torch.testing.assert_close(together[depth][:, start - 6], alone[depth][:, 0], atol=1e-4, rtol=1e-4)
+
+
+def test_no_future_leaks(target, head, rows):
+    """A guess of token t knows the tokens before t, and the target's states up to its chain's start alone."""
+    first, changed = 6, 14
+    states = target_states(target, rows, head.taps)
+    before = said(head, states, rows, first)
+    other = rows.clone()
+    other[:, changed:] = (other[:, changed:] + 1) % VOCAB
+    after = said(head, target_states(target, other, head.taps), other, first)
+    late = torch.arange(24).repeat(2) >= changed
+    final = torch.where(late[:, None], states.final + 1, states.final)
+    inputs = {layer: torch.where(late[:, None], x + 1, x) for layer, x in states.inputs.items()}
+    elsewhere = said(head, States(final, inputs), rows, first)
+    for depth in range(1, DEPTH + 1):
+        blind = changed - first - depth  # the number of the first start whose guess has read a changed token
+        assert torch.equal(after[depth - 1][:, :blind], before[depth - 1][:, :blind])
+        assert not torch.equal(after[depth - 1][:, blind], before[depth - 1][:, blind])
+        unseeing = changed - first
+        assert torch.equal(elsewhere[depth - 1][:, :unseeing], before[depth - 1][:, :unseeing])
+        if before[depth - 1].shape[1] > unseeing:
+            assert not torch.equal(elsewhere[depth - 1][:, unseeing], before[depth - 1][:, unseeing])
+
+
+def test_the_mask_is_the_one_drawn_in_the_docstring():
+    mask = chain_mask(2, 3, 2, torch.device("cpu"))
+    assert mask[1].tolist() == [c == "1" for c in "11110010010"]
