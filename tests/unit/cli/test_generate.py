@@ -264,8 +264,8 @@ def test_a_trace_follows_every_token(generate: Generate, tmp_path: Path) -> None
 
 
 MISUSE: dict[str, tuple[list[str], str]] = {
-    "unknown drafter": (["--drafter", "crystal"], "choose one of: mask, ngram, none"),
-    "unknown rule": (["--acceptance", "hope"], "choose one of: exact, synthetic"),
+    "unknown drafter": (["--drafter", "crystal"], "choose one of: "),
+    "unknown rule": (["--acceptance", "hope"], "choose one of: block, exact, rejection"),
     "unknown dtype": (["--dtype", "int3"], "choose one of: auto, bfloat16"),
     "unknown device": (["--device", "abacus"], "choose auto, cpu, cuda"),
     "unknown backend": (["--attention", "none"], "choose one of:"),
@@ -279,7 +279,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
         "it works with: mask",
     ),
     "confidence unheard": (["--drafter", "ngram", "--confidence", "0.5"], "leave it out"),
-    "drafter model unheard": (["--drafter-model", "x"], "leave it out"),
+    "no drafter model": (["--drafter-model", "x"], "give a directory with config.json"),
     "negative temperature": (["--temperature", "-1"], "from 0.0"),
     "temperature is no number": (["--temperature", "nan"], "from 0.0"),
     "no tokens": (["--max-tokens", "0"], "from 1"),
