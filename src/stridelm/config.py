@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from os import PathLike
+from typing import Any
 
 from stridelm.params import Speculation, check_flag, number, option, token_ids
 
@@ -18,7 +20,10 @@ class EngineConfig:
     """Raises ValueError, on construction, for a value that could never work."""
 
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
-    drafter: str = option("auto", "who drafts: none, ngram, suffix, mask, or auto for the best that the model can run")
+    drafter: str = option(
+        "auto",
+        "who drafts: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best that can run",
+    )
     depth: int | None = option(
         None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
     )
@@ -42,7 +47,10 @@ class EngineConfig:
     )
     num_draft_tokens: int | None = option(None, "with draft_topk over 1: rows of the draft")
     token_tree: str | None = option(None, "a fixed tree instead: paths of ranks, such as '[(0,), (1,), (0, 0)]'")
-    prompt_lookup_min: int | None = option(None, "with ngram: shortest suffix that counts as a match, in tokens")
+    prompt_lookup_min: int | None = option(
+        None,
+        "with ngram: shortest suffix that counts as a match, in tokens; with a head: of one that replaces its draft",
+    )
     prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
     suffix_decoding_max_spec_factor: float | None = option(
         None, "with suffix: levels of the draft for each token of the match (1)"
@@ -114,6 +122,8 @@ class EngineConfig:
                 )
             fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, open_low=True)
             self._settle("kv_memory_fraction", fraction)
+        if not all(isinstance(path, str | PathLike) for path in self.drafter_models):
+            raise ValueError(f"drafter_model takes a directory, or a sequence of them; got {self.drafter_model!r}")
         if self.mask_token_id is not None:
             self._settle("mask_token_id", _masks(self.mask_token_id))
         _ = self.speculation  # refuses what it cannot be made of
@@ -132,8 +142,8 @@ class EngineConfig:
     @property
     def drafter_models(self) -> tuple[str, ...]:
         """`drafter_model` as a sequence."""
-        given = self.drafter_model
-        return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+        given: Any = self.drafter_model
+        return () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
 
     @property
     def may_capture(self) -> bool:

@@ -149,7 +149,11 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
     kinds = [job.speculation for job in jobs]
     jobs = [replace(job, speculation=kind) for job, kind in zip(jobs, [*kinds[1:], kinds[0]])]
     warm = check_identity(stand, jobs, llm=llm)
-    assert all(o.metrics is not None and o.metrics.cached_tokens > 0 for o in warm if o.prompt_logprobs is None)
+    for job, output in zip(jobs, warm):
+        # Who keeps KV of its own finds only pages that it has written to itself.
+        follows = DRAFTERS.get((job.speculation or {})["drafter"]).follows
+        if not follows and output.prompt_logprobs is None:
+            assert output.metrics is not None and output.metrics.cached_tokens > 0
     longer = [replace(job, prompt=job.prompt + output.outputs[0].token_ids) for job, output in zip(jobs, warm)]
     again = check_identity(stand, longer, llm=llm)
     grown = [o.metrics.cached_tokens > len(job.prompt) for o, job in zip(again, jobs) if o.metrics is not None]

@@ -130,7 +130,7 @@ def _drafters(target: Target) -> list[dict[str, Any]]:
                 "usable": reason is None,
                 "why_not": reason,
                 "weights": str(target.heads[name]) if name in target.heads else None,
-                "default_depth": drafter.default_depth,
+                "default_depth": drafter.usual_depth(target) if reason is None else drafter.default_depth,
                 "acceptance": usable,
                 "lossy": [rule for rule in usable if not rules[rule].lossless],
                 "options": sorted(drafter.options.union(*(rules[rule].options for rule in usable))),

@@ -15,6 +15,8 @@ for _name, _class in (
     ("mask", "MaskDrafter"),
     ("mtp", "MtpDrafter"),
     ("eagle", "EagleDrafter"),
+    ("medusa", "MedusaDrafter"),
+    ("model", "ModelDrafter"),
 ):
     if (Path(__file__).parent / _name / "__init__.py").is_file():
         DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")

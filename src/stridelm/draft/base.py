@@ -119,6 +119,11 @@ class Drafter:
         """What room to leave for it, if it is the one that the engine is started with."""
         return Burden()
 
+    @classmethod
+    def usual_depth(cls, target: Target) -> int:
+        """The depth of a request that asks for none."""
+        return cls.default_depth
+
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         """Draft rows needed at depth 0, 1, ..., nondecreasing. Raises ValueError if the depth cannot be run."""
         return (0,)

@@ -60,7 +60,7 @@ def grow_dynamic(
 ) -> Draft:
     """A dynamic tree of so many levels and rows. ready: [R] requests that have a draft at all."""
     requests, device = fed_RH.shape[0], fed_RH.device
-    values, tokens = scores(fed_RH[:, None], 1)[:, 0].topk(branches)
+    values, tokens = _finite(scores(fed_RH[:, None], 1)[:, 0]).topk(branches)
     all_values, all_tokens = [values], [tokens]
     parents = [torch.full_like(tokens, -1)]
     index = torch.arange(branches, device=device).expand(requests, -1)  # of the growing nodes among all that came up
@@ -70,7 +70,7 @@ def grow_dynamic(
         own = torch.ones_like(above) << (first + torch.arange(branches, device=device))
         sprout = Sprout(tokens, fed, above | own, first, level)
         fed = grow(sprout)
-        gained, guesses = scores(fed, level + 1).topk(branches)
+        gained, guesses = _finite(scores(fed, level + 1)).topk(branches)
         came_up = sum(part.shape[1] for part in all_values)
         total = (values[:, :, None] + gained).flatten(1)
         all_values.append(total)
@@ -81,6 +81,11 @@ def grow_dynamic(
         fed = fed.gather(1, mother[:, :, None].expand(-1, -1, fed.shape[2]))
         above = sprout.ancestors.gather(1, mother)
     return _pick(torch.cat(all_values, 1), torch.cat(all_tokens, 1), torch.cat(parents, 1), depth, rows, ready)
+
+
+def _finite(scores: torch.Tensor) -> torch.Tensor:
+    """What is no number is never likely: it would come before its parent."""
+    return scores.nan_to_num(nan=float("-inf"), neginf=float("-inf"))
 
 
 def _pick(
@@ -224,6 +229,10 @@ class Branching:
     @classmethod
     def of(cls, speculation: Speculation, depth: int) -> Branching:
         """Raises ValueError for what does not go together, or is wider than a draft may be."""
+        if speculation.branches and speculation.looks_up:
+            raise ValueError(
+                "a looked-up draft replaces a chain; leave prompt_lookup_min out, or draft_topk and token_tree"
+            )
         tree, topk, rows = speculation.token_tree, speculation.draft_topk, speculation.num_draft_tokens
         if tree is not None:
             if topk is not None or rows is not None:
@@ -237,9 +246,15 @@ class Branching:
             if rows is not None:
                 raise ValueError("num_draft_tokens would have no effect on a chain; give draft_topk over 1, or depth")
             return cls()
-        rows = rows or min(MAX_DRAFT_ROWS, topk * depth)
+        rows = rows or min(MAX_DRAFT_ROWS, topk * max(1, depth))
         if rows > MAX_DRAFT_ROWS:
             raise ValueError(f"num_draft_tokens {rows} is over {MAX_DRAFT_ROWS}, the most rows a draft may have")
+        attainable = dynamic_rows(depth, topk, MAX_DRAFT_ROWS)
+        if depth and rows > attainable:
+            raise ValueError(
+                f"num_draft_tokens {rows} is over {attainable}, all that comes up at depth {depth} with draft_topk "
+                f"{topk}; lower it, or raise one of the others"
+            )
         grown = topk * (depth - 1)
         if grown > min(rows + 1, MAX_DRAFT_ROWS):
             raise ValueError(

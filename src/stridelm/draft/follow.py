@@ -63,8 +63,8 @@ class FollowingDrafter(Drafter):
         with torch.device("meta"):
             head = self.empty(target, serving.model)
         self.head = self.load(head, serving)
-        serving.runner.tap(self.head.taps)
         self._runner = HeadRunner(self.head, serving)
+        serving.runner.tap(self.head.taps)
         spec = self.head.spec
         self.head.ops.prepare(serving.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
         slots, width = target.max_num_seqs + 1, spec.hidden_size
@@ -106,10 +106,6 @@ class FollowingDrafter(Drafter):
             raise ValueError(f"depth {depth} is over {turns}, the modules that the checkpoint has; lower it")
         replacing_lengths(speculation)
         branching = Branching.of(speculation, depth)
-        if branching != Branching() and speculation.looks_up:
-            raise ValueError(
-                "a looked-up draft replaces a chain; leave prompt_lookup_min out, or draft_topk and token_tree"
-            )
         if turns > 1 and branching != Branching():
             raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
         return branching.ladder(depth)
@@ -179,13 +175,15 @@ class FollowingDrafter(Drafter):
     ) -> torch.Tensor:
         """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on."""
         requests, entries, width = fed_REH.shape
+        # All are run to one depth: behind its own rows a request has null pages.
+        most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
         rows = place(
             lines((entries,) * requests, starts.device),
             group.slots,
             starts.clamp(min=0),
             torch.full_like(starts, entries),
             self.serving,
-            max(span.end for span in group.spans),
+            most,
         )
         # Of a request that was never folded, what lies there is another's.
         rows = rows.only(self._ready[group.slots][rows.span_N])
@@ -195,11 +193,10 @@ class FollowingDrafter(Drafter):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        levels = verdict.path.shape[1]
         fresh = batch.reals[group.indices] + verdict.kept[group.indices]
         tailed = self._tailed[group.slots]
         tail = self._tail.shape[1]
-        bounds = tuple(tail + span.real + min(span.draft, levels) for span in group.spans)
+        bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
         committed = group.table.committed[group.slots]
         rows = place(
             lines(bounds, group.slots.device),
@@ -262,5 +259,5 @@ def _firsts(batch: ForwardBatch) -> torch.Tensor:
     """[R] the step's first row of each span."""
     if isinstance(batch.geometry, DeviceGeometry):
         return batch.geometry.firsts.to(torch.int64)
-    counts = torch.tensor(batch.geometry.counts)
+    counts = torch.tensor(batch.geometry.counts, device=batch.ids.device)
     return counts.cumsum(0) - counts

@@ -7,6 +7,7 @@ architecture. So a drafter recognises its own by both, names of tensors and conf
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ import torch
 
 from stridelm.draft import DRAFTERS
 from stridelm.models.loader import read_headers, read_tensors
+
+logger = logging.getLogger(__name__)
 
 BESIDE = "drafters"
 """Folder of a checkpoint in which heads that were made for it lie, one directory each."""
@@ -110,10 +113,10 @@ def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
         if name in heads:
             raise ValueError(f"{heads[name]} and {path} are both weights for drafter {name!r}; give one of them")
         heads[name] = path
-    for path in sorted((model / BESIDE).iterdir()) if (model / BESIDE).is_dir() else ():
-        name = whose(path)
-        if name is not None:
-            heads.setdefault(name, path)
+    for path in sorted((model / BESIDE).glob("*/config.json")):
+        name = whose(path.parent)
+        if name is not None and heads.setdefault(name, path.parent) != path.parent:
+            logger.info("drafter %s: %s, not %s", name, heads[name], path.parent)
     return heads
 
 

@@ -37,7 +37,10 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     depth = speculation.depth
     if depth and drafter.default_depth == 0:
         raise ValueError(f"depth {depth} would have no effect with drafter {name!r}; leave it out")
-    depth = drafter.default_depth if depth is None else depth
+    if depth is None:
+        tree = speculation.token_tree
+        depth = drafter.usual_depth(target) if tree is None else max(map(len, tree), default=0)
+    _check_branches(speculation, target.vocab_size)
     if rule.simulated:
         _check_length(speculation, rule.name, depth)
         _warn_of_simulation()
@@ -58,6 +61,14 @@ def best_drafter(speculation: Speculation, target: Target) -> str:
             return name
         reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule.name}'}")
     raise ValueError(f"no drafter can run under acceptance {rule.name!r} on this model: {'; '.join(reasons)}")
+
+
+def _check_branches(speculation: Speculation, vocab_size: int) -> None:
+    """Refuse more children of a node than there are tokens."""
+    ranks = [1 + rank for path in speculation.token_tree or () for rank in path if isinstance(rank, int)]
+    most = max([speculation.draft_topk or 1, *ranks])
+    if most > vocab_size:
+        raise ValueError(f"a node cannot have {most} children, the vocabulary has {vocab_size} tokens; lower it")
 
 
 def _check_length(speculation: Speculation, rule: str, depth: int) -> None:

@@ -15,13 +15,16 @@ from typing import Any, Protocol
 import torch
 
 from stridelm.attention.base import AttentionBackend
-from stridelm.cache.pool import PagePool
+from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, LayerKV
 from stridelm.run.eager import EagerRunner, PagedAttend
 from stridelm.run.padded import Frame, frame
 from stridelm.run.state import PageTables
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
+
+MOST_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
+"""Rows of a request that a captured step may want of a head: a tail, the last token, and a draft."""
 
 
 class Head(Protocol):
@@ -69,7 +72,7 @@ class Lines:
 
 def lines(bounds: tuple[int, ...], device: torch.device) -> Lines:
     """bounds: most rows of each request."""
-    if len(set(bounds)) == 1:
+    if len(set(bounds)) == 1 and bounds[0] <= MOST_CAPTURED:
         return _even(len(bounds), bounds[0], device)
     return Lines(frame(tuple((bound, 0, True) for bound in bounds), 0, device))
 
@@ -147,7 +150,9 @@ def place_nodes(
     storage = base_R[span] + first + offset
     positions = base_R[span] + level - 1
     nodes = torch.full_like(base_R, ancestors_RE.shape[1])
-    shape = _Shape(base_R, nodes, torch.zeros_like(base_R), first + offset, ancestors_RE.flatten(), positions)
+    # A request's row i is stored at start + i, and its draft begins at start + real: some nodes before the first row.
+    reals = torch.full_like(base_R, -first)
+    shape = _Shape(base_R + first, nodes, reals, first + offset, ancestors_RE.flatten(), positions)
     slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), serving)
     last = rows.firsts_R + nodes - 1
     return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, serving, most), last)
@@ -214,10 +219,13 @@ class HeadRunner:
     """A head's own pool, and attention over it."""
 
     def __init__(self, head: Head, serving: Serving) -> None:
+        """Raises ValueError if there is no room for the pool, or attention cannot serve the head."""
         self._head = head
         self._serving = serving
         device = serving.model.norm.device
         serving.attention.check(head.kv_layout, head.query_heads, serving.dtype)
+        page_bytes = serving.page_size * bytes_per_token(head.kv_layout, serving.dtype)
+        Room(device, free_memory(device)).check(max(serving.pages.values()), page_bytes)
         self.pool = PagePool(head.kv_layout, serving.pages, serving.page_size, serving.dtype, device)
 
     def attend(self, rows: HeadRows) -> PagedAttend:

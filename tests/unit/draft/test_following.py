@@ -144,6 +144,22 @@ def test_on_bounds(tmp_path: Path, name: str) -> None:
             ahead.check()
 
 
+@pytest.mark.parametrize("name", ["deepseek", "eagle3"])
+def test_unequal_neighbours(tmp_path: Path, name: str) -> None:
+    """Requests of one step are run to one depth; who asked for less neither reads nor writes beyond its pages."""
+    options, _ = HEADS[name](tmp_path)
+    llm = engine(options, page_size=1, attention="reference", depth=9)
+    shallow, deep = (
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, speculation={"depth": depth})
+        for depth in (1, 9)
+    )
+    jobs = prompts(4)
+    said = [output.outputs[0].token_ids for output in llm.generate(jobs, [shallow, deep, shallow, deep])]
+    plain = engine(options, depth=0).generate(jobs, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    assert said == [output.outputs[0].token_ids for output in plain]
+    llm.check()
+
+
 TREES: dict[str, dict[str, Any]] = {
     "dynamic": {"draft_topk": 3, "num_draft_tokens": 9, "depth": 3},
     "static": {"token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]", "depth": 3},
@@ -183,7 +199,13 @@ def test_trees(tmp_path: Path, name: str, tree: str) -> None:
                     at = parents.index(at)
                     path.append(tokens[at])
                 if tree == "static":
-                    assert path == first.tokens[: len(path)], (span.request.id, span.request.known, span.depth, tokens, parents)
+                    assert path == first.tokens[: len(path)], (
+                        span.request.id,
+                        span.request.known,
+                        span.depth,
+                        tokens,
+                        parents,
+                    )
                 checked += 1
 
     llm.engine.tracer = look

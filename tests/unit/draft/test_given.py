@@ -166,11 +166,13 @@ def test_modules_that_are_declared_and_not_there(tmp_path: Path) -> None:
 
 TREES = {
     "wider than a draft": ({"draft_topk": 9, "depth": 9}, ("grows 72 nodes",)),
+    "wider than comes up": ({"draft_topk": 2, "depth": 2, "num_draft_tokens": 60}, ("60", "over 6")),
+    "more children than tokens": ({"token_tree": "[(64,)]"}, ("65 children", "64 tokens")),
     "budget alone": ({"num_draft_tokens": 9}, ("no effect on a chain",)),
     "no tree": ({"token_tree": "[(0, 0)]"}, ("needs (0,)",)),
     "no paths": ({"token_tree": "7"}, ("paths of ranks",)),
     "a gap": ({"token_tree": "[(1,)]"}, ("needs (0,)",)),
-    "too many": ({"token_tree": str([(n,) for n in range(65)]), "depth": 1}, ("65 nodes",)),
+    "too many": ({"token_tree": str([(0,), *((0, n) for n in range(64))]), "depth": 2}, ("65 nodes",)),
     "both": ({"token_tree": "[(0,)]", "draft_topk": 2, "depth": 1}, ("no effect",)),
     "deeper than the tree": ({"token_tree": "[(0,)]", "depth": 2}, ("levels of token_tree",)),
     "block": ({"draft_topk": 2, "acceptance": "block"}, ("chains alone",)),

@@ -44,7 +44,7 @@ def lines_of(out: io.StringIO) -> list[Line]:
 def jobs_of(stand: Stand) -> list[Job]:
     """One request of every drafter and depth, trees and a lossy one; the first prompt takes three chunks."""
     params = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True, seed=3)
-    kinds = [*all_speculations(stand.target), speculation(stand.target, "mask", "default", "trust")]
+    kinds = [*all_speculations(stand), speculation(stand, "mask", "default", "trust")]
     jobs = [Job([5 + i, 6, 7, 8, 6, 7, 8, 6], params, kind) for i, kind in enumerate(kinds)]
     jobs[0].prompt = [(7 * i) % 60 for i in range(150)]
     for job in jobs:

@@ -18,6 +18,8 @@ from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.hf import common_fields
 
 VOCABULARY = ("d2t", "t2d")
+FOREIGN = ("architectures", "model_type", "layer_types", "max_window_layers")
+"""Fields that heads copy from their targets and that say nothing of one llama layer."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,15 @@ class Layout:
         inner = config.get("eagle_config") or {}
         key = "eagle_aux_hidden_state_layer_ids"
         named = config.get(key) or inner.get(key)
+        if named and not (isinstance(named, list) and all(isinstance(layer, int) for layer in named)):
+            raise ValueError(f"{self.given.path}/config.json: {key} takes a list of layers; got {named!r}")
         return tuple(named) if named else (2, layers // 2, layers - 3)
 
     def spec(self) -> DecoderSpec:
         """Of the layer. Raises ValueError for fields that no layer can have."""
         from transformers import LlamaConfig
 
-        known = {name: value for name, value in self.layer.items() if name not in ("architectures", "model_type")}
+        known = {name: value for name, value in self.layer.items() if name not in FOREIGN}
         try:
             config = LlamaConfig(**{**known, "num_hidden_layers": 1, "tie_word_embeddings": False})
             biased = bool(config.attention_bias)

@@ -1,29 +1,34 @@
 """Drafting with Medusa heads (arXiv 2401.10774): several guesses at once from one state of the target.
 
 The state is the one from which the last known token was drawn: of the row that the next step grows from, behind the
-final norm. It is kept when a step is observed; nothing else is, there is no KV and nothing to catch up with.
+final norm. It is kept when a step is observed; nothing else is: there is no KV and nothing to catch up with. What a
+head says does not depend on the guesses before it, so all nodes of a tree's level have the same children.
 
-Legend: R requests of the group, D depth, H hidden width, S slots.
+Legend: R requests of the group, D depth, E nodes of a level, H hidden width, S slots, V vocabulary.
 """
 
 from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, Target, chain, within_bounds
+from stridelm.draft.base import Burden, Drafter, Group, Target
+from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
 from stridelm.draft.given import Given, given
+from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
 from stridelm.draft.heads import load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
+from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import Serving
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Request, Verdict
+from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
 
 class MedusaDrafter(Drafter):
     name = "medusa"
+    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree", "prompt_lookup_min", "prompt_lookup_max"})
     default_depth = 3
     takes = "Medusa heads"
 
@@ -31,13 +36,9 @@ class MedusaDrafter(Drafter):
         """Raises ValueError for weights that do not fit their layout."""
         super().__init__(target, sampler, serving)
         assert serving is not None
-        layout = _layout(target)
-        assert layout is not None
-        with torch.device("meta"):
-            heads = MedusaHeads(layout)
-        tensors = layout.tensors if target.weighted else None
-        self.heads = load_head(heads, layout.given.path, tensors, serving)
-        slots = target.max_num_seqs + 1
+        heads = _empty(target)
+        layout, slots = heads.layout, target.max_num_seqs + 1
+        self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, serving)
         self._states = torch.zeros(slots, layout.width, dtype=serving.dtype, device=target.device)
         """[S, H] the target's state from which the last known token was drawn."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
@@ -54,25 +55,59 @@ class MedusaDrafter(Drafter):
             return "it has no Medusa heads; give the directory of heads that were trained for it as drafter_model"
         return layout.misfit(target)
 
+    @classmethod
+    def usual_depth(cls, target: Target) -> int:
+        return min(cls.default_depth, _empty(target).layout.heads)
+
+    @classmethod
+    def burden(cls, target: Target, model: Decoder) -> Burden:
+        return Burden(sum(parameter.numel() for parameter in _empty(target).parameters()))
+
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         if depth > self.heads.layout.heads:
             raise ValueError(f"depth {depth} is over {self.heads.layout.heads}, the Medusa heads there are; lower it")
-        return tuple(range(depth + 1))
+        replacing_lengths(speculation)
+        return Branching.of(speculation, depth).ladder(depth)
+
+    def kind(self, span: Span) -> tuple[Branching, int, bool]:
+        speculation = span.request.speculation
+        branching = Branching.of(speculation, speculation.depth or 0)
+        return branching, span.depth if branching != Branching() else 0, is_weighed(span)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
 
     def propose(self, group: Group) -> Draft:
-        depth, slots = max(span.draft for span in group.spans), group.slots
-        logits_RDV = self.heads(self._states[slots], depth)
-        positions_RD = group.table.known[slots][:, None] + torch.arange(depth, device=slots.device)
-        host_slots = [span.request.slot for span in group.spans for _ in range(depth)]
-        # No head knows what those before it guess, and neither do penalties here: only acceptance can suffer.
-        rows = Rows(slots.repeat_interleave(depth), positions_RD.flatten())
-        tokens = self.sampler.draw(logits_RDV.flatten(0, 1), rows, host_slots)
-        live = self._ready[slots][:, None] & within_bounds(group, depth)
-        return chain(depth, CANDIDATE, slots.device).draft(tokens.view(-1, depth), live)
+        branching, depth, weighed = self.kind(group.spans[0])
+        if branching != Branching():
+            return self._tree(group, branching, depth, weighed)
+        guesses = Chain(group, self.sampler)
+        logits_RDV = self.heads(self._states[group.slots], guesses.depth)
+        for level in range(guesses.depth):
+            guesses.draw(logits_RDV[:, level])
+        return guesses.draft(self._ready[group.slots])
+
+    def _tree(self, group: Group, branching: Branching, depth: int, weighed: bool) -> Draft:
+        slots, known = group.slots, group.table.known[group.slots]
+        states, ready = self._states[slots], self._ready[slots]
+        logits_RDV = self.heads(states, depth)
+        host_slots = [span.request.slot for span in group.spans]
+
+        def scores(fed_REH: torch.Tensor, level: int) -> torch.Tensor:
+            logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
+            # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
+            said = self.sampler.leanings(logits, rows, host_slots, noisy=not weighed)
+            return said[:, None].expand(-1, fed_REH.shape[1], -1)
+
+        def grow(sprout: Sprout) -> torch.Tensor:
+            return sprout.fed_REH
+
+        if branching.tree is None:
+            rows = dynamic_rows(depth, branching.topk, branching.rows)
+            return grow_dynamic(states, depth, branching.topk, rows, scores, grow, ready)
+        tree = branching.tree.cut(depth)
+        return grow_static(states, tree, scores, grow, ready[:, None].expand(-1, len(tree.paths)))
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         node = verdict.leaf[group.indices] + 1
@@ -85,3 +120,11 @@ class MedusaDrafter(Drafter):
 def _layout(target: Target) -> MedusaLayout | None:
     path = target.heads.get("medusa")
     return None if path is None else MedusaLayout.of(given(path))
+
+
+def _empty(target: Target) -> MedusaHeads:
+    """Shapes without memory."""
+    layout = _layout(target)
+    assert layout is not None
+    with torch.device("meta"):
+        return MedusaHeads(layout)

@@ -39,7 +39,7 @@ class MedusaHead(nn.Module):
 
 
 class MedusaHeads(LoadableModule):
-    """Heads side by side on one state of the target: from the state that said token i, head j guesses token i + 1 + j."""
+    """Heads side by side: from the target's state that said token i, head j guesses token i + 1 + j."""
 
     def __init__(self, layout: MedusaLayout) -> None:
         super().__init__()

@@ -43,6 +43,11 @@ class MtpDrafter(FollowingDrafter):
         return None
 
     @classmethod
+    def usual_depth(cls, target: Target) -> int:
+        modules = _declared(_source(target).config)
+        return cls.default_depth if modules == 1 else min(cls.default_depth, modules)
+
+    @classmethod
     def empty(cls, target: Target, model: Decoder) -> MtpHead:
         source = _source(target)
         form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
