@@ -327,7 +327,7 @@ def test_weights_that_do_not_fit(target: Path, twin: Path, tmp_path: Path) -> No
 
 
 def test_no_room_for_its_pages(target: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stridelm.draft.model.free_memory", lambda device: 1000)
+    monkeypatch.setattr("stridelm.run.heads.free_memory", lambda device: 1000)
     assert "lower num_pages" in refused(target, twin)
 
 

@@ -303,9 +303,9 @@ def test_an_engine_says_the_same(
     sampler = llm.engine.door._sampler
     with_extra = []
 
-    def draw(logits: torch.Tensor, rows: Rows, slots: list[int]) -> torch.Tensor:
+    def draw(logits: torch.Tensor, rows: Rows, slots: list[int], stream: int = 0) -> torch.Tensor:
         with_extra.append(rows.extra is not None)
-        return sampler._draw_by_kernels(logits, rows, slots)
+        return sampler._draw_by_kernels(logits, rows, slots, stream)
 
     monkeypatch.setattr(sampler, "draw", draw)
     if not lossy:
