@@ -105,11 +105,11 @@ LOSSLESS = lossless_cases()
 
 def samples_of(drafter: str, rule: str) -> int:
     """Requests to watch: fewer where each is drafted for by itself, on the host, and of what is watched closely
-    elsewhere. Looked-up chains are a little of what the trees are."""
+    elsewhere. Looked-up chains and blind trees are a little of what the noisy tree is."""
     elsewhere = rule != "exact" or drafter in {tree.name for tree in DRAWN}
     if elsewhere or DRAFTERS.get(drafter).host_bound:
         return SAMPLES // 10
-    return SAMPLES // 5 if drafter == "ngram" else SAMPLES
+    return SAMPLES // 5 if drafter in ("ngram", "blind_tree") else SAMPLES
 
 
 def lab_of(drafter: str, rule: str, parameters: SamplingParams | None = None) -> Lab:
