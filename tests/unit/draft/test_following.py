@@ -3,7 +3,6 @@ whatever was rejected, shared, cut into chunks or computed again on the way. Sta
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,35 +10,37 @@ from typing import Any
 import pytest
 
 from stridelm import LLM, SamplingParams
-from stridelm.schedule import planner
 from support import head_oracles
 from support.bounds import BOUNDS, bounds_registered
 from support.checkpoints import write
 from support.head_checkpoints import write_eagle, write_mtp
+from support.head_oracles import Drafted
+from support.watch import CLOSE, VOCAB, Watch, continued, prompts, vary_depths
+from support.watch import engine as serve
 
 DEPTH = 3
-CLOSE = 1e-2
-"""A guess this little ahead of the second best may fall either way."""
-Oracle = Callable[[list[int]], Any]
+Oracle = Callable[[list[int], list[int]], Drafted]
+"""(known tokens, what was drafted behind them) -> what was to be drafted, as much of it."""
 
 
 def mtp(form: str, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
-        write_mtp(path / "model", form, modules, vocab_size=5)
+        write_mtp(path / "model", form, modules, vocab_size=VOCAB)
         oracle = head_oracles.mtp(path / "model", form)
         options = {"model": str(path / "model"), "drafter": "mtp"}
-        return options, (lambda ids: oracle.in_turn(ids)) if modules > 1 else (lambda ids: oracle.recursive(ids, DEPTH))
+        drafts = oracle.in_turn if modules > 1 else oracle.recursive
+        return options, lambda ids, drafted: drafts(ids, len(drafted))
 
     return make
 
 
 def eagle(form: str, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
-        write(path / "model", "qwen3", vocab_size=5)
+        write(path / "model", "qwen3", vocab_size=VOCAB)
         write_eagle(path / "head", path / "model", form, **kind)
         oracle = head_oracles.eagle(path / "head", path / "model", form)
         options = {"model": str(path / "model"), "drafter": "eagle", "drafter_model": str(path / "head")}
-        return options, lambda ids: oracle.recursive(ids, DEPTH)
+        return options, lambda ids, drafted: oracle.recursive(ids, len(drafted))
 
     return make
 
@@ -57,36 +58,8 @@ HEADS = {
 }
 
 
-class Watch:
-    """Holds every draft of an engine against the oracle."""
-
-    def __init__(self, llm: LLM, oracle: Oracle) -> None:
-        self.oracle = oracle
-        self.checked = self.accepted = 0
-        llm.engine.tracer = self
-
-    def __call__(self, plan: Any, draft: Any, batch: Any, outcome: Any) -> None:
-        for row, span in enumerate(plan.spans):
-            live = draft.live[row].tolist() if draft.width else []
-            if not any(live):
-                continue
-            wanted = self.oracle(span.request.token_ids)
-            if wanted.margin > CLOSE:
-                drafted = draft.tokens[row, : sum(live)].tolist()
-                assert drafted == wanted.tokens[: len(drafted)], (span.request.id, span.request.known)
-                self.checked += 1
-            self.accepted += outcome.accepted[row]
-
-
 def engine(options: dict[str, Any], **more: Any) -> LLM:
-    settings = {"dtype": "float32", "skip_tokenizer_init": True, "strict": True, "num_pages": 400, "page_size": 4}
-    depth = {} if "depth" in more else {"depth": DEPTH}
-    return LLM(**{**settings, **options, **depth, **more})
-
-
-def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(5) for _ in range(rng.randint(2, 30))] for _ in range(count)]
+    return serve(**{"depth": DEPTH, "num_pages": 400, **options, **more})
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -101,7 +74,7 @@ def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
     said = [output.outputs[0].token_ids for output in llm.generate(jobs, params)]
     assert watch.checked > 15 and watch.accepted > 0
     # Once more with warm pages, prompts that go on as another did, and one that leaves it in the middle of a page.
-    longer = [job + tokens[:9] for job, tokens in zip(jobs, said)] + [jobs[0] + [(t + 1) % 5 for t in said[0][:3]]]
+    longer = continued(jobs, said)
     outputs = llm.generate(longer, params)
     assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
     llm.check()
@@ -117,8 +90,7 @@ def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     """However the depth changes from step to step, 0 included, what is drafted next is what was to be drafted."""
     options, oracle = HEADS[name](tmp_path)
     depth = {"depth": 2} if name == "mimo-in-turn" else {}
-    rng = random.Random(5)
-    monkeypatch.setattr(planner, "useful_depth", lambda request: rng.choice((0, 0, *range(len(request.ladder)))))
+    vary_depths(monkeypatch)
     llm = engine(options, **depth)
     watch = Watch(llm, oracle)
     llm.generate(prompts(3, seed=3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
@@ -188,7 +160,7 @@ def test_trees(tmp_path: Path, name: str, tree: str) -> None:
             live = draft.live[row]
             tokens, parents = draft.tokens[row][live].tolist(), draft.parents[row][live].tolist()
             ids = span.request.token_ids
-            first = oracle(ids)
+            first = oracle(ids, [0] * DEPTH)
             greedy = [t for t, parent in zip(tokens, parents) if parent == -1]
             best = first.ids_V[first.logits_DV[0].topk(len(greedy)).indices].tolist()
             if first.margin > CLOSE:
