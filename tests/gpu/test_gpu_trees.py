@@ -1,0 +1,41 @@
+"""Trees that heads grow on a GPU are those that they grow on a CPU: each level sees itself and its ancestors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import SamplingParams
+from support.checkpoints import write
+from support.gpu import NEEDS_GPU
+from support.head_checkpoints import write_eagle, write_modules
+from support.watch import VOCAB, engine, prompts
+
+pytestmark = NEEDS_GPU
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dynamic": {"depth": 4, "draft_topk": 3, "num_draft_tokens": 16},
+    "static": {"depth": 3, "token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]"},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drafter", ["mtp", "eagle"])
+def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float) -> None:
+    """What is said is the same whatever is drafted; how much of the drafts was accepted tells the trees apart."""
+    model = write(tmp_path / "model", "qwen3", vocab_size=VOCAB)
+    if drafter == "mtp":
+        head = write_modules(tmp_path / "head", model)
+    else:
+        head = write_eagle(tmp_path / "head", model, "eagle3")
+    params = SamplingParams(temperature=temperature, max_tokens=40, seed=3, ignore_eos=True)
+    found = []
+    for device in ("cpu", "cuda"):
+        llm = engine(model, drafter_model=str(head), drafter=drafter, device=device, deterministic=True, **KINDS[kind])
+        outputs = [output.outputs[0] for output in llm.generate(prompts(4), params)]
+        llm.check()
+        found.append([(said.token_ids, said.metrics.accepted if said.metrics else None) for said in outputs])
+    assert found[0] == found[1]
