@@ -20,11 +20,10 @@ import argparse
 import json
 import logging
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-from train import carry, described, made, overrides, unpack
+from train import carried_off, carry, described, made, overrides, unpack
 
 import stridelm
 from stridelm import LLM, SamplingParams
@@ -85,13 +84,8 @@ def main() -> None:
         parser.error(f"--stages {args.stages}: choose among {', '.join(STAGES)}")
     if args.corpus is None and not args.dry_run:
         parser.error("give text for the prompts with --corpus, or --dry-run")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
-    args.parts.mkdir(parents=True, exist_ok=True)
-    try:
+    with carried_off(args.parts):
         run(args, overrides(args.set, STAGES))
-    except BaseException:
-        (args.parts / "error.txt").write_text(traceback.format_exc())
-        raise
 
 
 def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:

@@ -17,6 +17,8 @@ import logging
 import tarfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -66,12 +68,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
-    args.parts.mkdir(parents=True, exist_ok=True)
-    try:
+    with carried_off(args.parts):
         run(args, overrides(args.set, STAGES))
+
+
+@contextmanager
+def carried_off(parts: Path) -> Iterator[None]:
+    """A log with times, and in `parts` what went wrong, if anything does."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
+    parts.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
     except BaseException:
-        (args.parts / "error.txt").write_text(traceback.format_exc())
+        (parts / "error.txt").write_text(traceback.format_exc())
         raise
 
 

@@ -128,6 +128,13 @@ class Drafter:
         """Draft rows needed at depth 0, 1, ..., nondecreasing. Raises ValueError if the depth cannot be run."""
         return (0,)
 
+    def depth_of(self, speculation: Speculation) -> int:
+        """The depth asked for, or the usual one. Raises ValueError for more levels than a draft may have rows."""
+        depth = self.default_depth if speculation.depth is None else speculation.depth
+        if depth > MAX_DRAFT_ROWS:
+            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        return depth
+
     def admit(self, request: Request) -> None:
         """A request takes its slot, new or back from preemption."""
 
@@ -215,6 +222,12 @@ def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
     if len(set(values)) == 1:
         return torch.full((len(values),), values[0], dtype=torch.int64, device=device)
     return upload(values, device)
+
+
+def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[R, W, V] float32: every row certain of its token."""
+    certain = torch.zeros(*tokens_RW.shape, vocab_size, device=tokens_RW.device)
+    return certain.scatter_(2, tokens_RW[:, :, None], 1.0)
 
 
 def empty_draft(rows: int, device: torch.device) -> Draft:

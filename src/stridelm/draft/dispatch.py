@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Drafter, Group, Target, empty_draft
+from stridelm.draft.base import Drafter, Group, Target, empty_draft, point_masses
 from stridelm.run.eager import Logits
 from stridelm.run.heads import Serving
 from stridelm.run.state import TokenTable
@@ -128,9 +128,6 @@ def _merged_probs(rows: int, width: int, parts: list[tuple[Group, Draft]]) -> to
         return None
     merged = drawn.new_zeros(rows, width, drawn.shape[2])
     for group, draft in parts:
-        if draft.probs is not None:
-            merged[group.indices, : draft.width] = draft.probs
-        else:
-            certain = drawn.new_zeros(*draft.tokens.shape, drawn.shape[2]).scatter_(2, draft.tokens[..., None], 1.0)
-            merged[group.indices, : draft.width] = certain
+        probs = point_masses(draft.tokens, drawn.shape[2]) if draft.probs is None else draft.probs
+        merged[group.indices, : draft.width] = probs
     return merged

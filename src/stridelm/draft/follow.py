@@ -38,7 +38,6 @@ from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place, plac
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import (
-    MAX_DRAFT_ROWS,
     DeviceGeometry,
     Draft,
     Follower,
@@ -98,10 +97,7 @@ class FollowingDrafter(Drafter):
         return Follower(self.name, self.head.turns)
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
-        depth = self.default_depth if speculation.depth is None else speculation.depth
-        turns = self.head.turns
-        if depth > MAX_DRAFT_ROWS:
-            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        depth, turns = self.depth_of(speculation), self.head.turns
         if turns > 1 and depth > turns:
             raise ValueError(f"depth {depth} is over {turns}, the modules that the checkpoint has; lower it")
         replacing_lengths(speculation)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stridelm.draft.base import Group, chain, within_bounds
+from stridelm.draft.base import Group, chain, point_masses, within_bounds
 from stridelm.draft.lookup import lookup, match_lengths
 from stridelm.params import Speculation
 from stridelm.sample.noise import DRAFT, attempt_stream
@@ -73,8 +73,7 @@ class Chain:
             instead = there[:, :1]
             tokens, live = torch.where(instead, found, tokens), torch.where(instead, there, live)
             if probs is not None:  # of what was looked up it is certain
-                certain = torch.zeros_like(probs).scatter_(2, tokens[:, :, None], 1.0)
-                probs = torch.where(instead[:, :, None], certain, probs)
+                probs = torch.where(instead[:, :, None], point_masses(tokens, probs.shape[2]), probs)
         return chain(self.depth, CANDIDATE, live.device).draft(tokens, live, probs)
 
 

@@ -1,4 +1,4 @@
-"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774): a candidate is taken when the target gives it more
+"""Typical acceptance (Cai et al. 2024, arXiv 2401.10774): a candidate is taken when the target gives it more
 than min(epsilon, alpha exp(-H)), H being the entropy of what the target says. The less sure the target is, the less it
 takes. Lossy."""
 
@@ -10,7 +10,7 @@ from stridelm.verify.lenient import Lenient, asked
 from stridelm.verify.rule import Hearing
 
 THRESHOLD, ALPHA = 0.09, 0.3
-"""Medusa's, and vLLM's."""
+"""The paper's, and vLLM's."""
 
 
 class Typical(Lenient):

@@ -38,7 +38,7 @@ from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place
 from stridelm.sample.sampler import Sampler
-from stridelm.types import MAX_DRAFT_ROWS, Draft, Follower, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Draft, Follower, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
 WHOLE = ("model.embed_tokens.weight", "model.norm.weight")
@@ -108,9 +108,7 @@ class ModelDrafter(Drafter):
         return Follower(self.name, 0)
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
-        depth = self.default_depth if speculation.depth is None else speculation.depth
-        if depth > MAX_DRAFT_ROWS:
-            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        depth = self.depth_of(speculation)
         replacing_lengths(speculation)
         return tuple(range(depth + 1))
 

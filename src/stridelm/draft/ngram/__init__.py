@@ -5,7 +5,7 @@ from __future__ import annotations
 from stridelm.draft.base import Drafter, Group, chain
 from stridelm.draft.lookup import lookup, match_lengths
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
+from stridelm.types import CANDIDATE, Draft
 
 MIN_MATCH, MAX_MATCH = 2, 8
 
@@ -16,9 +16,7 @@ class NgramDrafter(Drafter):
     default_depth = 4
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
-        depth = self.default_depth if speculation.depth is None else speculation.depth
-        if depth > MAX_DRAFT_ROWS:
-            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        depth = self.depth_of(speculation)
         _lengths(speculation)
         return tuple(range(depth + 1))
 

@@ -14,7 +14,7 @@ from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.params import Speculation
 from stridelm.run.heads import Serving
 from stridelm.sample.sampler import Sampler
-from stridelm.types import MAX_DRAFT_ROWS, Draft, Request, Span
+from stridelm.types import Draft, Request, Span
 
 SPEC_FACTOR, MIN_PROB = 1.0, 0.1
 """vLLM's defaults."""
@@ -35,9 +35,7 @@ class SuffixDrafter(Drafter):
 
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         """As many rows as levels: a chain where one continuation is likeliest all along, else a shallower tree."""
-        depth = self.default_depth if speculation.depth is None else speculation.depth
-        if depth > MAX_DRAFT_ROWS:
-            raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
+        depth = self.depth_of(speculation)
         return tuple(range(depth + 1))
 
     def propose(self, group: Group) -> Draft:
