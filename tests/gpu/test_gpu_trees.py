@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drafter", ["mtp", "eagle"])
 def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float) -> None:
-    """What is said is the same whatever is drafted; how much of the drafts was accepted tells the trees apart."""
+    """What is said is the same whatever is drafted; how many steps it took tells the trees apart."""
     model = write(tmp_path / "model", "qwen3", vocab_size=VOCAB)
     if drafter == "mtp":
         head = write_modules(tmp_path / "head", model)
@@ -37,5 +37,5 @@ def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float
         llm = engine(model, drafter_model=str(head), drafter=drafter, device=device, deterministic=True, **KINDS[kind])
         outputs = [output.outputs[0] for output in llm.generate(prompts(4), params)]
         llm.check()
-        found.append([(said.token_ids, said.metrics.accepted if said.metrics else None) for said in outputs])
+        found.append([(said.token_ids, said.metrics.steps if said.metrics else None) for said in outputs])
     assert found[0] == found[1]

@@ -115,7 +115,7 @@ def _pick(
         roles=torch.full_like(row, CANDIDATE),
         depths=depths,
         ancestors=ancestors,
-        live=ready[:, None].expand(-1, rows),
+        live=ready[:, None].repeat(1, rows),
         candidates=np.ones((requests, rows), dtype=bool),
         straight=False,
         max_depth=depth,
@@ -162,8 +162,8 @@ class StaticTree:
         return tuple(path for path in self.paths if path in mothers)
 
 
-def grow_static(fed_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, live_RW: torch.Tensor) -> Draft:
-    """A tree of this shape. live_RW: rows that there are."""
+def grow_static(fed_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+    """A tree of this shape. ready: as above."""
     requests, device = fed_RH.shape[0], fed_RH.device
     mothers: tuple[Path, ...] = ((),)
     fed_REH = fed_RH[:, None]
@@ -182,7 +182,7 @@ def grow_static(fed_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Gr
         fed_REH = grow(sprout)
         mothers = tuple(path for path in nodes if path in tree.inner)
         grown += mothers
-    return _shape(tree, device).draft(torch.cat(tokens, 1), live_RW)
+    return _shape(tree, device).draft(torch.cat(tokens, 1), ready[:, None].repeat(1, len(tree.paths)))
 
 
 @dataclass(frozen=True)
@@ -269,3 +269,10 @@ class Branching:
         if self.topk > 1:
             return tuple(dynamic_rows(d, self.topk, self.rows) for d in range(depth + 1))
         return tuple(range(depth + 1))
+
+    def grow(self, fed_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+        """A tree of so many levels, not for a chain. fed_RH: what comes out behind the last known tokens. ready: [R]
+        requests that have a draft at all."""
+        if self.tree is not None:
+            return grow_static(fed_RH, self.tree.cut(depth), scores, grow, ready)
+        return grow_dynamic(fed_RH, depth, self.topk, dynamic_rows(depth, self.topk, self.rows), scores, grow, ready)

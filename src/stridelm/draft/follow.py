@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 
 from stridelm.draft.base import Burden, Drafter, Group, Target
-from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
+from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
 from stridelm.draft.heads import FollowingHead
 from stridelm.models.layers.decoder import Decoder
@@ -145,12 +145,7 @@ class FollowingDrafter(Drafter):
             out = self.head.forward(0, sprout.tokens.flatten(), fed_NH, rows.position_N, self._runner.attend(rows))
             return out.view_as(sprout.fed_REH)
 
-        last = self._fed[slots][:, 0]
-        if branching.tree is None:
-            rows = dynamic_rows(depth, branching.topk, branching.rows)
-            return grow_dynamic(last, depth, branching.topk, rows, scores, grow, ready)
-        tree = branching.tree.cut(depth)
-        return grow_static(last, tree, scores, grow, ready[:, None].expand(-1, len(tree.paths)))
+        return branching.grow(self._fed[slots][:, 0], depth, scores, grow, ready)
 
     def _chain(self, group: Group) -> Draft:
         guesses = Chain(group, self.sampler)

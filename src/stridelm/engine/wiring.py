@@ -56,7 +56,7 @@ def load_parts(config: EngineConfig) -> Parts:
     hf_config = load_config(path)
     device = resolve_device(config.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # where kernels are launched and graphs captured
+        torch.cuda.set_device(device.index or 0)  # where kernels are launched and graphs captured
     dtype = resolve_dtype(config.dtype, hf_config, device)
     target = describe_target(config, hf_config, path, device)
     check_given(target, len(config.drafter_models))

@@ -117,7 +117,8 @@ def lay_out(
     """([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals; [2, M]
     decision rows, decision index), int64 but for the second.
 
-    draft: its tokens, depths, ancestors and live [R, W]. longest: most rows of a span. reals_R, drafts_R: bounds.
+    draft: its tokens, depths, ancestors and live [R, W], a request's rows side by side. longest: most rows of a span.
+    reals_R, drafts_R: bounds.
     """
     tokens_RW, depths_RW, ancestors_RW, live_RW = draft
     width, spans = tokens_RW.shape[1], len(slots_R)
@@ -125,8 +126,6 @@ def lay_out(
     laid = torch.empty(5, rows, dtype=torch.int64, device=device)
     about = torch.empty(4, spans, dtype=torch.int32, device=device)
     nodes = torch.empty(2, spans * (width + 1), dtype=torch.int64, device=device)
-    # A skeleton that all requests share is expanded: stride 0 between them.
-    assert all(each.shape[1] < 2 or each.stride(1) == 1 for each in draft)
     lay_spans[(spans,)](
         slots_R,
         known_S,

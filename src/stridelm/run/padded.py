@@ -133,6 +133,9 @@ Laid = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _lay_out(
     layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
 ) -> Laid:
+    parts = (draft.tokens, draft.depths, draft.ancestors, draft.live)
+    # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
+    assert draft.width < 2 or all(part.stride(1) == 1 for part in parts)
     if not slots_R.is_cuda:
         return laid_out(layout, draft, table, pages_SP, slots_R, page_size)
     from stridelm.kernels.layout import lay_out
@@ -147,7 +150,7 @@ def _lay_out(
         layout.reals_R,
         layout.drafts_R,
         layout.decides_R,
-        (draft.tokens, draft.depths, draft.ancestors, draft.live),
+        parts,
         len(layout.span_N),
         max(layout.bounds),
         page_size,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.draft.base import Burden, Drafter, Group, Target
-from stridelm.draft.expand import Branching, Sprout, dynamic_rows, grow_dynamic, grow_static
+from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
 from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
 from stridelm.draft.heads import load_head
@@ -103,11 +103,7 @@ class MedusaDrafter(Drafter):
         def grow(sprout: Sprout) -> torch.Tensor:
             return sprout.fed_REH
 
-        if branching.tree is None:
-            rows = dynamic_rows(depth, branching.topk, branching.rows)
-            return grow_dynamic(states, depth, branching.topk, rows, scores, grow, ready)
-        tree = branching.tree.cut(depth)
-        return grow_static(states, tree, scores, grow, ready[:, None].expand(-1, len(tree.paths)))
+        return branching.grow(states, depth, scores, grow, ready)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         node = verdict.leaf[group.indices] + 1
