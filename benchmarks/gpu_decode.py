@@ -3,14 +3,16 @@
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.json
     python benchmarks/gpu_decode.py --read results/gpu_decode.json --plot results/gpu_decode.svg
 
-Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding is timed: from
-the step in which the last request got its first token to the end. `floor` is the time to read the weights and the
-KV that a step must read, at the bandwidth given. `prefill` is prompt tokens a second until every request has its first
-token.
+Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding with all
+requests running is timed: from the step in which the last got its first token to the last step before one of them ends.
+`floor` is the time to read the weights and the KV that a step must read, at the bandwidth given. `prefill` is prompt
+tokens a second until every request has its first token.
 
 Random weights accept no draft, so what a drafter gains is not to be seen here. Trusted windows (mask@2:trust) emit all
 their tokens whatever the weights say; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens a step because it was told
-to: acceptance is simulated, the step is real. Both are starred.
+to: acceptance is simulated, the step is real. Both are starred. What is drawn in so few steps has a mean of its
+own, so where a length was told, tokens a second are those of that length at the step time measured; tokens/step is what
+was drawn.
 
 `draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/marks.py); `gap` is how long
 nothing runs between one captured step and the next, as CUPTI sees it. Both are measured in short runs of their own, in
@@ -26,7 +28,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,10 +107,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    tokens_per_s: float
-    ms_per_step: float
-    tokens_per_step: float
+    """Of one run, or of several together."""
+
+    tokens: int
+    """While all requests were running, as are the next two."""
+    seconds: float
+    steps: int
     prefill_per_s: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Measured]) -> Measured:
+        return cls(
+            sum(run.tokens for run in runs),
+            sum(run.seconds for run in runs),
+            sum(run.steps for run in runs),
+            max(run.prefill_per_s for run in runs),
+        )
 
 
 def main() -> int:
@@ -223,24 +237,28 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
     plain: float | None = None
     for decoding in settings.decoding:
         run(engine, decoding, batch, settings.prompt, 24)  # compiles and captures
-        runs = [run(engine, decoding, batch, settings.prompt, settings.output) for _ in range(settings.repeats)]
+        measured = Measured.of(
+            [run(engine, decoding, batch, settings.prompt, settings.output) for _ in range(settings.repeats)]
+        )
         gap = gap_time(engine, decoding, batch, settings)
         parts = part_times(engine, decoding, batch, settings)
-        middle = sorted(runs, key=lambda r: r.tokens_per_s)[len(runs) // 2]
-        plain = middle.tokens_per_s if decoding == "plain" else plain
+        a_step = measured.tokens / measured.steps / batch
+        told = told_length(decoding)
+        tokens_per_s = (told or a_step) * batch * measured.steps / measured.seconds
+        plain = tokens_per_s if decoding == "plain" else plain
         row = Row(
             batch=batch,
             decoding=decoding,
             lossy=any(rule in decoding for rule in ("trust", "synthetic")),
-            tokens_per_s=middle.tokens_per_s,
-            ms_per_step=middle.ms_per_step,
-            tokens_per_step=middle.tokens_per_step,
+            tokens_per_s=tokens_per_s,
+            ms_per_step=measured.seconds / measured.steps * 1e3,
+            tokens_per_step=a_step,
             floor_ms=floor_ms(engine, batch, settings),
             part_ms=parts,
             gap_ms=gap,
-            prefill_per_s=max(one.prefill_per_s for one in runs),
-            over_plain=None if plain is None else middle.tokens_per_s / plain,
-            over_vllm=over_vllm(middle, decoding, batch),
+            prefill_per_s=measured.prefill_per_s,
+            over_plain=None if plain is None else tokens_per_s / plain,
+            over_vllm=over_vllm(tokens_per_s, decoding, batch),
             mode=mode,
         )
         console.print(
@@ -250,9 +268,15 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
     return rows
 
 
-def over_vllm(measured: Measured, decoding: str, batch: int) -> float | None:
+def told_length(decoding: str) -> float | None:
+    """Tokens a step that simulated acceptance has on average."""
+    rule, _, length = decoding.partition(":")[2].partition(":")
+    return float(length) if rule.startswith("synthetic") else None
+
+
+def over_vllm(tokens_per_s: float, decoding: str, batch: int) -> float | None:
     theirs = {"plain": VLLM, EAGLE3: VLLM_EAGLE3}.get(decoding, {}).get(batch)
-    return None if theirs is None else measured.tokens_per_s / theirs
+    return None if theirs is None else tokens_per_s / theirs
 
 
 def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> Measured:
@@ -264,21 +288,20 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
         engine.add(f"{decoding}-{i}-{time.perf_counter_ns()}", [rng.randrange(vocab) for _ in range(prompt)], params)
         for i in range(batch)
     ]
-    started = time.perf_counter()
+    began = time.perf_counter()
     while any(not request.output_ids for request in requests):
         engine.step()
-    torch.cuda.synchronize()
-    prefill = batch * prompt / (time.perf_counter() - started)
-    before = sum(len(request.output_ids) for request in requests)
-    steps, started = engine.stats.steps, time.perf_counter()
+    # A step is in flight now, and at the end as well: what is read in between took the time in between.
+    prefill = batch * prompt / (time.perf_counter() - began)
+    started = seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
+    while all(request.finish_reason is None for request in requests):
+        seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
+        engine.step()
     while engine.busy:
         engine.step()
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    steps = engine.stats.steps - steps
-    tokens = sum(len(request.output_ids) for request in requests) - before
     engine.check()
-    return Measured(tokens / seconds, seconds / steps * 1e3, tokens / steps / batch, prefill)
+    tokens, seconds, steps = (late - early for late, early in zip(seen, started, strict=True))
+    return Measured(tokens, seconds, steps, prefill)
 
 
 def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) -> dict[str, float]:
