@@ -1,38 +1,61 @@
-"""Plain decoding against transformers' `generate`: same weights, dtype, threads and prompts, in one process.
+"""Decoding against transformers' `generate`: same weights, dtype, threads and prompts, in one process.
 
     python benchmarks/against_transformers.py [MODEL] --batch 1,8 --json results/against_transformers.json
+    python benchmarks/against_transformers.py [MODEL] --mtp 3 --json results/against_transformers_mtp.json
 
 Both decode greedily with a KV cache, for exactly --max-tokens tokens; prompts of a batch are padded on the
 left for transformers. The two take turns, in alternating order; the ratio is taken within a round and its
 median is the figure. Stride runs as it is shipped: paging, sampler, detokenising and all. transformers
 returns ids only.
+
+With --mtp DEPTH both draft with the MTP module that lies beside MODEL, one prompt at a time. The option of
+transformers is `generate(use_mtp=True)`: it drafts one token with each module of a checkpoint, no more and no
+fewer, and applies none twice. It is told of the modules, as its qwen3 expects none, and keeps them loaded, as
+Stride does; by itself it reads them anew for every prompt. What is compared:
+
+- one module, from which both draft one token;
+- the same checkpoint, in which Stride applies the module DEPTH times;
+- a checkpoint with DEPTH copies of the module, which makes transformers draft DEPTH tokens; Stride runs it in
+  turn too, and drafts the same;
+- the two ways to draft DEPTH tokens with this module: Stride applies it again and again, transformers has the
+  copies.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import shutil
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
+from transformers.utils import logging as transformers_logging
 
 from stridelm.bench.drive import drive
 from stridelm.bench.environment import device_name, dtype_name
 from stridelm.bench.prompts import load_prompts
 from stridelm.bench.report import write_json
 from stridelm.bench.stand import checkpoint_name, encode, make_jobs, open_engine
-from stridelm.bench.variants import plain
+from stridelm.bench.variants import Variant, plain, read_variants
 from stridelm.builtin import builtin_path
+from stridelm.draft.given import BESIDE
 from stridelm.engine.engine import Engine
+from stridelm.models.loader import read_tensors
 from stridelm.params import SamplingParams
 
 WARM_UP_TOKENS = 8
@@ -48,6 +71,31 @@ class Settings:
     repeats: int
     dtype: str
     device: str
+    mtp: int | None = None
+    """Depth. None: both decode plainly."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All prompts, completed once."""
+
+    outputs: list[list[int]]
+    seconds: float
+    steps: int
+    """Forward passes of the target, those that read prompts included."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_step(self) -> float:
+        """One prompt at a time, each read in one step, which gives its first token."""
+        return (self.tokens - len(self.outputs)) / (self.steps - len(self.outputs))
 
 
 @dataclass(frozen=True)
@@ -68,10 +116,22 @@ class Row:
     """Leading tokens that agree."""
 
 
+@dataclass(frozen=True)
+class MtpRow(Row):
+    stride_modules: int
+    """In the checkpoint; a single one is applied `stride_depth` times."""
+    stride_depth: int
+    transformers_modules: int
+    """Each drafts one token."""
+    stride_tokens_per_step: float
+    transformers_tokens_per_step: float
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--batch", default="1,8", help="batch sizes between commas (default: 1,8)")
+    parser.add_argument("--mtp", type=int, metavar="DEPTH", help="draft with MTP, at batch size 1")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
@@ -82,9 +142,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    batch = tuple(int(size) for size in args.batch.split(","))
-    settings = Settings(args.model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device)
-    rows = measure(settings)
+    batch = (1,) if args.mtp else tuple(int(size) for size in args.batch.split(","))
+    settings = Settings(
+        args.model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device, args.mtp
+    )
+    rows: Sequence[Row] = measure_mtp(settings, args.mtp) if args.mtp else measure(settings)
     show(rows)
     if args.json:
         write_json(args.json, "against_transformers", settings, rows=[vars(row) for row in rows])
@@ -92,85 +154,181 @@ def main() -> int:
 
 
 def measure(settings: Settings) -> list[Row]:
-    engine = open_engine(settings.model, max(settings.batch), dtype=settings.dtype, device=settings.device)
+    engine, hf = open_both(settings.model, settings)
+    prompts = encode(engine, load_prompts().first(settings.num_prompts))
+    return [measure_batch(engine, hf, prompts, size, settings) for size in settings.batch]
+
+
+def open_both(model: str | None, settings: Settings) -> tuple[Engine, Any]:
+    engine = open_engine(model, max(settings.batch), dtype=settings.dtype, device=settings.device)
     dtype = next(engine.parts.model.parameters()).dtype
-    hf = AutoModelForCausalLM.from_pretrained(settings.model or builtin_path(), dtype=dtype, local_files_only=True)
+    hf = AutoModelForCausalLM.from_pretrained(model or builtin_path(), dtype=dtype, local_files_only=True)
     hf = hf.eval().to(engine.parts.device)
     hf.generation_config.eos_token_id = None  # both write exactly max_tokens
-    prompts = load_prompts().first(settings.num_prompts)
-    return [measure_batch(engine, hf, encode(engine, prompts), size, settings) for size in settings.batch]
+    return engine, hf
 
 
 def measure_batch(engine: Engine, hf: Any, ids: list[list[int]], size: int, settings: Settings) -> Row:
     ids = list(itertools.islice(itertools.cycle(ids), -(-len(ids) // size) * size))
-    run_stride(engine, ids[:size], size, WARM_UP_TOKENS)
-    run_transformers(hf, ids[:size], size, WARM_UP_TOKENS)
-    ours: list[float] = []
-    theirs: list[float] = []
+    variant = plain(engine.parts.target)
+    ours, theirs = take_turns(
+        lambda tokens: run_stride(engine, ids, variant, size, tokens),
+        lambda tokens: run_transformers(hf, ids, size, tokens),
+        settings,
+    )
+    return Row(checkpoint_name(engine), device_name(engine), dtype_name(engine), size, **figures(ours, theirs))
+
+
+def take_turns(
+    ours: Callable[[int], Pass], theirs: Callable[[int], Pass], settings: Settings
+) -> tuple[list[Pass], list[Pass]]:
+    """A pass of each a round. They are called with the tokens that each prompt is to get."""
+    for side in (ours, theirs):
+        side(WARM_UP_TOKENS)
+    done: dict[Callable[[int], Pass], list[Pass]] = {ours: [], theirs: []}
     for repeat in range(settings.repeats):
-        for side in ("ours", "theirs") if repeat % 2 == 0 else ("theirs", "ours"):
-            if side == "ours":
-                mine, seconds = run_stride(engine, ids, size, settings.max_tokens)
-                ours.append(len(ids) * settings.max_tokens / seconds)
-            else:
-                other, seconds = run_transformers(hf, ids, size, settings.max_tokens)
-                theirs.append(len(ids) * settings.max_tokens / seconds)
-    ratios = tuple(a / b for a, b in zip(ours, theirs))
-    agreeing = [common_prefix(a, b) for a, b in zip(mine, other)]
-    return Row(
-        model=checkpoint_name(engine),
-        device=device_name(engine),
-        dtype=dtype_name(engine),
-        batch=size,
-        prompts=len(ids),
-        completion_tokens=len(ids) * settings.max_tokens,
-        stride_tokens_per_s=statistics.median(ours),
-        transformers_tokens_per_s=statistics.median(theirs),
-        ratio=statistics.median(ratios),
-        ratios=ratios,
-        same_outputs=sum(a == b for a, b in zip(mine, other)),
-        mean_agreeing_tokens=statistics.mean(agreeing),
+        for side in (ours, theirs) if repeat % 2 == 0 else (theirs, ours):
+            done[side].append(side(settings.max_tokens))
+    return done[ours], done[theirs]
+
+
+def figures(ours: Sequence[Pass], theirs: Sequence[Pass]) -> dict[str, Any]:
+    """What every row says of its rounds."""
+    ratios = tuple(a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs))
+    outputs = list(zip(ours[-1].outputs, theirs[-1].outputs))
+    return {
+        "prompts": len(outputs),
+        "completion_tokens": ours[-1].tokens,
+        "stride_tokens_per_s": statistics.median(one.tokens_per_s for one in ours),
+        "transformers_tokens_per_s": statistics.median(one.tokens_per_s for one in theirs),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "same_outputs": sum(a == b for a, b in outputs),
+        "mean_agreeing_tokens": statistics.mean(common_prefix(a, b) for a, b in outputs),
+    }
+
+
+def measure_mtp(settings: Settings, depth: int) -> list[MtpRow]:
+    transformers_logging.set_verbosity_error()  # it reports the modules as tensors that its qwen3 does not expect
+    transformers_logging.disable_progress_bar()
+    source = Path(settings.model or builtin_path())
+    with tempfile.TemporaryDirectory() as folder:
+        sides: dict[int, tuple[Engine, Any, MtpModel]] = {}
+        for modules in dict.fromkeys((1, depth)):
+            path = write_with_modules(Path(folder) / str(modules), source, modules)
+            engine, hf = open_both(str(path), settings)
+            first = hf.config.num_hidden_layers
+            hf._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{first + i}\." for i in range(modules)]
+            sides[modules] = (engine, hf, MtpModel.from_pretrained(hf, device_map={"": hf.device}))
+        ways = dict.fromkeys(((1, 1, 1), (1, depth, 1), (depth, depth, depth), (1, depth, depth)))
+        prompts = load_prompts().first(settings.num_prompts)
+        return [measure_way(sides, encode(sides[1][0], prompts), *way, settings) for way in ways]
+
+
+def write_with_modules(path: Path, source: Path, modules: int) -> Path:
+    """A checkpoint with `modules` copies of the MTP module beside `source`, declared for both implementations."""
+    head = source / BESIDE / "mtp"
+    if not head.is_dir():
+        raise SystemExit(f"there is no MTP module at {head}")
+    path.mkdir()
+    for file in (*source.glob("*.json"), *source.glob("*.jinja")):
+        if not file.name.endswith(".index.json"):
+            shutil.copy(file, path)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"num_nextn_predict_layers": modules, "num_mtp_layers": modules}
+    config["mtp_layer_types"] = ["full_attention"] * modules
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = dict(read_tensors(source, torch.device("cpu")))
+    first = config["num_hidden_layers"]
+    prefix = f"model.layers.{first}."
+    for name, tensor in read_tensors(head, torch.device("cpu"), lambda name: name.startswith(prefix)):
+        for i in range(modules):
+            tensors[f"model.layers.{first + i}.{name.removeprefix(prefix)}"] = tensor.clone()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def measure_way(
+    sides: dict[int, tuple[Engine, Any, MtpModel]],
+    ids: list[list[int]],
+    stride_modules: int,
+    stride_depth: int,
+    transformers_modules: int,
+    settings: Settings,
+) -> MtpRow:
+    engine, _, _ = sides[stride_modules]
+    _, hf, modules = sides[transformers_modules]
+    [variant] = read_variants([f"mtp@{stride_depth}"], (), engine.parts.target)
+    ours, theirs = take_turns(
+        lambda tokens: run_stride(engine, ids, variant, 1, tokens),
+        lambda tokens: run_transformers(hf, ids, 1, tokens, modules),
+        settings,
+    )
+    return MtpRow(
+        settings.model or "built-in",
+        device_name(engine),
+        dtype_name(engine),
+        batch=1,
+        **figures(ours, theirs),
+        stride_modules=stride_modules,
+        stride_depth=stride_depth,
+        transformers_modules=transformers_modules,
+        stride_tokens_per_step=ours[-1].tokens_per_step,
+        transformers_tokens_per_step=theirs[-1].tokens_per_step,
     )
 
 
-def run_stride(engine: Engine, ids: Sequence[list[int]], streams: int, tokens: int) -> tuple[list[list[int]], float]:
-    """(outputs, seconds)."""
+def run_stride(engine: Engine, ids: Sequence[list[int]], variant: Variant, streams: int, tokens: int) -> Pass:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    run = drive(engine, make_jobs(ids, plain(engine.parts.target), params, seed=0), streams)
-    return [timeline.token_ids for timeline in run.timelines], run.seconds
+    run = drive(engine, make_jobs(ids, variant, params, seed=0), streams)
+    return Pass([timeline.token_ids for timeline in run.timelines], run.seconds, run.steps)
 
 
 @torch.inference_mode()
-def run_transformers(hf: Any, ids: Sequence[list[int]], size: int, tokens: int) -> tuple[list[list[int]], float]:
-    """(outputs, seconds), a batch after the other."""
+def run_transformers(
+    hf: Any, ids: Sequence[list[int]], size: int, tokens: int, modules: MtpModel | None = None
+) -> Pass:
+    """A batch after the other. modules: to draft with."""
     outputs: list[list[int]] = []
-    start = time.perf_counter()
-    for first in range(0, len(ids), size):
-        chunk = ids[first : first + size]
-        width = max(map(len, chunk))
-        padded = torch.tensor([[0] * (width - len(row)) + row for row in chunk], device=hf.device)
-        seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk], device=hf.device)
-        out = hf.generate(
-            padded,
-            attention_mask=seen,
-            max_new_tokens=tokens,
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=0,
-        )
-        outputs += out[:, width:].tolist()
-    return outputs, time.perf_counter() - start
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    with ExitStack() as stack:
+        stack.callback(hf.register_forward_hook(count).remove)
+        if modules is not None:
+            stack.enter_context(patch.object(MtpModel, "from_pretrained", lambda *_, **__: modules))
+        start = time.perf_counter()
+        for first in range(0, len(ids), size):
+            chunk = ids[first : first + size]
+            width = max(map(len, chunk))
+            padded = torch.tensor([[0] * (width - len(row)) + row for row in chunk], device=hf.device)
+            seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk], device=hf.device)
+            out = hf.generate(
+                padded,
+                attention_mask=seen,
+                max_new_tokens=tokens,
+                do_sample=False,
+                use_cache=True,
+                pad_token_id=0,
+                use_mtp=modules is not None,
+            )
+            outputs += out[:, width:].tolist()
+        return Pass(outputs, time.perf_counter() - start, steps)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: Sequence[Row]) -> None:
     head = rows[0]
     table = Table(box=None, pad_edge=False, title=f"{head.model}, {head.dtype}, {head.device}", title_justify="left")
+    drafted = ("Stride drafts", "transformers drafts", "tokens/step") if isinstance(head, MtpRow) else ("batch",)
     for name in (
-        "batch",
+        *drafted,
         "Stride tokens/s",
         "transformers tokens/s",
         "ratio",
@@ -181,7 +339,7 @@ def show(rows: list[Row]) -> None:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            str(row.batch),
+            *(how(row) if isinstance(row, MtpRow) else (str(row.batch),)),
             f"{row.stride_tokens_per_s:.1f}",
             f"{row.transformers_tokens_per_s:.1f}",
             f"{row.ratio:.2f}x",
@@ -190,6 +348,20 @@ def show(rows: list[Row]) -> None:
             f"{row.mean_agreeing_tokens:.1f} tokens",
         )
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+
+
+def how(row: MtpRow) -> tuple[str, str, str]:
+    """(what Stride drafts with, what transformers does, tokens/step of both)."""
+
+    def modules(count: int) -> str:
+        return f"{count} module{'s' if count > 1 else ''}"
+
+    applied = f" x {row.stride_depth}" if row.stride_depth > row.stride_modules else ""
+    return (
+        modules(row.stride_modules) + applied,
+        modules(row.transformers_modules),
+        f"{row.stride_tokens_per_step:.2f}, {row.transformers_tokens_per_step:.2f}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Decode speed of an 8B model on one GPU, weights random: plain and with each drafter, over batch sizes.
 
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.json
-    python benchmarks/gpu_decode.py --read results/gpu_decode.json --plot results/gpu_decode.svg
+    python benchmarks/gpu_decode.py --plot results/gpu_decode.svg --read results/gpu_decode.json
 
 Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding with all
-requests running is timed: from the step in which the last got its first token to the last step before one of them ends.
+requests running is timed: from the step in which the last got its first token to when one of them nears its end.
 `floor` is the time to read the weights and the KV that a step must read, at the bandwidth given. `prefill` is prompt
 tokens a second until every request has its first token.
 
@@ -70,6 +70,8 @@ DRAFT_VOCAB = 32000
 
 
 MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
+END = 16
+"""Tokens before its last from which on a request may draft less."""
 PART_STEPS = 12
 """Steps over which the parts of a step are measured."""
 
@@ -137,13 +139,13 @@ def main() -> int:
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
-    parser.add_argument("--read", type=Path, help="measure nothing, draw what an earlier run wrote")
+    parser.add_argument("--read", type=Path, nargs="+", help="measure nothing, draw what earlier runs wrote")
     args = parser.parse_args()
     console = Console(width=170)
     if args.plot:
         check_plot(args.plot)
     if args.read:
-        plot(json.loads(args.read.read_text())["rows"], args.plot)
+        plot([row for file in args.read for row in json.loads(file.read_text())["rows"]], args.plot)
         return 0
     if not torch.cuda.is_available():
         console.print("no GPU here: this benchmark needs one")
@@ -294,9 +296,9 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
     # A step is in flight now, and at the end as well: what is read in between took the time in between.
     prefill = batch * prompt / (time.perf_counter() - began)
     started = seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
-    while all(request.finish_reason is None for request in requests):
-        seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
+    while all(len(request.output_ids) < output - END for request in requests):
         engine.step()
+        seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
     while engine.busy:
         engine.step()
     engine.check()
@@ -401,7 +403,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     batches = sorted({row["batch"] for row in rows})
     figure = Figure(figsize=(7.5, 6.4), layout="constrained")
     above, below = figure.subplots(2, 1)
-    plain = {row["batch"]: row for row in rows if row["decoding"] == "plain"}
+    plain = {row["batch"]: row for row in reversed(rows) if row["decoding"] == "plain"}  # of the first run
     foot = [0.0] * len(batches)
     for colour, part in zip(SERIES, (*PARTS, "gap"), strict=False):
         high = [plain[b]["gap_ms"] or 0.0 if part == "gap" else plain[b]["part_ms"][part] for b in batches]

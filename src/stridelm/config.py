@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from stridelm.params import Speculation, check_flag, number, option, token_ids
 
@@ -41,6 +41,11 @@ class EngineConfig:
     relaxed_topk: int | None = option(None, "with relaxed: take only the target's so many likeliest tokens (10)")
     relaxed_delta: float | None = option(
         None, "with relaxed: and none that is more than this less likely than the likeliest (0.6)"
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = option(
+        None,
+        "how a neural drafter guesses: greedy (its likeliest token) or probabilistic (drawn, as the request's tokens "
+        "are; the default)",
     )
     draft_topk: int | None = option(
         None, "with a head that can branch: nodes of a level that grow, and children of each (1: a chain)"
@@ -162,6 +167,7 @@ class EngineConfig:
             posterior_alpha=self.posterior_alpha,
             relaxed_topk=self.relaxed_topk,
             relaxed_delta=self.relaxed_delta,
+            draft_sample_method=self.draft_sample_method,
             draft_topk=self.draft_topk,
             num_draft_tokens=self.num_draft_tokens,
             token_tree=self.token_tree,

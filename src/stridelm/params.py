@@ -18,6 +18,8 @@ _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_to
 
 MAX_BRANCHES = 64
 """Most rows of a draft, and so most branches."""
+SAMPLE_METHODS = ("greedy", "probabilistic")
+"""How a neural drafter's guesses come out of its logits."""
 
 
 def _paths(value: Sequence[Sequence[int]] | str) -> tuple[tuple[int, ...], ...]:
@@ -48,6 +50,8 @@ class Speculation:
     posterior_threshold, posterior_alpha: with `acceptance="typical"`, epsilon and alpha of what a token must exceed.
     relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, at most so much less likely
         than the likeliest.
+    draft_sample_method: how a neural drafter guesses: "greedy" takes its likeliest token, whatever the temperature;
+        "probabilistic", the default, draws one as the request's own are drawn.
     draft_topk: with a head that can branch: nodes of a level that grow, and children of each; 1 drafts a chain.
     num_draft_tokens: with draft_topk over 1: rows of the draft, the likeliest of all that came up.
     token_tree: instead, a fixed tree: the path of ranks to each node, such as ((0,), (1,), (0, 0)).
@@ -66,6 +70,7 @@ class Speculation:
     posterior_alpha: float | None = None
     relaxed_topk: int | None = None
     relaxed_delta: float | None = None
+    draft_sample_method: str | None = None
     draft_topk: int | None = None
     num_draft_tokens: int | None = None
     token_tree: Sequence[Sequence[int]] | str | None = None
@@ -79,6 +84,10 @@ class Speculation:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name; got {value!r}")
+        if self.draft_sample_method not in (None, *SAMPLE_METHODS):
+            raise ValueError(
+                f"draft_sample_method must be {' or '.join(SAMPLE_METHODS)}; got {shortened(self.draft_sample_method)}"
+            )
         for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
             _settle_number(self, name, 0, _WORD, whole=True, optional=True)
         for name in ("draft_topk", "num_draft_tokens"):
@@ -132,6 +141,11 @@ class Speculation:
         """The acceptance rule as it is asked for: `exact`, `synthetic:2.5`."""
         name = self.acceptance or "exact"
         return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether guesses are to be the drafter's likeliest tokens, none of them drawn."""
+        return self.draft_sample_method == "greedy"
 
     @property
     def branches(self) -> bool:

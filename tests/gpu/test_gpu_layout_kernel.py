@@ -1,4 +1,4 @@
-"""The kernel that lays a step's rows, on a GPU."""
+"""The kernels that lay a step's rows and a head's, on a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from support.gpu import NEEDS_GPU
 pytest.importorskip("triton", reason="triton is not installed")
 
 from support.layout_kernel import check_layout
+from support.place_kernel import check_place, check_sources
 
 pytestmark = NEEDS_GPU
 
@@ -17,3 +18,13 @@ pytestmark = NEEDS_GPU
 def test_layout(width: int) -> None:
     for seed in range(20):
         check_layout(seed, width, "cuda")
+
+
+def test_place() -> None:
+    for seed in range(40):
+        check_place(seed, "cuda")
+
+
+def test_sources() -> None:
+    for seed in range(40):
+        check_sources(seed, "cuda")

@@ -16,6 +16,7 @@ from support.watch import VOCAB, engine, prompts
 pytestmark = NEEDS_GPU
 
 KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"depth": 4, "draft_sample_method": "greedy"},
     "dynamic": {"depth": 4, "draft_topk": 3, "num_draft_tokens": 16},
     "static": {"depth": 3, "token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]"},
 }

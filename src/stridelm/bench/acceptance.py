@@ -2,7 +2,7 @@
 
 A prompt's bucket is decided by its plain continuation at the same temperature and seed, whoever drafts: the
 share of distinct 4-grams in its tokens. The headline is the bucket above 0.6; the others show how much loops
-would flatter.
+would flatter. A run starts without what earlier ones left in the engine, so that no drafter has seen the answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stridelm.bench.figures import Acceptance, acceptance_of
 from stridelm.bench.prompts import PromptSet
 from stridelm.bench.repetition import BUCKETS, SHORTEST, Bucket, bucket_of, distinct_share, loop_start
 from stridelm.bench.settings import AcceptanceSettings
-from stridelm.bench.stand import checkpoint_name, encode, make_jobs
+from stridelm.bench.stand import check_variants, checkpoint_name, encode, make_jobs
 from stridelm.bench.variants import Variant, plain
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
@@ -112,10 +112,11 @@ def measure_acceptance(
     settings: AcceptanceSettings,
     on_run: Callable[[str], None] = lambda what: None,
 ) -> AcceptanceReport:
-    """Rows for each variant, temperature and bucket, and for all prompts together. Raises ValueError for a
-    prompt that cannot be served, and for max_tokens too few to judge repetition by."""
+    """Rows for each variant, temperature and bucket, and for all prompts together. Raises ValueError for a variant
+    that cannot be run, a prompt that cannot be served, and max_tokens too few to judge repetition by."""
     if settings.max_tokens < SHORTEST:
         raise ValueError(f"max_tokens {settings.max_tokens} is too few to judge repetition; give at least {SHORTEST}")
+    check_variants(engine, variants)
     ids = encode(engine, prompts)
     rows: list[AcceptanceRow] = []
     texts: list[PlainText] = []
@@ -124,6 +125,7 @@ def measure_acceptance(
 
         def run(variant: Variant, params: SamplingParams = params) -> tuple[Timeline, ...]:
             on_run(f"temperature {params.temperature:g}, {variant.label}")
+            engine.forget()
             return drive(engine, make_jobs(ids, variant, params, settings.seed), settings.batch).timelines
 
         truth = [timeline.token_ids for timeline in run(plain(engine.parts.target))]

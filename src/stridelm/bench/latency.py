@@ -2,8 +2,8 @@
 
 Plain decoding and the variants take turns on the same prompts in one process, round after round, in
 alternating order. A ratio is taken within its round, so that a machine that slows down between rounds does
-not move it; the figure is the median over the rounds. Where the rule promises it the outputs must be plain
-decoding's, token for token, and the row says whether they were.
+not move it; the figure is the median over the rounds. A run starts without what earlier ones left in the engine.
+Where the rule promises it the outputs must be plain decoding's, token for token, and the row says whether they were.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stridelm.bench.environment import device_name, dtype_name
 from stridelm.bench.figures import Acceptance, Times, acceptance_of
 from stridelm.bench.prompts import PromptSet
 from stridelm.bench.settings import LatencySettings
-from stridelm.bench.stand import checkpoint_name, encode, make_jobs
+from stridelm.bench.stand import check_variants, checkpoint_name, encode, make_jobs
 from stridelm.bench.variants import Variant, plain
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
@@ -97,8 +97,9 @@ def measure_latency(
     starts.
 
     The engine must have room for the largest concurrency, and a prefix cache if it is to be cold. Raises
-    ValueError for a prompt that cannot be served.
+    ValueError for a variant that cannot be run, and for a prompt that cannot be served.
     """
+    check_variants(engine, variants)
     contenders = [plain(engine.parts.target), *variants]
     rows: list[LatencyRow] = []
     for streams in settings.batch:
@@ -135,7 +136,7 @@ def _rounds(
         runs: dict[int, Run] = {}
         for i in order if repeat % 2 == 0 else reversed(order):
             on_run(f"{streams} streams, round {repeat + 1}, {contenders[i].label}")
-            engine.ledger.flush()
+            engine.forget()
             runs[i] = drive(engine, make_jobs(ids, contenders[i], params, settings.seed), streams)
         rounds.append([runs[i] for i in order])
     return rounds

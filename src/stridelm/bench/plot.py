@@ -40,7 +40,7 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
         _bar(axes, at, row.ratio, width, colour, row.lossless, name if row.label == labels[0] else None)
         axes.vlines(at, min(row.ratios), max(row.ratios), color=INK, linewidth=0.8)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
-    axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 3 else 0)
+    _name_bars(axes, labels, level=3)
     axes.set_ylabel("tokens a second over plain decoding")
     axes.set_ylim(top=1.25 * axes.get_ylim()[1])
     axes.legend(frameon=False, fontsize=8, ncols=len(streams) + 1)
@@ -83,7 +83,7 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
         name = f"{row.bucket} ({row.prompts} prompts)" if row.label == labels[0] else None
         _bar(axes, at, row.acceptance.tokens_per_step, width, colour, row.lossless, name)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
-    axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 2 else 0)
+    _name_bars(axes, labels, level=2)
     axes.set_ylabel("tokens a step")
     axes.set_ylim(top=1.45 * axes.get_ylim()[1])
     axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
@@ -138,6 +138,12 @@ def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _name_bars(axes: Any, labels: Sequence[str], level: int) -> None:
+    """Variants below their bars, an option a line; aslant if there are more than `level`."""
+    slant = {"rotation": 20, "ha": "right", "fontsize": 8} if len(labels) > level else {}
+    axes.set_xticks(range(len(labels)), [label.replace("+", "\n+") for label in labels], **slant)
 
 
 def _inside() -> dict[str, Any]:

@@ -14,7 +14,9 @@ class Workload:
     """Who drafts, and what is completed."""
 
     drafters: tuple[str, ...] = option(
-        (), "NAME[@DEPTH][:RULE[:NUMBER]] between commas; by default every drafter that the model can run"
+        (),
+        "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]] between commas, such as mtp@3+draft_topk=2; by default every "
+        "drafter that the model can run",
     )
     depth: tuple[int, ...] = option((), "depths for entries without @DEPTH; by default each drafter's own")
     prompts: str | None = option(None, "file or directory of prompts; by default the shipped held-out Python")

@@ -27,6 +27,12 @@ def encode(engine: Engine, prompts: PromptSet) -> list[list[int]]:
     return [engine.tokenizer.encode(prompt.text) for prompt in prompts.prompts]
 
 
+def check_variants(engine: Engine, variants: Sequence[Variant]) -> None:
+    """Raise ValueError for a variant that the engine would refuse: before anything is measured, not in the middle."""
+    for variant in variants:
+        engine.drafters.get(variant.drafter).ladder(variant.speculation)
+
+
 def make_jobs(ids: Sequence[list[int]], variant: Variant, params: SamplingParams, seed: int) -> list[Job]:
     """One job a prompt. Each has a seed of its own, the same under every variant."""
     return [

@@ -1,8 +1,12 @@
-"""What `--drafters` says, taken apart: a drafter with a depth, an acceptance rule and the rule's number.
+"""What `--drafters` says, taken apart: a drafter with a depth and options, an acceptance rule and the rule's number.
 
-    NAME[@DEPTH][:RULE[:NUMBER]]        mask    ngram@8    mask:trust    mask@3:trust:0.9    ngram@4:synthetic:2.5
+    NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]]
 
-The number is the confidence of trusted windows, and the tokens a step of simulated acceptance.
+    mask    ngram@8    mask@3:trust:0.9    ngram@4:synthetic:2.5
+    eagle@5+draft_topk=4+num_draft_tokens=16    mtp@3+draft_sample_method=greedy:rejection
+
+An option is any field of Speculation that has no place of its own; its value is an integer, else a number, else text.
+The number behind the rule is the confidence of trusted windows, and the tokens a step of simulated acceptance.
 
 An entry without @DEPTH stands for one variant at each of the depths asked for.
 """
@@ -11,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
@@ -19,8 +24,17 @@ from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 
-FORM = re.compile(r"(?P<name>[^@:]+)(?:@(?P<depth>\d+))?(?::(?P<rule>[^@:]+)(?::(?P<number>[^@:]+))?)?")
-SYNTAX = "NAME[@DEPTH][:RULE[:NUMBER]], such as ngram@8, mask@3:trust:0.9 or ngram@4:synthetic:2.5"
+FORM = re.compile(
+    r"(?P<name>[^@+:]+)(?:@(?P<depth>\d+))?(?P<options>(?:\+[^@+:=]+=[^@+:]+)*)"
+    r"(?::(?P<rule>[^@+:]+)(?::(?P<number>[^@+:]+))?)?"
+)
+SYNTAX = (
+    "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@8, eagle@5+draft_topk=4, mask@3:trust:0.9 or "
+    "ngram@4:synthetic:2.5"
+)
+PLACED = ("drafter", "depth", "acceptance", "acceptance_length", "confidence")
+"""Fields of Speculation that have a place of their own in an entry."""
+OPTIONS = tuple(f.name for f in fields(Speculation) if f.name not in PLACED)
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class Variant:
         if not self.drafts:
             return "plain"
         text = f"{self.drafter}@{self.speculation.depth}"
+        given = {name: getattr(self.speculation, name) for name in OPTIONS}
+        text += "".join(f"+{name}={_shown(value)}" for name, value in given.items() if value is not None)
         if self.acceptance != "exact":
             text += f":{self.speculation.rule}"
         if self.speculation.confidence is not None:
@@ -91,13 +107,43 @@ def _of_entry(entry: str, depths: Sequence[int], target: Target) -> list[Variant
     if match is None:
         raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
     name, rule = match["name"], match["rule"]
-    base = Speculation.of({"drafter": name, "acceptance": rule, **_number(entry, rule, match["number"])})
+    options = _options(entry, match["options"]) | _number(entry, rule, match["number"])
+    base = Speculation.of({"drafter": name, "acceptance": rule, **options})
     if match["depth"] is not None:
         return [_settled(Speculation.of({"depth": int(match["depth"])}).over(base), target)]
     # A drafter that takes no depth runs once, whatever depths the others are to run at.
     if not depths or (name in DRAFTERS and DRAFTERS.get(name).default_depth == 0):
         return [_settled(base, target)]
     return [_settled(Speculation(depth=depth).over(base), target) for depth in depths]
+
+
+def _options(entry: str, text: str) -> dict[str, Any]:
+    """What stands behind plus signs. Raises ValueError for what is no option here, or is given twice."""
+    options: dict[str, Any] = {}
+    for part in text.split("+")[1:]:
+        name, _, value = part.partition("=")
+        if name in PLACED:
+            raise ValueError(f"{name} is no option in {entry!r}, it has its own place; write {SYNTAX}")
+        if name not in OPTIONS:
+            raise ValueError(f"unknown option {name!r} in {entry!r}; known: {', '.join(OPTIONS)}")
+        if name in options:
+            raise ValueError(f"{name} is given twice in {entry!r}; leave one out")
+        options[name] = _value(value)
+    return options
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _shown(value: Any) -> str:
+    """The text of a value, a tree's in brackets: `--drafters` is not cut at commas inside them."""
+    return str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
 
 
 def _number(entry: str, rule: str, text: str | None) -> dict[str, float]:

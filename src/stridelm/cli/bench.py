@@ -31,6 +31,7 @@ RESERVED = (
     "posterior_alpha",
     "relaxed_topk",
     "relaxed_delta",
+    "draft_sample_method",
     "draft_topk",
     "num_draft_tokens",
     "token_tree",

@@ -6,7 +6,7 @@ given leaves the field to its default. By type:
     int, float, str         one value
     bool                    `--x` and `--no-x`
     Literal[...]            one of the values
-    tuple[X, ...]           values between commas; an empty string is the empty tuple
+    tuple[X, ...]           values between commas that are not inside [...]; an empty string is the empty tuple
     Sequence[int | float]   likewise
     Sequence[other]         the option repeated, so that a string may hold a comma
     Mapping[K, V]           the option repeated, each time KEY=VALUE
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Parse = Callable[[str], Any]
+COMMA = re.compile(r",(?![^\[]*\])")
+"""One that is not inside [...]."""
 
 
 def add_options(
@@ -129,7 +132,7 @@ def _choice(values: tuple[Any, ...]) -> Parse:
 def _listed(parse_one: Parse, noun: str) -> Parse:
     def parse(text: str) -> tuple[Any, ...]:
         try:
-            return tuple(parse_one(word.strip()) for word in text.split(",")) if text else ()
+            return tuple(parse_one(word.strip()) for word in COMMA.split(text)) if text else ()
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not {noun} values between commas") from error
 

@@ -141,6 +141,9 @@ class Drafter:
     def leave(self, request: Request) -> None:
         """A request is done, or gone: what is kept of it may go. Not called at preemption."""
 
+    def forget(self) -> None:
+        """Drop what was learned from requests that left, as if there had been none. What is running keeps its own."""
+
     def kind(self, span: Span) -> Hashable:
         """Spans of one kind may share a Group; drafts of different skeletons may not."""
         return None

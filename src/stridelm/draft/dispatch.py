@@ -46,6 +46,11 @@ class Drafters:
     def leave(self, request: Request) -> None:
         self._of(request).leave(request)
 
+    def forget(self) -> None:
+        """Drop what earlier requests left, in every drafter."""
+        for drafter in self._made.values():
+            drafter.forget()
+
     def propose(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft:
         """One Draft for all spans of the step; slots: [R] rows of the request table."""
         drafting = [i for i, span in enumerate(spans) if span.draft]

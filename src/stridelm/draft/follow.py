@@ -29,12 +29,12 @@ import torch
 
 from stridelm.draft.base import Burden, Drafter, Group, Target
 from stridelm.draft.expand import Branching, Sprout
-from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
+from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
 from stridelm.draft.heads import FollowingHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place, place_nodes
+from stridelm.run.heads import HeadRows, HeadRunner, Leaves, Serving, last_of, lines, place, place_nodes
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import (
@@ -52,7 +52,7 @@ class FollowingDrafter(Drafter):
     """Base of drafters with such a head: subclasses load it."""
 
     follows: ClassVar[bool] = True
-    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree", "prompt_lookup_min", "prompt_lookup_max"})
+    options = HEAD_OPTIONS
     default_depth = 3
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
@@ -106,10 +106,11 @@ class FollowingDrafter(Drafter):
             raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
         return branching.ladder(depth)
 
-    def kind(self, span: Span) -> bool | tuple[Branching, int, bool]:
+    def kind(self, span: Span) -> Guessing | tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
         branching = Branching.of(speculation, speculation.depth or 0)
-        return is_weighed(span) if branching == Branching() else (branching, span.depth, is_weighed(span))
+        guessing = Guessing.of(span)
+        return guessing if branching == Branching() else (branching, span.depth, guessing)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
@@ -121,7 +122,7 @@ class FollowingDrafter(Drafter):
         kind = self.kind(group.spans[0])
         return self._tree(group, *kind) if isinstance(kind, tuple) else self._chain(group)
 
-    def _tree(self, group: Group, branching: Branching, depth: int, weighed: bool) -> Draft:
+    def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
         slots, known = group.slots, group.table.known[group.slots]
         ready = self._ready[slots]
         host_slots = [span.request.slot for span in group.spans]
@@ -133,7 +134,8 @@ class FollowingDrafter(Drafter):
             logits = self.head.logits(fed_REH.flatten(0, 1))
             repeated = [slot for slot in host_slots for _ in range(each)]
             # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
-            return self.sampler.leanings(logits, rows, repeated, noisy=not weighed).view(len(known), each, -1)
+            noisy = guessing is Guessing.COUPLED
+            return self.sampler.leanings(logits, rows, repeated, noisy=noisy).view(len(known), each, -1)
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]
@@ -149,35 +151,33 @@ class FollowingDrafter(Drafter):
 
     def _chain(self, group: Group) -> Draft:
         guesses = Chain(group, self.sampler)
-        known, fed_RTH = guesses.known, self._fed[group.slots]
+        known, fed_RTH, ready = guesses.known, self._fed[group.slots], self._ready[group.slots]
         last, beside = fed_RTH[:, 0], fed_RTH[:, :0]
         for level in range(guesses.depth):
             if level and self.head.turns == 1:
-                last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None])[:, -1]
+                last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None], ready)[:, -1]
             elif level:
                 beside = torch.cat((fed_RTH[:, level - 1 : level], beside), 1)
-                beside = self._grow(group, level, known - 1 - level, guesses.tokens, beside)
+                beside = self._grow(group, level, known - 1 - level, guesses.tokens, beside, ready)
                 last = beside[:, -1]
             guesses.draw(self.head.logits(last))
-        return guesses.draft(self._ready[group.slots])
+        return guesses.draft(ready)
 
     def _grow(
-        self, group: Group, module: int, starts: torch.Tensor, tokens: list[torch.Tensor], fed_REH: torch.Tensor
+        self,
+        group: Group,
+        module: int,
+        starts: torch.Tensor,
+        tokens: list[torch.Tensor],
+        fed_REH: torch.Tensor,
+        ready: torch.Tensor,
     ) -> torch.Tensor:
-        """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on."""
+        """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on. Of a
+        request that is not ready, that was never folded, what lies there is another's."""
         requests, entries, width = fed_REH.shape
         # All are run to one depth: behind its own rows a request has null pages.
         most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
-        rows = place(
-            lines((entries,) * requests, starts.device),
-            group.slots,
-            starts.clamp(min=0),
-            torch.full_like(starts, entries),
-            self.serving,
-            most,
-        )
-        # Of a request that was never folded, what lies there is another's.
-        rows = rows.only(self._ready[group.slots][rows.span_N])
+        rows = place(lines((entries,) * requests, starts.device), group.slots, starts, None, self.serving, most, ready)
         ids_N, fed_NH = torch.stack(tokens, 1).flatten(), fed_REH.reshape(-1, width)
         return self.head.forward(module, ids_N, fed_NH, rows.position_N, self._runner.attend(rows)).view_as(fed_REH)
 
@@ -188,37 +188,41 @@ class FollowingDrafter(Drafter):
         tailed = self._tailed[group.slots]
         tail = self._tail.shape[1]
         bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
-        committed = group.table.committed[group.slots]
-        rows = place(
-            lines(bounds, group.slots.device),
-            group.slots,
-            committed - fresh - tailed,
-            fresh + tailed,
-            self.serving,
-            max(span.end for span in group.spans),
-        )
+        counts = fresh + tailed
+        starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
+        rows = place(lines(bounds, group.slots.device), group.slots, starts, counts, self.serving, most)
+        # What the last module says of a row goes no further: but for the row that the next draft grows from, its
+        # entries are all that is wanted.
+        leaves = last_of(rows, self.head.turns - 1, group.slots, starts, counts, self.serving, most)
         features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tailed))
         if tail:
             features = self._with_tail(group, rows, features, tailed)
-            self._tailed[group.slots] = (fresh + tailed).clamp(max=tail)
-        self._fed[group.slots] = self._fold(group, rows, features)
+            self._tailed[group.slots] = counts.clamp(max=tail)
+        self._fed[group.slots] = self._fold(group, rows, leaves, features)
         # In turn, the modules' last entries lie behind one another: nothing grows from fewer rows than that takes.
-        enough = fresh + tailed >= self.head.turns - 1
-        self._ready[group.slots] = batch.decides[group.indices] & enough
+        self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.turns - 1)
 
     def _sources(
         self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
     ) -> torch.Tensor:
-        """[N] the step's row that each row of the fold stands for: real rows, then those of the accepted path."""
-        place_N = group.indices[rows.span_N]
-        offset = rows.offset_N - tailed[rows.span_N]
-        real = (offset.clamp(min=0) + _firsts(batch)[place_N]).clamp(max=batch.ids.shape[0] - 1)  # padding: any
-        if not verdict.path.shape[1]:
-            return real
-        beyond = offset - batch.reals[place_N]
-        node = verdict.path[place_N, beyond.clamp(0, verdict.path.shape[1] - 1)]
-        decision = batch.decision_index[place_N, node + 1].clamp(min=0)
-        return torch.where(beyond < 0, real, batch.decisions[decision])
+        """[N] the step's row that each row of the fold stands for."""
+        find = sources
+        if tailed.is_cuda:
+            from stridelm.kernels import place as kernels
+
+            find = kernels.sources
+        return find(
+            group.indices,
+            rows.span_N,
+            rows.offset_N,
+            tailed,
+            _firsts(batch),
+            batch.reals,
+            verdict.path,
+            batch.decision_index,
+            batch.decisions,
+            batch.ids.shape[0],
+        )
 
     def _with_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tailed: torch.Tensor) -> torch.Tensor:
         """The features with those of rows folded before in front, of which the last are kept for the next time."""
@@ -231,24 +235,52 @@ class FollowingDrafter(Drafter):
         self._tail[group.slots] = features_NH[(rows.last_R[:, None] - back).clamp(min=0)]
         return features_NH
 
-    def _fold(self, group: Group, rows: HeadRows, fed_NH: torch.Tensor) -> torch.Tensor:
+    def _fold(self, group: Group, rows: HeadRows, leaves: Leaves, fed_NH: torch.Tensor) -> torch.Tensor:
         """Make every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] what comes out of the
         last of each."""
-        table, slot_N = group.table, group.slots[rows.span_N]
-        known_N = table.known[slot_N]
+        table, slot_N, head = group.table, group.slots[rows.span_N], self.head
         outputs = []
-        for module in range(self.head.turns):
+        for module in range(head.turns):
             token_N = rows.position_N + module + 1
-            within = rows.only(token_N < known_N) if module else rows
+            within = rows.only(token_N < table.known[slot_N]) if module else rows
             ids_N = table.tokens[slot_N, token_N]
-            fed_NH = self.head.forward(module, ids_N, fed_NH, rows.position_N, self._runner.attend(within))
-            outputs.append(fed_NH[(rows.last_R - module).clamp(min=0)])
+            if module == head.turns - 1:
+                attend = self._runner.attend(within, leaves)
+                outputs.append(head.forward(module, ids_N, fed_NH, rows.position_N, attend, leaves.rows_R))
+            else:
+                fed_NH = head.forward(module, ids_N, fed_NH, rows.position_N, self._runner.attend(within))
+                outputs.append(fed_NH[(rows.last_R - module).clamp(min=0)])
         return torch.stack(outputs[: self._fed.shape[1]], 1)
 
 
+def sources(
+    indices_R: torch.Tensor,
+    span_N: torch.Tensor,
+    offset_N: torch.Tensor,
+    tailed_R: torch.Tensor,
+    firsts_B: torch.Tensor,
+    reals_B: torch.Tensor,
+    path_BW: torch.Tensor,
+    index_BK: torch.Tensor,
+    decisions_M: torch.Tensor,
+    step_rows: int,
+) -> torch.Tensor:
+    """[N] rows of a step of B requests: of each of the R that are named, behind a tail of rows that stand for none (any
+    row is given), its real rows and then those of the path that was accepted."""
+    place_N = indices_R[span_N]
+    offset = offset_N - tailed_R[span_N]
+    real = (offset.clamp(min=0) + firsts_B[place_N]).clamp(max=step_rows - 1)
+    if not path_BW.shape[1]:
+        return real
+    beyond = offset - reals_B[place_N]
+    node = path_BW[place_N, beyond.clamp(0, path_BW.shape[1] - 1)]
+    decision = index_BK[place_N, node + 1].clamp(min=0)
+    return torch.where(beyond < 0, real, decisions_M[decision])
+
+
 def _firsts(batch: ForwardBatch) -> torch.Tensor:
-    """[R] the step's first row of each span."""
+    """[R] the step's first row of each span, int32 where a device reads it."""
     if isinstance(batch.geometry, DeviceGeometry):
-        return batch.geometry.firsts.to(torch.int64)
+        return batch.geometry.firsts
     counts = torch.tensor(batch.geometry.counts, device=batch.ids.device)
     return counts.cumsum(0) - counts

@@ -22,6 +22,9 @@ from stridelm.models.loader import read_headers, read_tensors
 
 logger = logging.getLogger(__name__)
 
+PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
+"""What "auto" tries, best first, behind drafters whose weights somebody named. Heads before small models, which take a
+pass of their own a token; modules that were trained with the target, or as its own layers are, before other heads."""
 BESIDE = "drafters"
 """Folder of a checkpoint in which heads that were made for it lie, one directory each."""
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -98,7 +101,7 @@ def _given(path: Path, changed: int) -> Given:
 
 
 def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
-    """Drafter -> the directory of its weights: of those that the user named, and those beside the model.
+    """Drafter -> the directory of its weights: those that the user named, then those beside the model, best first.
 
     Raises ValueError for a directory that was named and that no drafter recognises, or two for one drafter.
     """
@@ -113,11 +116,15 @@ def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
         if name in heads:
             raise ValueError(f"{heads[name]} and {path} are both weights for drafter {name!r}; give one of them")
         heads[name] = path
-    for path in sorted((model / BESIDE).glob("*/config.json")):
-        name = whose(path.parent)
-        if name is not None and heads.setdefault(name, path.parent) != path.parent:
-            logger.info("drafter %s: %s, not %s", name, heads[name], path.parent)
+    found = [(whose(file.parent), file.parent) for file in sorted((model / BESIDE).glob("*/config.json"))]
+    for name, path in sorted(((name, path) for name, path in found if name), key=lambda each: _rank(each[0])):
+        if heads.setdefault(name, path) != path:
+            logger.info("drafter %s: %s, not %s", name, heads[name], path)
     return heads
+
+
+def _rank(drafter: str) -> int:
+    return PREFERENCE.index(drafter) if drafter in PREFERENCE else len(PREFERENCE)
 
 
 def whose(path: Path) -> str | None:

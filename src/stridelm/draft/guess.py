@@ -2,7 +2,8 @@
 
 For the exact rule a guess meets the noise that the target's token will meet, so that both are likely to be the same.
 For rules that weigh a guess by the distribution it was drawn from, it has noise of its own, and the distribution goes
-along (sample/noise.py says why the two must not be the same).
+along (sample/noise.py says why the two must not be the same). A greedy guess has no noise under any rule, and nothing
+goes along: a draft without probabilities is certain of its tokens (verify/rejection.py).
 
 Legend: R requests of a group, V vocabulary.
 """
@@ -10,6 +11,7 @@ Legend: R requests of a group, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
 
@@ -27,16 +29,31 @@ LONG_MATCH = 6
 NEVER = 1 << 30
 """Longer than any match."""
 
+CHAIN_OPTIONS = frozenset({"draft_sample_method", "prompt_lookup_min", "prompt_lookup_max"})
+"""Fields of Speculation that a Chain reads."""
+HEAD_OPTIONS = CHAIN_OPTIONS | {"draft_topk", "num_draft_tokens", "token_tree"}
+"""Those of heads, which branch too."""
 
-def is_weighed(span: Span) -> bool:
-    """Whether the span's rule reads the distribution of a guess."""
-    return RULES.get(span.request.speculation.acceptance or "exact").reads_probs
+
+class Guessing(Enum):
+    """How guesses come out of a drafter's logits. Spans that differ in it share no group."""
+
+    COUPLED = "by the noise that the target's token will meet"
+    DRAWN = "by noise of their own, and what they were drawn from goes along"
+    LIKELIEST = "without noise"
+
+    @classmethod
+    def of(cls, span: Span) -> Guessing:
+        """As the request asks, and its rule needs."""
+        speculation = span.request.speculation
+        if speculation.takes_likeliest:
+            return cls.LIKELIEST
+        return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
 
 
 @dataclass
 class Chain:
-    """A chain of guesses in the making, one for each request and level; all of the group's spans have one kind of
-    rule."""
+    """A chain of guesses in the making, one for each request and level; all of the group's spans guess alike."""
 
     group: Group
     sampler: Sampler
@@ -48,24 +65,28 @@ class Chain:
         self.depth = max(span.draft for span in spans)
         self.known = self.group.table.known[self.group.slots]
         self._slots = [span.request.slot for span in spans]
-        self._weighed = is_weighed(spans[0])
+        self._guessing = Guessing.of(spans[0])
         self._looks_back = any(span.request.params.uses_history for span in spans)
 
     def draw(self, logits_RV: torch.Tensor) -> None:
         """Guess one level further. Penalties see the guesses before."""
         extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
         rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
-        stream = attempt_stream(DRAFT, self.known) if self._weighed else 0
+        if self._guessing is Guessing.LIKELIEST:
+            self.tokens.append(self.sampler.likeliest(logits_RV, rows, self._slots))
+            return
+        drawn = self._guessing is Guessing.DRAWN
+        stream = attempt_stream(DRAFT, self.known) if drawn else 0
         # Padding draws -1, which is nobody's token and no index.
         self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream).clamp(min=0))
-        if self._weighed:
+        if drawn:
             self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
 
     def draft(self, ready_R: torch.Tensor) -> Draft:
         """ready: requests that have a draft at all. Where the text repeats itself for long enough, what followed is the
         draft instead."""
         tokens, live = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
-        probs = torch.stack(self._probs, 1) if self._weighed else None
+        probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.looks_up for span in self.group.spans):
             found, there = lookup(
                 self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth

@@ -59,9 +59,16 @@ class FollowingHead(LoadableModule):
         raise NotImplementedError
 
     def forward(
-        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        module: int,
+        ids_N: torch.Tensor,
+        fed_NH: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[N, H] what the next module, or the same one, is fed."""
+        """[N, H] what the next module, or the same one, is fed; with `wanted`, [M, H] of these rows alone, for which
+        `attend` gives values: the others leave keys and values behind."""
         raise NotImplementedError
 
     def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,11 @@ from functools import cache
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
+from stridelm.draft.given import PREFERENCE
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 
 logger = logging.getLogger(__name__)
-
-PREFERENCE = ("mtp", "mask", "ngram", "none")
-"""What "auto" tries, best first, behind drafters that were given weights of their own."""
 
 
 def settle(speculation: Speculation, target: Target) -> Speculation:
@@ -48,7 +46,7 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
 
 
 def best_drafter(speculation: Speculation, target: Target) -> str:
-    """The first drafter of PREFERENCE that the model can run under the rule asked for."""
+    """The first drafter that can run under the rule: of those with weights of their own, then of PREFERENCE."""
     rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
     for name in dict.fromkeys((*target.heads, *PREFERENCE)):

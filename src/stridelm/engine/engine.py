@@ -149,6 +149,12 @@ class Engine:
         """Raise RuntimeError naming the leak if the ledger does not balance."""
         self.ledger.check(self.queue.running)
 
+    def forget(self) -> None:
+        """Drop what earlier requests left: the prefix cache, and what drafters learned from them. Outputs are the same
+        with or without; how soon they come may not be, so benchmarks start from here."""
+        self.ledger.flush()
+        self.drafters.forget()
+
     def _start_over(self) -> None:
         """After a step that broke off, the device may know tokens that the host never saw. Preempting everybody makes
         the host's tokens the truth again."""

@@ -113,10 +113,20 @@ def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> 
 class PagedAttend:
     """What the model calls to attend: write this layer's rows, then look."""
 
-    def __init__(self, pool: PagePool, ops: Ops, prepared: PreparedAttention, slots: dict[str, torch.Tensor]) -> None:
-        self.pool, self.ops, self.prepared, self.slots = pool, ops, prepared, slots
+    def __init__(
+        self,
+        pool: PagePool,
+        ops: Ops,
+        prepared: PreparedAttention,
+        slots: dict[str, torch.Tensor],
+        lookers: torch.Tensor | None = None,
+    ) -> None:
+        """lookers: [M] int64 rows that look, for which attention is prepared; all, if None is given."""
+        self.pool, self.ops, self.prepared, self.slots, self.lookers = pool, ops, prepared, slots, lookers
 
     def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
         kv, keys, values = self.pool.layout[layer], self.pool.keys[layer], self.pool.values[layer]
         q_NHD = self.ops.turn_and_store(qkv_NXD, turn, keys, values, self.slots[kv.group])
+        if self.lookers is not None:
+            q_NHD = q_NHD.index_select(0, self.lookers)
         return self.prepared.attend(kv, q_NHD, keys, values)

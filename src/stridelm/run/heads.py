@@ -66,21 +66,30 @@ class Lines:
     their tensors."""
 
     layout: Frame
+    firsts: torch.Tensor
+    """[R] int32 first row of each request."""
+    nothing: torch.Tensor
+    """[N] int64 zeros: nobody's ancestors."""
     kept: dict[Any, object] = field(default_factory=dict)
     """What attention made for this layout."""
+
+    @classmethod
+    def of(cls, bounds: tuple[int, ...], device: torch.device) -> Lines:
+        rows = frame(tuple((bound, 0, True) for bound in bounds), 0, device)
+        return cls(rows, rows.firsts_R.to(torch.int32), torch.zeros_like(rows.span_N))
 
 
 def lines(bounds: tuple[int, ...], device: torch.device) -> Lines:
     """bounds: most rows of each request."""
     if len(set(bounds)) == 1 and bounds[0] <= MOST_CAPTURED:
         return _even(len(bounds), bounds[0], device)
-    return Lines(frame(tuple((bound, 0, True) for bound in bounds), 0, device))
+    return Lines.of(bounds, device)
 
 
 @cache
 def _even(requests: int, rows: int, device: torch.device) -> Lines:
     # The frame's own cache forgets; this one does not.
-    return Lines(frame(((rows, 0, True),) * requests, 0, device))
+    return Lines.of((rows,) * requests, device)
 
 
 @dataclass(frozen=True)
@@ -108,29 +117,62 @@ def place(
     layout: Lines,
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
-    counts_R: torch.Tensor,
+    counts_R: torch.Tensor | None,
     serving: Serving,
     most: int,
+    stays_R: torch.Tensor | None = None,
 ) -> HeadRows:
-    """Lay `counts` rows of each request from storage index `starts` on, at most as many as the layout has room for.
-    Each sees all entries up to its own.
+    """Lay `counts` rows of each request from storage index `starts` on (0 if that is below), at most as many as the
+    layout has room for, and so many if None is given. Each sees all entries up to its own.
 
-    most: a bound on every request's last index, exclusive. What is missing to the layout is padding, which is left out
-    where the host may look.
+    most: a bound on every request's last index, exclusive. stays_R: bool requests whose rows leave entries; all, if
+    None is given. What is missing to the layout is padding, which is left out where the host may look.
     """
-    rows = layout.layout
+    rows, device_reads = layout.layout, serving.attention.reads_device
+    counts_R = rows.reals_R if counts_R is None else counts_R
+    if slots_R.is_cuda and device_reads:
+        return _placed_by_kernel(layout, slots_R, starts_R, counts_R, serving, most, stays_R)
+    starts_R = starts_R.clamp(min=0)
     span, offset = rows.span_N, rows.offset_N
     live = offset < counts_R[span]
-    on_host = not serving.attention.reads_device
-    if on_host:
+    if not device_reads:
         here = live.nonzero()[:, 0]
         span, offset, live = span[here], offset[here], live[here]
     storage = starts_R[span] + offset
-    own = torch.full_like(storage, -1) if on_host else offset - counts_R[span]
+    own = offset - counts_R[span] if device_reads else torch.full_like(storage, -1)
     shape = _Shape(starts_R, counts_R, counts_R, own, torch.zeros_like(storage), storage)
-    last = counts_R.cumsum(0) - 1 if on_host else rows.firsts_R + counts_R - 1
-    slots = _pool_slots(slots_R[span], storage, live, serving)
+    last = rows.firsts_R + counts_R - 1 if device_reads else counts_R.cumsum(0) - 1
+    slots = _pool_slots(slots_R[span], storage, live if stays_R is None else live & stays_R[span], serving)
     return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, serving, most), last.clamp(min=0))
+
+
+def _placed_by_kernel(
+    layout: Lines,
+    slots_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    serving: Serving,
+    most: int,
+    stays_R: torch.Tensor | None,
+) -> HeadRows:
+    from stridelm.kernels.place import placed
+
+    rows = layout.layout
+    storage, own, pool_slots, about, last = placed(
+        slots_R,
+        starts_R,
+        counts_R,
+        stays_R,
+        serving.tables.tables,
+        rows.firsts_R,
+        len(rows.span_N),
+        max(rows.bounds),
+        serving.page_size,
+    )
+    shape = _Shape(about[1], about[0], about[0], own, layout.nothing, storage)
+    return HeadRows(
+        rows.span_N, rows.offset_N, storage, pool_slots, _geometry(layout, slots_R, shape, serving, most), last
+    )
 
 
 def place_nodes(
@@ -158,9 +200,34 @@ def place_nodes(
     return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, serving, most), last)
 
 
+def last_of(
+    rows: HeadRows,
+    back: int,
+    slots_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    serving: Serving,
+    most: int,
+) -> Leaves:
+    """Of rows that were placed so, each request's last, or the one so many before it; any where it has none."""
+    one_each = lines((1,) * len(slots_R), slots_R.device)
+    alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, serving, most)
+    return Leaves((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Rows of which something is wanted beyond the entries that they leave: one a request."""
+
+    rows_R: torch.Tensor
+    """int64, among all that are run."""
+    geometry: Geometry | DeviceGeometry
+    """Of these alone."""
+
+
 @dataclass(frozen=True)
 class _Shape:
-    """What both kinds of geometry are made of: fields of DeviceGeometry, all int64."""
+    """What both kinds of geometry are made of: fields of DeviceGeometry, int64 or what they are there."""
 
     starts: torch.Tensor
     counts: torch.Tensor
@@ -200,7 +267,7 @@ def _geometry(
         )
     return DeviceGeometry(
         bounds=layout.layout.bounds,
-        firsts=layout.layout.firsts_R.to(torch.int32),
+        firsts=layout.firsts,
         counts=shape.counts.to(torch.int32),
         starts=shape.starts.to(torch.int32),
         reals=shape.reals.to(torch.int32),
@@ -228,7 +295,9 @@ class HeadRunner:
         Room(device, free_memory(device)).check(max(serving.pages.values()), page_bytes)
         self.pool = PagePool(head.kv_layout, serving.pages, serving.page_size, serving.dtype, device)
 
-    def attend(self, rows: HeadRows) -> PagedAttend:
-        """What the head calls to attend: layer i of its own layout, for these rows."""
-        prepared = self._serving.attention.prepare(rows.geometry, self.pool.layout, self._head.query_heads)
-        return PagedAttend(self.pool, self._head.ops, prepared, rows.slots)
+    def attend(self, rows: HeadRows, leaves: Leaves | None = None) -> PagedAttend:
+        """What the head calls to attend: layer i of its own layout, for these rows. All leave their entries; with
+        `leaves` given, those alone look, and what comes back is theirs."""
+        geometry, wanted = (rows.geometry, None) if leaves is None else (leaves.geometry, leaves.rows_R)
+        prepared = self._serving.attention.prepare(geometry, self.pool.layout, self._head.query_heads)
+        return PagedAttend(self.pool, self._head.ops, prepared, rows.slots, wanted)

@@ -141,6 +141,14 @@ class Sampler:
             return logits_XV
         return logits_MV.to(torch.float32, copy=True).index_copy_(0, groups.special_X, logits_XV)
 
+    def likeliest(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
+        """int64 [M] what each row draws if there is no noise: a valid id, for padding too."""
+        if not logits_MV.is_cuda:
+            return likeliest(self.processed(logits_MV, rows, row_slots))
+        # The likeliest is so at any temperature, and is never cut off.
+        wanted = self._wanted(row_slots)
+        return likeliest(self._edited(logits_MV, rows, wanted) if wanted & Feature.EDITED else logits_MV)
+
     def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] with which each row's token is drawn. A greedy row is certain of its argmax; a row left with
         nothing but -inf has nan."""

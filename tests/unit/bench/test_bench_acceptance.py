@@ -71,6 +71,23 @@ def test_table_and_chart(report: AcceptanceReport, tmp_path: Path) -> None:
     assert (tmp_path / "chart.svg").stat().st_size > 1000
 
 
+def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> None:
+    """What suffix decoding learns of one variant's outputs, the next one's run starts without."""
+    once, other = read_variants(["suffix@6", "suffix@6:rejection"], (), engine.parts.target)
+    found = measure_acceptance(engine, [once, other, once], prompts, settings(temperature=(0.0,))).rows
+    by_run = [[row.acceptance for row in found[i : i + 4]] for i in (0, 4, 8)]
+    assert by_run[0] == by_run[1] == by_run[2] and any(by_run[0])
+
+
+def test_what_cannot_run_is_refused_before_anything_does(engine: Engine, prompts: PromptSet) -> None:
+    """Also what only the drafter itself can tell."""
+    told: list[str] = []
+    deep = read_variants(["ngram@2", "mask@9"], (), engine.parts.target)
+    with pytest.raises(ValueError, match="depth 9 is over 7"):
+        measure_acceptance(engine, deep, prompts, settings(), told.append)
+    assert not told
+
+
 def test_too_few_tokens_to_judge_are_refused(engine: Engine, prompts: PromptSet) -> None:
     with pytest.raises(ValueError, match="at least 16"):
         measure_acceptance(engine, [], prompts, settings(max_tokens=8))

@@ -58,6 +58,14 @@ def test_rows_carry_what_the_ratio_needs(rows: list[LatencyRow]) -> None:
         assert len(row.acceptance.conditional) <= row.depth
 
 
+def test_rounds_know_nothing_of_one_another(engine: Engine, prompts: PromptSet) -> None:
+    """Suffix decoding finds no earlier round's outputs: every round accepts as much."""
+    variants = read_variants(["suffix@6"], (), engine.parts.target)
+    found = [measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=n, max_tokens=24)) for n in (1, 2)]
+    (_, once), (_, twice) = found
+    assert once.steps == twice.steps and 0 < 2 * once.acceptance.accepted == twice.acceptance.accepted
+
+
 def test_prompts_are_used_again_until_every_stream_has_one(engine: Engine, prompts: PromptSet) -> None:
     (row,) = measure_latency(engine, [], prompts.first(1), settings(batch=(2,), repeats=1))
     assert row.prompts == 2

@@ -55,6 +55,46 @@ def test_no_entry_stands_for_all_that_the_model_can_run(engine: Engine) -> None:
     assert {label.partition("@")[0] for label in labels(engine, "", 1)} >= {"ngram", "mask"}
 
 
+def test_options(engine: Engine) -> None:
+    """They come back in the order of Speculation's fields, and count for what tells variants apart."""
+    entries = [
+        "ngram@4+prompt_lookup_max=6+prompt_lookup_min=2",
+        "ngram@4+prompt_lookup_min=2",
+        "mask@2+draft_sample_method=greedy:rejection",
+        "suffix@6+suffix_decoding_min_token_prob=1e-05+suffix_decoding_max_spec_factor=2",
+        "ngram@4+posterior_alpha=0.25:typical",
+        "ngram@4+prompt_lookup_min=3:synthetic:2.5",
+    ]
+    found = read_variants(entries, [], engine.parts.target)
+    assert [variant.label for variant in found] == [
+        "ngram@4+prompt_lookup_min=2+prompt_lookup_max=6",
+        entries[1],
+        entries[2],
+        "suffix@6+suffix_decoding_max_spec_factor=2+suffix_decoding_min_token_prob=1e-05",
+        entries[4] + "*",
+        entries[5] + "*",
+    ]
+    assert found[3].speculation.suffix_decoding_min_token_prob == 1e-5
+    assert read_variants([v.label.rstrip("*") for v in found], [], engine.parts.target) == found
+
+
+def test_options_run_at_every_depth(engine: Engine) -> None:
+    assert labels(engine, "ngram+prompt_lookup_min=3,mask@1", 2, 4) == [
+        "ngram@2+prompt_lookup_min=3", "ngram@4+prompt_lookup_min=3", "mask@1",
+    ]  # fmt: skip
+
+
+def test_trees(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    """Of a drafter that takes them: levels are the depth, and a tree is shown as it can be written."""
+    kind = "stridelm.draft.medusa:MedusaDrafter.why_not"
+    monkeypatch.setattr(kind.replace(":", "."), classmethod(lambda cls, target: None))
+    monkeypatch.setattr("stridelm.draft.medusa.MedusaDrafter.usual_depth", classmethod(lambda cls, target: 3))
+    entries = ["medusa@3+draft_topk=4+num_draft_tokens=16", "medusa+token_tree=[(0,), (1,), (0, 0)]"]
+    found = read_variants(entries, [], engine.parts.target)
+    assert [v.label for v in found] == [entries[0], "medusa@2+token_tree=[(0,),(1,),(0,0)]"]
+    assert read_variants([v.label for v in found], [], engine.parts.target) == found
+
+
 def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
     first = read_variants(["mask@3:trust:0.85", "ngram@2", "ngram@2:synthetic:1.5"], [], engine.parts.target)
     again = read_variants([v.label.rstrip("*") for v in first], [], engine.parts.target)
@@ -76,6 +116,17 @@ def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
         ("mask@1:synthetic:2.5", "at depth 1 a step emits 2"),
         ("ngram:trust", "does not work with drafter"),
         ("mask:trust:2", "confidence must be"),
+        ("ngram+hope=1", "unknown option 'hope' in 'ngram.hope=1'; known: posterior_threshold, .*prompt_lookup_min"),
+        ("ngram+depth=2", "depth is no option in 'ngram.depth=2', it has its own place; write NAME"),
+        ("mask+confidence=0.9:trust", "confidence is no option"),
+        ("ngram+prompt_lookup_min", "cannot be read"),
+        ("ngram+prompt_lookup_min=", "cannot be read"),
+        ("ngram+prompt_lookup_min=2@3", "cannot be read"),
+        ("ngram:exact+prompt_lookup_min=2", "cannot be read"),
+        ("ngram+prompt_lookup_min=2+prompt_lookup_min=3", "prompt_lookup_min is given twice"),
+        ("ngram+prompt_lookup_min=0.5", "prompt_lookup_min must be an integer"),
+        ("mask+draft_sample_method=hot", "draft_sample_method must be greedy or probabilistic; got 'hot'"),
+        ("ngram+draft_topk=4", "draft_topk would have no effect"),
     ],
 )
 def test_bad_entries_name_the_remedy(engine: Engine, entry: str, says: str) -> None:

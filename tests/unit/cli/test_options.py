@@ -56,6 +56,7 @@ def test_nothing_given_is_the_default() -> None:
         (["--limit", "none"], "limit", None),
         (["--drafter", "none"], "drafter", "none"),  # a name, where the field holds text
         (["--drafters", "none,ngram"], "drafters", ("none", "ngram")),
+        (["--drafters", "a=[(0,), (1,)],b,c=[2, 3]"], "drafters", ("a=[(0,), (1,)]", "b", "c=[2, 3]")),
         (["--batch", "1, 8"], "batch", (1, 8)),
         (["--batch", ""], "batch", ()),
         (["--stop", "a,b", "--stop", "\n"], "stop", ("a,b", "\n")),

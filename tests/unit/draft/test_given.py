@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from stridelm import LLM
 from stridelm.draft.given import given, heads_of, whose
 from support.checkpoints import write
-from support.head_checkpoints import write_eagle, write_medusa, write_mtp
+from support.head_checkpoints import write_eagle, write_medusa, write_modules, write_mtp
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,15 @@ def test_auto_takes_what_was_given(tmp_path: Path, model: Path) -> None:
 
 
 def test_heads_beside_the_model_are_found(tmp_path: Path) -> None:
-    """In its folder `drafters`; what the user names comes before."""
+    """In its folder `drafters`, the best first; what the user names comes before."""
     model = write(tmp_path / "model", "qwen3")
     beside = write_eagle(model / "drafters" / "some-head", model, "eagle3")
     assert heads_of(model, []) == {"eagle": beside}
-    named = write_eagle(tmp_path / "named", model, "eagle1")
-    assert heads_of(model, [str(named)]) == {"eagle": named}
     assert engine(model).engine.intake.request("", [1], params()).speculation.drafter == "eagle"
+    modules = write_modules(model / "drafters" / "some-modules", model)
+    assert list(heads_of(model, [])) == ["mtp", "eagle"]
+    named = write_eagle(tmp_path / "named", model, "eagle1")
+    assert list(heads_of(model, [str(named)]).items()) == [("eagle", named), ("mtp", modules)]
 
 
 def params() -> Any:

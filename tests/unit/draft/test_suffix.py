@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,8 @@ def test_a_request_keeps_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if rng.random() < 0.4:
             said.append(random_text(rng, 25))
             corpus.add(said[-1])
+        elif rng.random() < 0.1:
+            corpus.clear()
         request = request_of(tokens[:size], min(prompt, size))
         text.catch_up(request, corpus)
         assert text.own.size < 2 * own and text.own.size >= min(own, size)
@@ -354,6 +357,27 @@ def test_what_was_said_before_is_found(stand: Stand) -> None:
     for output in (first, second):
         assert_same(output, stand.plain(job.prompt, job.params))
     assert accepted([second]) > 30 > 2 * accepted([first])
+
+
+def test_what_was_said_before_is_forgotten(stand: Stand) -> None:
+    """Asked to, the engine drafts as if it had served nobody before; the prefix cache is empty too."""
+    llm = stand.llm(drafter="suffix", depth=6, page_size=4)
+    job = Job([9, 30, 11, 52, 13], SAMPLED, SPECULATION)
+    found = []
+    for _ in range(2):
+        llm.engine.forget()
+        (output,) = stand.run([job], llm)
+        assert output.metrics is not None and output.metrics.cached_tokens == 0
+        found.append(replace(output.metrics, ttft_s=None, latency_s=None))
+    assert found[0] == found[1]
+    running = llm.engine.add("a", [9, 30, 11], job.request)
+    while running.known < 20:
+        llm.engine.step()
+    llm.engine.forget()
+    while llm.engine.busy:
+        llm.engine.step()
+    llm.check()
+    assert running.output_ids == stand.tokens([9, 30, 11], SAMPLED)
 
 
 def test_nothing_is_kept_of_a_request_that_left(stand: Stand) -> None:

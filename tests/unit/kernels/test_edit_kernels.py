@@ -156,6 +156,22 @@ def test_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETED
+def test_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens as in torch, sampled or not, where nothing is edited and where something is."""
+    for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        kinds = [() for _ in TRUNCATED] + [ALL] * edited
+        case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
+        real = case.part(case.real)
+        wanted = real.sampler.processed(real.logits, real.rows, real.slots).argmax(-1)
+        assert torch.equal(real.sampler.likeliest(real.logits, real.rows, real.slots), wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", True)
+            patch.setattr(Sampler, "_groups", None)
+            got = case.sampler.likeliest(case.logits, case.rows, case.slots)
+        assert torch.equal(got[case.real], wanted) and int(got.min()) >= 0
+
+
+@INTERPRETED
 def test_the_sampler_takes_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """And forms no groups there."""
     case = make_case(8, 100, others=SAMPLED).part(list(range(6)))

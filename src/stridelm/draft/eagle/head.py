@@ -66,12 +66,18 @@ class EagleHead(FollowingHead):
         yield from inner_slots(self.spec, "layers.0.", "")
 
     def _layer(
-        self, x_NC: torch.Tensor, residual_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        x_NC: torch.Tensor,
+        residual_NH: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        wanted_M: torch.Tensor | None,
     ) -> torch.Tensor:
         angles = (positions_N, self._rope.cos, self._rope.sin)
         # add_norm may write into what it adds to, and that may be the caller's.
         attended = self.attention(x_NC, angles, attend)
-        x, h = self.ops.add_norm(attended, residual_NH, self.mlp_norm, self.spec.norm_eps)
+        residual = residual_NH if wanted_M is None else residual_NH.index_select(0, wanted_M)
+        x, h = self.ops.add_norm(attended, residual, self.mlp_norm, self.spec.norm_eps)
         return x + self.mlp(h, self.ops)
 
 
@@ -85,10 +91,16 @@ class Eagle1Head(EagleHead):
         return states.final.index_select(0, rows_N)
 
     def forward(
-        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        module: int,
+        ids_N: torch.Tensor,
+        fed_NH: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = self.join(torch.cat((self.embed(ids_N), fed_NH), dim=-1))
-        return self._layer(x, x, positions_N, attend)
+        return self._layer(x, x, positions_N, attend, wanted_M)
 
     def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
         return self._target[0].logits(fed_MH)
@@ -131,13 +143,19 @@ class Eagle3Head(EagleHead):
         return self.join(torch.cat([states.inputs[layer].index_select(0, rows_N) for layer in self.taps], dim=-1))
 
     def forward(
-        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        module: int,
+        ids_N: torch.Tensor,
+        fed_NH: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         eps = self.spec.norm_eps
         token = self.ops.norm(self.embed(ids_N), self.token_norm, eps)
         hidden = self.ops.norm(fed_NH, self.hidden_norm, eps)
         residual = hidden if self.norm_before_residual else fed_NH
-        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, attend)
+        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, attend, wanted_M)
 
     def own_logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
         """[M, Vd] over the tokens that the head can say."""

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 
 from stridelm.draft.base import Drafter, Group, Target, TreeShape, chain
+from stridelm.draft.guess import Guessing
 from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -29,6 +30,7 @@ MAX_VERIFIED_DEPTH = max(d for d in range(MAX_DRAFT_ROWS) if verified_rows(d) <=
 class MaskDrafter(Drafter):
     name = "mask"
     rules = frozenset({"exact", "trust"})
+    options = frozenset({"draft_sample_method"})
     default_depth = 2
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
@@ -48,6 +50,11 @@ class MaskDrafter(Drafter):
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         trusted = _is_trusted(speculation)
+        if trusted and speculation.draft_sample_method is not None:
+            raise ValueError(
+                f"draft_sample_method would have no effect with acceptance {speculation.rule!r}, which emits what the "
+                f"probes say; leave it out or choose another acceptance"
+            )
         most = MAX_DRAFT_ROWS if trusted else MAX_VERIFIED_DEPTH
         if depth > most:
             rule = speculation.acceptance or "exact"
@@ -63,7 +70,8 @@ class MaskDrafter(Drafter):
         self._ready[request.slot] = 0
 
     def kind(self, span: Span) -> Hashable:
-        return (_is_trusted(span.request.speculation), span.depth)
+        speculation = span.request.speculation
+        return (_is_trusted(speculation), span.depth, Guessing.of(span) is Guessing.COUPLED)
 
     def propose(self, group: Group) -> Draft:
         depth, device = group.spans[0].depth, group.slots.device
@@ -91,12 +99,15 @@ class MaskDrafter(Drafter):
         rows = batch.decision_index[group.indices].gather(1, columns).clamp(min=0).flatten()
         positions = batch.positions[batch.decisions[rows]] + 1
         slots = [span.request.slot for span in group.spans for _ in range(depth)]
-        # Drawn with the noise of its position, a proposal meets the same noise when it is checked. Penalties see the
-        # known tokens only, not the proposals between: approximate, and only acceptance can suffer.
-        drawn = self.sampler.draw(
+        # Drawn with the noise of its position, a proposal meets the same noise when it is checked; a rule that weighs
+        # it takes it for certain, and then the likeliest is best. Penalties see the known tokens only, not the
+        # proposals between: approximate, and only acceptance can suffer.
+        coupled = Guessing.of(group.spans[0]) is Guessing.COUPLED
+        guess = self.sampler.draw if coupled else self.sampler.likeliest
+        guesses = guess(
             logits.decisions.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
         )
-        self._proposals[group.slots, :depth] = drawn.view(-1, depth)
+        self._proposals[group.slots, :depth] = guesses.view(-1, depth)
         self._ready[group.slots] = torch.full_like(group.slots, depth)
 
     def _masks(self, depth: int) -> torch.Tensor:

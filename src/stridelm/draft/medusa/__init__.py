@@ -14,7 +14,7 @@ import torch
 from stridelm.draft.base import Burden, Drafter, Group, Target
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
-from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
+from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
 from stridelm.draft.heads import load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
@@ -28,7 +28,7 @@ from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
 class MedusaDrafter(Drafter):
     name = "medusa"
-    options = frozenset({"draft_topk", "num_draft_tokens", "token_tree", "prompt_lookup_min", "prompt_lookup_max"})
+    options = HEAD_OPTIONS
     default_depth = 3
     takes = "Medusa heads"
 
@@ -70,25 +70,25 @@ class MedusaDrafter(Drafter):
         replacing_lengths(speculation)
         return Branching.of(speculation, depth).ladder(depth)
 
-    def kind(self, span: Span) -> tuple[Branching, int, bool]:
+    def kind(self, span: Span) -> tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
         branching = Branching.of(speculation, speculation.depth or 0)
-        return branching, span.depth if branching != Branching() else 0, is_weighed(span)
+        return branching, span.depth if branching != Branching() else 0, Guessing.of(span)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
 
     def propose(self, group: Group) -> Draft:
-        branching, depth, weighed = self.kind(group.spans[0])
+        branching, depth, guessing = self.kind(group.spans[0])
         if branching != Branching():
-            return self._tree(group, branching, depth, weighed)
+            return self._tree(group, branching, depth, guessing)
         guesses = Chain(group, self.sampler)
         logits_RDV = self.heads(self._states[group.slots], guesses.depth)
         for level in range(guesses.depth):
             guesses.draw(logits_RDV[:, level])
         return guesses.draft(self._ready[group.slots])
 
-    def _tree(self, group: Group, branching: Branching, depth: int, weighed: bool) -> Draft:
+    def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
         slots, known = group.slots, group.table.known[group.slots]
         states, ready = self._states[slots], self._ready[slots]
         logits_RDV = self.heads(states, depth)
@@ -97,7 +97,7 @@ class MedusaDrafter(Drafter):
         def scores(fed_REH: torch.Tensor, level: int) -> torch.Tensor:
             logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
             # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
-            said = self.sampler.leanings(logits, rows, host_slots, noisy=not weighed)
+            said = self.sampler.leanings(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
             return said[:, None].expand(-1, fed_REH.shape[1], -1)
 
         def grow(sprout: Sprout) -> torch.Tensor:

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from stridelm.draft.base import Burden, Drafter, Group, Target, per_span, within_bounds
 from stridelm.draft.given import Given
-from stridelm.draft.guess import Chain, is_weighed, replacing_lengths
+from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder
@@ -58,7 +58,7 @@ class WholeModel:
 
 class ModelDrafter(Drafter):
     name = "model"
-    options = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
+    options = CHAIN_OPTIONS
     default_depth = 4
     takes = "a small language model with the same tokenizer"
     follows = True
@@ -112,8 +112,8 @@ class ModelDrafter(Drafter):
         replacing_lengths(speculation)
         return tuple(range(depth + 1))
 
-    def kind(self, span: Span) -> bool:
-        return is_weighed(span)
+    def kind(self, span: Span) -> Guessing:
+        return Guessing.of(span)
 
     def admit(self, request: Request) -> None:
         # Pages of a prefix hit hold this model's KV, or they were a miss.
@@ -139,11 +139,12 @@ class ModelDrafter(Drafter):
             lines((1,) * len(group.spans), tokens.device),
             group.slots,
             torch.where(goes, entries, 0),
-            torch.ones_like(entries),
+            None,
             self.serving,
             max(span.end for span in group.spans),
+            goes,
         )
-        return self._run(tokens, rows.only(goes[rows.span_N]))
+        return self._run(tokens, rows)
 
     def _fold(
         self, spans: tuple[Span, ...], group: Group, slots: torch.Tensor, ends: torch.Tensor, bounds: tuple[int, ...]

@@ -84,16 +84,23 @@ class MtpHead(FollowingHead):
         return states.final.index_select(0, rows_N)
 
     def forward(
-        self, module: int, ids_N: torch.Tensor, fed_NH: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+        self,
+        module: int,
+        ids_N: torch.Tensor,
+        fed_NH: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[N, H] states behind the module's norm."""
+        """States behind the module's norm."""
         part, target, ops, eps = cast(MtpModule, self.parts[module]), self._target[0], self.ops, self.spec.norm_eps
         token = ops.norm(target.embed(ids_N), part.token_norm, eps)
         hidden = ops.norm(fed_NH, part.hidden_norm, eps)
         x = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
         block, angles = part.block, (positions_N, target.rope.cos, target.rope.sin)
         h = ops.norm(x, block.attention_norm, eps)
-        x, h = ops.add_norm(x, block.attention(h, angles, attend), block.mlp_norm, eps)
+        attended = block.attention(h, angles, attend)
+        x, h = ops.add_norm(x if wanted_M is None else x.index_select(0, wanted_M), attended, block.mlp_norm, eps)
         return ops.add_norm(x, block.mlp(h, ops), part.norm, eps)[1]
 
     def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,9 @@ class SuffixDrafter(Drafter):
         if request.output_ids:
             self.corpus.add(request.prompt_ids[-BORDER:] + request.output_ids)
 
+    def forget(self) -> None:
+        self.corpus.clear()
+
     def _guess(self, span: Span) -> Tree:
         """The better of the trees that the request's own text and the corpus give; of equals its own."""
         text = self.texts.setdefault(span.request.id, Text())

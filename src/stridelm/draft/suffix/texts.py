@@ -33,7 +33,7 @@ class Corpus:
         self.share = most // GENERATIONS
         self.automata: deque[Automaton] = deque(maxlen=GENERATIONS)
         self.version = 0
-        """Counts the texts that came in. A match is of one version: a new text may hold a longer one."""
+        """Counts the changes. A match is of one version: a new text may hold a longer one."""
 
     def add(self, text: Sequence[int]) -> None:
         """Take in a text, or its end if it is longer than a generation."""
@@ -42,6 +42,11 @@ class Corpus:
             self.automata.append(Automaton())
         for token in text:
             self.automata[-1].append(token)
+        self.version += 1
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self.automata.clear()
         self.version += 1
 
 

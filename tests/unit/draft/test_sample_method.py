@@ -1,0 +1,219 @@
+"""`draft_sample_method`: greedy guesses are the drafter's likeliest tokens at any temperature, and under every lossless
+rule the output stays the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_following import HEADS
+from transformers import AutoModelForCausalLM
+
+from stridelm import LLM, SamplingParams
+from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing
+from stridelm.draft.settle import settle
+from stridelm.params import Speculation
+from stridelm.types import CANDIDATE, Draft, Request, Span
+from support.checkpoints import write
+from support.head_checkpoints import write_medusa
+from support.head_oracles import Drafted, Medusa
+from support.lab import Lab, check_joint
+from support.tree_drafter import registered
+from support.watch import CLOSE, VOCAB, Watch, engine, prompts
+
+DEPTH = 2
+MASK_ID = VOCAB - 1
+REQUESTS = 10_000
+"""Enough to see a rule that is broken, as the last of their tests shows."""
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True, seed=2)
+Oracle = Callable[[list[int], list[int]], Drafted]
+Case = tuple[dict[str, Any], Oracle]
+
+
+@cache
+def whole(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def said(path: Path, ids: list[int], count: int) -> Drafted:
+    """What a model says at the last `count` of these tokens."""
+    logits = whole(path)(torch.tensor([ids])).logits[0, -count:]
+    return Drafted(logits.argmax(-1).tolist(), logits, torch.arange(VOCAB))
+
+
+def medusa(path: Path) -> Case:
+    target = write(path / "model", "qwen3", vocab_size=VOCAB)
+    heads = write_medusa(path / "heads", target, DEPTH)
+    oracle = Medusa(heads, target)
+    options = {"model": str(target), "drafter": "medusa", "drafter_model": str(heads)}
+    return options, lambda ids, drafted: oracle(ids, len(drafted))
+
+
+def model(path: Path) -> Case:
+    target = write(path / "model", "qwen3", vocab_size=VOCAB)
+    small = write(path / "small", "qwen3", vocab_size=VOCAB, hidden_size=32, num_attention_heads=2, seed=3)
+    options = {"model": str(target), "drafter": "model", "drafter_model": str(small)}
+    return options, lambda ids, drafted: said(small, [*ids, *drafted[:-1]], len(drafted))
+
+
+def mask(path: Path) -> Case:
+    """With n known tokens, masks from token n - 1 on say what comes from token n on."""
+    target = write(path / "model", "qwen3", vocab_size=VOCAB)
+    options = {"model": str(target), "drafter": "mask", "mask_token_id": MASK_ID}
+    return options, lambda ids, drafted: said(target, ids[:-1] + [MASK_ID] * len(drafted), len(drafted))
+
+
+NAMES = ("deepseek", "mimo-in-turn", "eagle3", "medusa", "model", "mask")
+CASES = {**HEADS, "medusa": medusa, "model": model, "mask": mask}
+
+
+def without_probes(draft: Draft) -> Draft:
+    return replace(draft, live=draft.live & (draft.roles == CANDIDATE))
+
+
+def outputs(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(3), params)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_guesses(tmp_path: Path, name: str) -> None:
+    """They are the oracle's argmax whatever is drawn, and what is said is what plain decoding says."""
+    options, oracle = CASES[name](tmp_path)
+    llm = engine(**{**options, "depth": DEPTH, "draft_sample_method": "greedy", "num_pages": 400})
+    plain = outputs(llm, replace(SAMPLED, speculation="off"))
+    watch = Watch(llm, oracle)
+    llm.engine.tracer = lambda plan, draft, *rest: watch(plan, without_probes(draft), *rest)
+    assert outputs(llm, SAMPLED) == plain
+    checked = watch.checked
+    outputs(llm, replace(SAMPLED, speculation={"acceptance": "rejection"}))
+    assert checked > 8 and watch.checked > checked + 8 and watch.accepted > 0 and watch.missed > 0
+    with pytest.raises(AssertionError):  # the oracle tells drawn guesses apart
+        outputs(llm, replace(SAMPLED, speculation={"draft_sample_method": "probabilistic"}))
+    llm.engine.tracer = None
+    # A bias counts, and requests that guess in one way or the other stand side by side.
+    either = [replace(SAMPLED, speculation={"draft_sample_method": method}) for method in ("greedy", "probabilistic")]
+    biased = [replace(params, logit_bias={2: 100.0}) for params in either]
+    found = llm.generate(prompts(3) * 4, [params for params in (*either, *biased) for _ in range(3)])
+    assert [output.outputs[0].token_ids for output in found] == plain * 2 + [[2] * 16] * 6
+    for output in found[6:]:
+        metrics = output.outputs[0].metrics
+        assert metrics is not None and metrics.accepted == metrics.drafted > 5
+    llm.check()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "eagle3", "medusa"])
+def test_greedy_trees(tmp_path: Path, name: str) -> None:
+    """The first level has the oracle's likeliest tokens, whatever the noise leans to."""
+    options, oracle = CASES[name](tmp_path)
+    llm = engine(**{**options, "depth": DEPTH, "draft_topk": 2, "num_draft_tokens": 6, "num_pages": 400})
+    checked = leant = 0
+
+    def look(plan: Any, draft: Draft, batch: Any, outcome: Any) -> None:
+        nonlocal checked, leant
+        for row, span in enumerate(plan.spans):
+            if not draft.width or not bool(draft.live[row].all()):
+                continue
+            wanted = oracle(span.request.token_ids, [0])
+            ranked = wanted.logits_DV[0].sort(descending=True)
+            if float(ranked.values[1] - ranked.values[2]) > CLOSE:
+                first = set(draft.tokens[row][draft.parents[row] == -1].tolist())
+                differs = first != set(wanted.ids_V[ranked.indices[:2]].tolist())
+                assert not (differs and span.request.speculation.takes_likeliest)
+                checked, leant = checked + 1, leant + differs
+
+    plain = outputs(llm, replace(SAMPLED, speculation="off"))
+    llm.engine.tracer = look
+    for method in ("greedy", "probabilistic"):
+        assert outputs(llm, replace(SAMPLED, speculation={"draft_sample_method": method})) == plain
+    assert checked > 20 and leant > 5
+    llm.check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_shares_a_group(tmp_path: Path, name: str) -> None:
+    """Requests that guess in the same way, whatever was said to get there."""
+    options, _ = CASES[name](tmp_path)
+    drafter = engine(**{**options, "depth": DEPTH}).engine.drafters.get(options["drafter"])
+
+    def kind(method: str | None, rule: str) -> Any:
+        speculation = Speculation(options["drafter"], DEPTH, rule, draft_sample_method=method)
+        return drafter.kind(Span(Request("a", [0], SAMPLED, speculation), 0, 1, DEPTH, DEPTH))
+
+    greedy, drawn = kind("greedy", "exact"), kind(None, "exact")
+    assert greedy != drawn
+    assert kind("greedy", "rejection") == greedy and kind("probabilistic", "exact") == drawn
+    assert kind(None, "rejection") != greedy
+
+
+# The distribution
+
+
+class TableChain(Drafter):
+    """A chain by a table of its own."""
+
+    name = "table_chain"
+    options = CHAIN_OPTIONS
+    default_depth = 3
+
+    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+        return (0, 1, 2, 3)
+
+    def kind(self, span: Span) -> Guessing:
+        return Guessing.of(span)
+
+    def propose(self, group: Group) -> Draft:
+        guesses, vocab = Chain(group, self.sampler), self.target.vocab_size
+        logits_VV = 1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1))
+        last = group.table.tokens[group.slots].gather(1, guesses.known[:, None] - 1)[:, 0]
+        for _ in range(guesses.depth):
+            guesses.draw(logits_VV[last])
+            last = guesses.tokens[-1]
+        return guesses.draft(torch.ones_like(group.slots, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_joint(rule: str) -> None:
+    """The first three tokens of requests that guess greedily are jointly distributed as the target says."""
+    with registered(TableChain):
+        seen = Lab({"drafter": "table_chain", "acceptance": rule, "draft_sample_method": "greedy"})
+        check_joint(seen, REQUESTS)
+    assert seen.accepted > REQUESTS // 5
+
+
+def test_greedy_guesses_taken_for_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighed by a distribution that they were not drawn from, the chi-square sees it."""
+    monkeypatch.setattr("stridelm.draft.guess.Sampler.draw", lambda sampler, logits, *rest: logits.max(-1).indices)
+    with registered(TableChain), pytest.raises(AssertionError, match="chi-square"):
+        check_joint(Lab({"drafter": "table_chain", "acceptance": "rejection"}), REQUESTS)
+
+
+# What is refused
+
+
+def test_other_methods() -> None:
+    for wrong in ("Greedy", "", 1, True):
+        with pytest.raises(ValueError, match="draft_sample_method must be greedy or probabilistic; got"):
+            Speculation(draft_sample_method=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix"])
+def test_drafters_without_logits(drafter: str) -> None:
+    target = Target(9, 9, 9, (), None, torch.device("cpu"))
+    with pytest.raises(ValueError, match=f"draft_sample_method would have no effect with drafter '{drafter}'"):
+        settle(Speculation(drafter, draft_sample_method="greedy"), target)
+
+
+@pytest.mark.parametrize("rule", ["trust", "synthetic-trust:1.5"])
+def test_trusted_windows(tmp_path: Path, rule: str) -> None:
+    """What the probes say is emitted: nobody guesses."""
+    llm = engine(**mask(tmp_path)[0])
+    trusted = replace(SAMPLED, speculation={"acceptance": rule, "draft_sample_method": "probabilistic"})
+    with pytest.raises(ValueError, match=f"draft_sample_method would have no effect with acceptance '{rule}'"):
+        llm.generate([1, 2, 3], trusted)
