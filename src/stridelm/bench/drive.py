@@ -87,8 +87,7 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
     finally:
         for name in live:
             engine.abort(name)
-        while engine.busy:  # a step that nobody waits for may be in flight
-            engine.step()
+        _land(engine)
     engine.check()
     return Run(
         seconds,
@@ -98,3 +97,9 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
         engine.ledger.peak,
         engine.stats.preemptions - preemptions,
     )
+
+
+def _land(engine: Engine) -> None:
+    """A step that nobody waits for may be in flight."""
+    while engine.busy:
+        engine.step()
