@@ -11,14 +11,19 @@ attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages 
   decode    spans of 1 to 16 rows (the last real row and a chain of draft rows) behind a context, in microseconds.
             GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
   prefill   one span of many rows behind nothing, beside torch's flash attention over dense keys.
+
+shapes, the same launches with other block sizes and numbers of programs: as they are chosen, and the five best. A choice
+is good if it is near the best everywhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +117,11 @@ class AttentionPool:
         self.keys, self.values = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
         self.order = torch.randperm(self.pages, device="cuda").int()
 
-    def decode(self, batch: int, context: int, rows: int, deterministic: bool) -> list[Callable[[], object]]:
+    def decode(
+        self, batch: int, context: int, rows: int, deterministic: bool, **forced: Any
+    ) -> list[Callable[[], object]]:
         """Calls over different pages: `batch` spans of one real row and `rows - 1` draft rows in a chain. Empty if
-        the pool is too small for one call."""
+        the pool is too small for one call. forced: `shape` and `programs`, where they are not to be chosen."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
         calls = min(fit, MOST_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
@@ -129,11 +136,12 @@ class AttentionPool:
                 rows_per_tile=rows,
                 ancestors=chain * batch,
                 deterministic=deterministic,
+                **forced,
             )
             for n in range(calls)
         ]
 
-    def prefill(self, rows: int, deterministic: bool) -> list[Callable[[], object]]:
+    def prefill(self, rows: int, deterministic: bool, **forced: Any) -> list[Callable[[], object]]:
         from stridelm.kernels.attention import max_rows_per_tile
 
         width = -(-rows // PAGE_SIZE)
@@ -148,6 +156,7 @@ class AttentionPool:
                 rows_per_tile=height,
                 ancestors=[0] * rows,
                 deterministic=deterministic,
+                **forced,
             )
             for n in range(4)
         ]
@@ -163,6 +172,7 @@ class AttentionPool:
         rows_per_tile: int,
         ancestors: list[int],
         deterministic: bool,
+        **forced: Any,
     ) -> Callable[[], object]:
         from stridelm.kernels.attention import paged_attention
 
@@ -188,6 +198,7 @@ class AttentionPool:
             "scale": DIM**-0.5,
             "max_keys": start + rows,
             "deterministic": deterministic,
+            **forced,
         }
         return lambda: paged_attention(q, self.keys, self.values, out, **inputs, **options)
 
@@ -278,11 +289,57 @@ def prefill_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+# Shapes
+
+
+def shapes(settings: Settings) -> Section:
+    pool = AttentionPool(2048 * 64 * 9 // 8)
+    found = [
+        trial
+        for batch, context in ((1, 2048), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512))
+        for rows in (1, 4, 8, 16)
+        for trial in tried(f"{rows} rows x {batch} behind {context}", rows, partial(pool.decode, batch, context, rows))
+    ]
+    found += [trial for rows in (512, 2048) for trial in tried(f"prompt of {rows}", 32, partial(pool.prefill, rows))]
+    return Section([shapes_table(found)], found)
+
+
+def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]]]) -> list[dict[str, Any]]:
+    """One launch, timed as it is chosen and with every shape and number of programs that might do."""
+    from stridelm.kernels.attention import Shape
+
+    least = max(16, 1 << (rows * HEADS // KV_HEADS - 1).bit_length())
+    forms: list[dict[str, Any]] = [{}]
+    for height in sorted({least, max(least, 64)}):
+        warps = (4,) if height < 64 else (4, 8)
+        for keys, warp, stages, programs in itertools.product((64, 128), warps, (2, 3), (1, 2, 3, 4)):
+            if height * keys <= 128 * 64:
+                forms.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
+    found = []
+    for form in forms:
+        try:
+            us = graph_us(calls(False, **form), 2)
+        except (RuntimeError, AssertionError):  # too much shared memory, or no room for the workspace
+            continue
+        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
+        found.append({"launch": launch, "form": name, "us": us})
+    return found
+
+
+def shapes_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("attention: (vectors, keys, warps, stages) x programs", "launch", "as chosen", "best five")
+    for launch in dict.fromkeys(trial["launch"] for trial in found):
+        trials = sorted((t for t in found if t["launch"] == launch), key=lambda trial: trial["us"])
+        chosen = next(trial["us"] for trial in trials if trial["form"] == "as chosen")
+        table.add_row(launch, f"{chosen:.1f}", ", ".join(f"{t['form']}: {t['us']:.1f}" for t in trials[:5]))
+    return table
+
+
 def mode_name(deterministic: bool) -> str:
     return "deterministic" if deterministic else "fast"
 
 
-GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention}
+GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention, "shapes": shapes}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -99,6 +99,7 @@ def paged_attention(
     paths_N64: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     programs: int | None = None,
+    shape: Shape | None = None,
 ) -> None:
     """Write the attention values of the tiles' rows into `out_NHD`; other rows keep what they hold.
 
@@ -117,7 +118,8 @@ def paged_attention(
     paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
       the row is then draft row paths[row, n], and ancestors_N is not read. Needs rows_per_tile == 1.
     workspace: float32, at least `make_plan(...).workspace` long, to be used instead of a fresh one.
-    programs: how many share the keys of a tile, instead of as many as seem best.
+    programs: how many share the keys of a tile, instead of as many as seem best. shape: likewise. Both are there to
+      find out what is best.
 
     Raises ValueError for a dtype or a number of heads that it cannot do.
     """
@@ -129,7 +131,18 @@ def paged_attention(
     if tiles == 0:
         return
     plan = make_plan(
-        tiles, heads, kv_heads, dim, rows_per_tile, q_NHD.dtype, max_keys, window, deterministic, q_NHD.device, programs
+        tiles,
+        heads,
+        kv_heads,
+        dim,
+        rows_per_tile,
+        q_NHD.dtype,
+        max_keys,
+        window,
+        deterministic,
+        q_NHD.device,
+        programs,
+        shape,
     )
     if workspace is None:
         workspace = torch.empty(plan.workspace, dtype=torch.float32, device=q_NHD.device)
@@ -224,6 +237,7 @@ def make_plan(
     deterministic: bool,
     device: torch.device,
     programs: int | None = None,
+    shape: Shape | None = None,
 ) -> Plan:
     """How `paged_attention` will launch with these arguments.
 
@@ -232,7 +246,7 @@ def make_plan(
     per_head = heads // kv_heads
     most = max_rows_per_tile(per_head, dtype, deterministic)
     assert 1 <= rows_per_tile <= most, f"{rows_per_tile} rows a tile, of at most {most}"
-    shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
+    shape = shape or _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
     # A tile's keys, seen through its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
     unit = SPLIT_KEYS if deterministic else LEAST_KEYS
