@@ -12,8 +12,8 @@ attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages 
             GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
   prefill   one span of many rows behind nothing, beside torch's flash attention over dense keys.
 
-shapes, the same launches with other block sizes and numbers of programs: as they are chosen, and the five best. A choice
-is good if it is near the best everywhere.
+shapes, the same launches with other block sizes and numbers of programs: as they are chosen, and the five best. A
+choice is good if it is near the best everywhere.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ FORMATS = (".png", ".svg")
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's colours, which most colour-blind readers can tell apart."""
 INK, LOSSY_HATCH = "#333333", "///"
+LINES = 3
+"""Depths of one way of drafting from which on they are drawn as a line, not as bars."""
 
 
 def check_plot(path: Path) -> None:
@@ -26,8 +28,12 @@ def check_plot(path: Path) -> None:
 
 
 def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
-    """Ratio to plain decoding of each variant, a bar for each concurrency; the whiskers span the rounds."""
+    """Ratio to plain decoding of each variant: a bar for each concurrency, whose whiskers span the rounds. Where many
+    depths were asked for, lines over them instead, in a panel for each concurrency."""
     drafting = [row for row in rows if row.label != "plain"]
+    if _many_depths(drafting):
+        _latency_lines(drafting, path)
+        return
     labels = list(dict.fromkeys(row.label for row in drafting))
     streams = list(dict.fromkeys(row.concurrency for row in rows))
     figure, (axes,) = _figure(1, width=1.6 + 1.1 * len(labels))
@@ -52,21 +58,80 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
 
 
 def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
-    """For each temperature, tokens a step in each bucket, and below it the headline bucket's acceptance by
-    position."""
+    """For each temperature, tokens a step in each bucket, or in the headline's over depths where many were asked for;
+    below it, the headline bucket's acceptance by position."""
     temperatures = list(dict.fromkeys(row.temperature for row in report.rows))
-    count = len(dict.fromkeys(row.label for row in report.rows))
+    families = list(dict.fromkeys(map(_family, report.rows))) if _many_depths(report.rows) else []
+    count = 4 if families else len(dict.fromkeys(row.label for row in report.rows))
     figure, panels = _figure(len(temperatures), width=2.0 + 0.7 * count, lines=2)
     for i, temperature in enumerate(temperatures):
         rows = [row for row in report.rows if row.temperature == temperature and row.bucket != ALL.name]
-        _bucket_bars(panels[i], rows)
+        headline = [row for row in rows if row.headline]
         panels[i].set_title(f"temperature {temperature:g}", fontsize=9, loc="left")
-        _position_lines(panels[len(temperatures) + i], [row for row in rows if row.headline])
+        if not families:
+            _bucket_bars(panels[i], rows)
+            _position_lines(panels[len(temperatures) + i], headline)
+            continue
+        _depth_lines(panels[i], headline, families, lambda row: row.acceptance and row.acceptance.tokens_per_step)
+        panels[i].set_ylabel("tokens a step")
+        deepest = {_family(row): row for row in sorted(headline, key=lambda row: row.depth)}
+        _position_lines(panels[len(temperatures) + i], [deepest[family] for family in families], families)
     head = report.rows[0]
     lossy = "" if all(row.lossless for row in report.rows) else "; hatched and *: lossy"
     title = f"{Path(head.model).name}, {head.prompt_set}, {head.max_tokens} tokens at most{lossy}"
+    if families:
+        _shared_legend(figure, panels[0])
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     _save(figure, path)
+
+
+def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
+    streams = list(dict.fromkeys(row.concurrency for row in rows))
+    families = list(dict.fromkeys(map(_family, rows)))
+    figure, panels = _figure(len(streams), width=4.0)
+    for axes, count in zip(panels, streams, strict=True):
+        _depth_lines(axes, [row for row in rows if row.concurrency == count], families, lambda row: row.ratio)
+        axes.set_title(f"{count} {'stream' if count == 1 else 'streams'}", fontsize=9, loc="left")
+    panels[0].set_ylabel("tokens a second over plain decoding")
+    head = rows[0]
+    lossy = "" if all(row.lossless for row in rows) else "; dotted: lossy"
+    title = f"{Path(head.model).name}, {head.dtype}, {head.device}, temperature {head.temperature:g}{lossy}"
+    _shared_legend(figure, panels[0])
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _family(row: Any) -> str:
+    """A row's label but for its depth."""
+    return str(row.label).replace(f"@{row.depth}", "", 1)
+
+
+def _many_depths(rows: Sequence[Any]) -> bool:
+    depths: dict[str, set[int]] = {}
+    for row in rows:
+        depths.setdefault(_family(row), set()).add(row.depth)
+    return any(len(found) >= LINES for found in depths.values())
+
+
+def _depth_lines(axes: Any, rows: Sequence[Any], families: Sequence[str], value: Callable[[Any], float | None]) -> None:
+    """A value over the depth of a draft, a line for each way of drafting."""
+    for i, family in enumerate(families):
+        line = [row for row in rows if _family(row) == family and value(row) is not None]
+        style = "-" if all(row.lossless for row in line) else ":"
+        label = family.replace("+", "\n  +")
+        axes.plot([row.depth for row in line], [value(row) for row in line], style, label=label, **_look(i))
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("depth of the draft")
+
+
+def _look(i: int) -> dict[str, Any]:
+    """Of the i-th line."""
+    return {"color": SERIES[i % len(SERIES)], "marker": "os^"[i // len(SERIES) % 3], "markersize": 4}
+
+
+def _shared_legend(figure: Any, axes: Any) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=7, loc="outside right upper")
 
 
 def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
@@ -89,21 +154,15 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
 
 
-def _position_lines(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
-    """Conditional acceptance by position, a line for each variant that drafted."""
+def _position_lines(axes: Any, rows: Sequence[AcceptanceRow], families: Sequence[str] = ()) -> None:
+    """Conditional acceptance by position, a line for each variant that drafted. families: lines that a legend names
+    already."""
     for i, row in enumerate(rows):
         if row.acceptance is None or not row.acceptance.conditional:
             continue
         values = row.acceptance.conditional
         style = "-" if row.lossless else ":"
-        axes.plot(
-            range(1, len(values) + 1),
-            values,
-            style,
-            marker="o",
-            color=SERIES[i % len(SERIES)],
-            label=row.label,
-        )
+        axes.plot(range(1, len(values) + 1), values, style, label=row.label, **_look(i))
     axes.set_ylim(-0.03, 1.03)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position in the draft")
@@ -111,7 +170,8 @@ def _position_lines(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     bucket = next((row.bucket for row in rows), "")
     axes.set_title(f"bucket {bucket}", fontsize=8, loc="left")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=7)
+        if not families:
+            axes.legend(frameon=False, fontsize=7)
     else:
         axes.text(0.5, 0.5, "no prompt is in this bucket", transform=axes.transAxes, ha="center", fontsize=8)
 

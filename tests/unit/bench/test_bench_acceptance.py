@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def test_table_and_chart(report: AcceptanceReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_acceptance(report, tmp_path / "chart.svg")
     assert (tmp_path / "chart.svg").stat().st_size > 1000
+    deep = [replace(row, depth=depth, label=f"{row.drafter}@{depth}") for row in report.rows for depth in (1, 2, 3)]
+    plot_acceptance(replace(report, rows=deep), tmp_path / "lines.svg")
+    assert (tmp_path / "lines.svg").stat().st_size > 1000
 
 
 def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> None:

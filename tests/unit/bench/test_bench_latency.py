@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,10 @@ def test_a_chart_is_drawn(rows: list[LatencyRow], tmp_path: Path, suffix: str) -
     pytest.importorskip("matplotlib")
     path = tmp_path / f"chart{suffix}"
     plot.plot_latency(rows, path)
+    assert path.stat().st_size > 1000
+    drafting = [row for row in rows if row.label != "plain"]
+    deep = [replace(row, depth=depth, label=f"{row.drafter}@{depth}") for row in drafting for depth in (1, 2, 3)]
+    plot.plot_latency(deep, path)
     assert path.stat().st_size > 1000
 
 
