@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("--cap-mb", type=float, default=CAP / MB, help="most text of most packages, in MB")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dictionary-mb", type=int, default=256, help="xz dictionary; packing needs 11 times that")
+    parser.add_argument("--every", type=int, default=1, help="of training files, archive only every so many")
     parser.add_argument("--keep-archives", action="store_true", help="keep the downloaded wheels")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -344,6 +345,7 @@ def main() -> None:
     used = {name: record for name, record in sorted(records.items()) if "files" in record}
     arguments.licences.write_text(json.dumps(used, indent=1) + "\n")
     shutil.rmtree(raw)
+    sides["train"] = sides["train"][arguments.every - 1 :: arguments.every]
     write_archive(sides, arguments.archive, arguments.dictionary_mb << 20)
     logger.info("%s: %.1f MB", arguments.archive, arguments.archive.stat().st_size / MB)
 

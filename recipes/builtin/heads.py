@@ -1,13 +1,13 @@
 """Train heads that draft for Stride's built-in model on what it goes on to say, on one GPU.
 
-    python recipes/builtin/build_corpus.py --work data --archive .corpus/corpus.tar.xz
+    python recipes/builtin/build_corpus.py --work data --archive .corpus/corpus.tar.xz --every 5
     PYTHONPATH=src python recipes/builtin/heads.py --corpus .corpus/corpus.tar.xz --work /tmp/heads --parts /tmp/parts
 
-The corpus only gives prompts, so a part of it, or other Python, will do: any folder with train/ and valid/, or one of
-packages, of which --held-out names those for validation. Prompts are continued once, into --work; a second call goes
-on from there, and `--stages eagle3` trains that head alone. --parts gets weights and the rest of each head, small
-enough to carry. `--set mtp:muon_lr=0.03` changes a setting of one head. `--dry-run` needs no corpus and no GPU: a few
-steps on the package's own source, to see that everything works.
+The corpus only gives prompts, so a part of it (a fifth, above), or other Python, will do: any folder with train/ and
+valid/, or one of packages, of which --held-out names those for validation. Prompts are continued once, into --work; a
+second call goes on from there, and `--stages eagle3` trains that head alone. --parts gets weights and the rest of each
+head, small enough to carry. `--set mtp:muon_lr=0.03` changes a setting of one head. `--dry-run` needs no corpus and no
+GPU: a few steps on the package's own source, to see that everything works.
 
 A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.9M parameters. The
 EAGLE-3 head can say the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
