@@ -43,7 +43,6 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
-from transformers.modeling_layers import MtpModel
 from transformers.utils import logging as transformers_logging
 
 from stridelm.bench.drive import drive
@@ -209,11 +208,13 @@ def figures(ours: Sequence[Pass], theirs: Sequence[Pass]) -> dict[str, Any]:
 
 
 def measure_mtp(settings: Settings, depth: int) -> list[MtpRow]:
+    from transformers.modeling_layers import MtpModel  # older ones have none, and compare plain decoding all the same
+
     transformers_logging.set_verbosity_error()  # it reports the modules as tensors that its qwen3 does not expect
     transformers_logging.disable_progress_bar()
     source = Path(settings.model or builtin_path())
     with tempfile.TemporaryDirectory() as folder:
-        sides: dict[int, tuple[Engine, Any, MtpModel]] = {}
+        sides: dict[int, tuple[Engine, Any, Any]] = {}
         for modules in dict.fromkeys((1, depth)):
             path = write_with_modules(Path(folder) / str(modules), source, modules)
             engine, hf = open_both(str(path), settings)
@@ -249,7 +250,7 @@ def write_with_modules(path: Path, source: Path, modules: int) -> Path:
 
 
 def measure_way(
-    sides: dict[int, tuple[Engine, Any, MtpModel]],
+    sides: dict[int, tuple[Engine, Any, Any]],
     ids: list[list[int]],
     stride_modules: int,
     stride_depth: int,
@@ -285,10 +286,8 @@ def run_stride(engine: Engine, ids: Sequence[list[int]], variant: Variant, strea
 
 
 @torch.inference_mode()
-def run_transformers(
-    hf: Any, ids: Sequence[list[int]], size: int, tokens: int, modules: MtpModel | None = None
-) -> Pass:
-    """A batch after the other. modules: to draft with."""
+def run_transformers(hf: Any, ids: Sequence[list[int]], size: int, tokens: int, modules: Any = None) -> Pass:
+    """A batch after the other. modules: its MtpModel to draft with."""
     outputs: list[list[int]] = []
     steps = 0
 
@@ -299,7 +298,7 @@ def run_transformers(
     with ExitStack() as stack:
         stack.callback(hf.register_forward_hook(count).remove)
         if modules is not None:
-            stack.enter_context(patch.object(MtpModel, "from_pretrained", lambda *_, **__: modules))
+            stack.enter_context(patch.object(type(modules), "from_pretrained", lambda *_, **__: modules))
         start = time.perf_counter()
         for first in range(0, len(ids), size):
             chunk = ids[first : first + size]

@@ -62,7 +62,8 @@ LLAMA_8B = {
     "tie_word_embeddings": False,
 }
 VLLM = {1: 203.9, 4: 796.0, 16: 2968.0, 64: 9421.0, 128: 14343.0, 256: 17853.0}
-"""Tokens a second of vLLM 0.26.0, plain, the same work on one H200 (measured beside us, torch 2.11)."""
+"""Tokens a second of vLLM 0.26.0, plain, the same work on one H200 (measured beside us, torch 2.11): streams, times
+tokens a step, over the time of a step with all of them running, as here."""
 EAGLE3 = "eagle@3:synthetic:2.5"
 VLLM_EAGLE3 = {1: 385.5, 4: 1475.0, 16: 5434.0, 64: 13825.0, 128: 16410.0, 256: 18092.0}
 """The same with EAGLE-3, three drafts a step, acceptance simulated at 2.5 tokens."""
@@ -70,8 +71,8 @@ DRAFT_VOCAB = 32000
 
 
 MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
-END = 16
-"""Tokens before its last from which on a request may draft less."""
+WARM, END = 24, 16
+"""Tokens of a run that is not timed; tokens before its last from which on a request may draft less."""
 PART_STEPS = 12
 """Steps over which the parts of a step are measured."""
 
@@ -238,7 +239,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
     rows = []
     plain: float | None = None
     for decoding in settings.decoding:
-        run(engine, decoding, batch, settings.prompt, 24)  # compiles and captures
+        run(engine, decoding, batch, settings.prompt, WARM)  # compiles and captures
         measured = Measured.of(
             [run(engine, decoding, batch, settings.prompt, settings.output) for _ in range(settings.repeats)]
         )
@@ -303,6 +304,8 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
         engine.step()
     engine.check()
     tokens, seconds, steps = (late - early for late, early in zip(seen, started, strict=True))
+    if output > WARM and not steps:
+        raise SystemExit(f"{decoding}, batch {batch}: the first request ends before the last begins; raise --output")
     return Measured(tokens, seconds, steps, prefill)
 
 

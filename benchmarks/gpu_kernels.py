@@ -306,6 +306,8 @@ def shapes(settings: Settings) -> Section:
 
 def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]]]) -> list[dict[str, Any]]:
     """One launch, timed as it is chosen and with every shape and number of programs that might do."""
+    from triton.runtime.errors import OutOfResources
+
     from stridelm.kernels.attention import Shape
 
     least = max(16, 1 << (rows * HEADS // KV_HEADS - 1).bit_length())
@@ -318,9 +320,12 @@ def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]
     found = []
     for form in forms:
         try:
-            us = graph_us(calls(False, **form), 2)
-        except (RuntimeError, AssertionError):  # too much shared memory, or no room for the workspace
+            launches = calls(False, **form)
+            us = graph_us(launches, 2) if launches else None
+        except (RuntimeError, OutOfResources):  # too much shared memory, or no room for the workspace
             continue
+        if us is None:  # the pool is too small
+            return []
         name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
         found.append({"launch": launch, "form": name, "us": us})
     return found

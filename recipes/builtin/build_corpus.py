@@ -345,6 +345,7 @@ def main() -> None:
     used = {name: record for name, record in sorted(records.items()) if "files" in record}
     arguments.licences.write_text(json.dumps(used, indent=1) + "\n")
     shutil.rmtree(raw)
+    # Licences are those of everything that was read.
     sides["train"] = sides["train"][arguments.every - 1 :: arguments.every]
     write_archive(sides, arguments.archive, arguments.dictionary_mb << 20)
     logger.info("%s: %.1f MB", arguments.archive, arguments.archive.stat().st_size / MB)

@@ -9,7 +9,7 @@ second call goes on from there, and `--stages eagle3` trains that head alone. --
 head, small enough to carry. `--set mtp:muon_lr=0.03` changes a setting of one head. `--dry-run` needs no corpus and no
 GPU: a few steps on the package's own source, to see that everything works.
 
-A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.9M parameters. The
+A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.8M parameters. The
 EAGLE-3 head can say the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
 head and an MLP of 304: 2.0M parameters, of which 0.4M project the model's states and 0.8M are output rows.
 """

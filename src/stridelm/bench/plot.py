@@ -28,8 +28,8 @@ def check_plot(path: Path) -> None:
 
 
 def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
-    """Ratio to plain decoding of each variant: a bar for each concurrency, whose whiskers span the rounds. Where many
-    depths were asked for, lines over them instead, in a panel for each concurrency."""
+    """Ratio to plain decoding of each variant, a bar for each concurrency; where many depths were asked for, lines over
+    them instead, in a panel for each concurrency. Whiskers span the rounds."""
     drafting = [row for row in rows if row.label != "plain"]
     if _many_depths(drafting):
         _latency_lines(drafting, path)
@@ -77,7 +77,8 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
         deepest = {_family(row): row for row in sorted(headline, key=lambda row: row.depth)}
         _position_lines(panels[len(temperatures) + i], [deepest[family] for family in families], families)
     head = report.rows[0]
-    lossy = "" if all(row.lossless for row in report.rows) else "; hatched and *: lossy"
+    mark = "dotted" if families else "hatched"
+    lossy = "" if all(row.lossless for row in report.rows) else f"; {mark} and *: lossy"
     title = f"{Path(head.model).name}, {head.prompt_set}, {head.max_tokens} tokens at most{lossy}"
     if families:
         _shared_legend(figure, panels[0])
@@ -90,7 +91,11 @@ def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
     families = list(dict.fromkeys(map(_family, rows)))
     figure, panels = _figure(len(streams), width=4.0)
     for axes, count in zip(panels, streams, strict=True):
-        _depth_lines(axes, [row for row in rows if row.concurrency == count], families, lambda row: row.ratio)
+        here = [row for row in rows if row.concurrency == count]
+        _depth_lines(axes, here, families, lambda row: row.ratio)
+        for row in here:
+            colour = _look(families.index(_family(row)))["color"]
+            axes.vlines(row.depth, min(row.ratios), max(row.ratios), color=colour, linewidth=0.6, alpha=0.6)
         axes.set_title(f"{count} {'stream' if count == 1 else 'streams'}", fontsize=9, loc="left")
     panels[0].set_ylabel("tokens a second over plain decoding")
     head = rows[0]
@@ -116,7 +121,7 @@ def _many_depths(rows: Sequence[Any]) -> bool:
 def _depth_lines(axes: Any, rows: Sequence[Any], families: Sequence[str], value: Callable[[Any], float | None]) -> None:
     """A value over the depth of a draft, a line for each way of drafting."""
     for i, family in enumerate(families):
-        line = [row for row in rows if _family(row) == family and value(row) is not None]
+        line = sorted((row for row in rows if _family(row) == family and value(row)), key=lambda row: row.depth)
         style = "-" if all(row.lossless for row in line) else ":"
         label = family.replace("+", "\n  +")
         axes.plot([row.depth for row in line], [value(row) for row in line], style, label=label, **_look(i))

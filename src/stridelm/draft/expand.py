@@ -7,8 +7,9 @@ product of the probabilities down to them, get as many children each; of all tha
 Static trees have the same shape every time: a node is the path of ranks that leads to it, `(0, 1)` the second likeliest
 child of the likeliest.
 
-What "likely" means at temperature above 0 is the head's logits with the noise that the target will meet at that
-position: what wins there is what the target is likeliest to draw.
+What "likely" means at temperature above 0, under the exact rule, is the head's logits with the noise that the target
+will meet at that position: what wins there is what the target is likeliest to draw. Other rules, and greedy guesses,
+take the logits as they are.
 
 Legend: R requests, E nodes of a level that grow, B children of each, C nodes that came up, W rows of the draft.
 """

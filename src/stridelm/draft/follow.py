@@ -133,7 +133,7 @@ class FollowingDrafter(Drafter):
             rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
             logits = self.head.logits(fed_REH.flatten(0, 1))
             repeated = [slot for slot in host_slots for _ in range(each)]
-            # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
+            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
             noisy = guessing is Guessing.COUPLED
             return self.sampler.leanings(logits, rows, repeated, noisy=noisy).view(len(known), each, -1)
 
@@ -191,8 +191,8 @@ class FollowingDrafter(Drafter):
         counts = fresh + tailed
         starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
         rows = place(lines(bounds, group.slots.device), group.slots, starts, counts, self.serving, most)
-        # What the last module says of a row goes no further: but for the row that the next draft grows from, its
-        # entries are all that is wanted.
+        # What the last module says of a row goes no further: its entries are all that is wanted, but for the row that
+        # the next draft grows from where there is one module.
         leaves = last_of(rows, self.head.turns - 1, group.slots, starts, counts, self.serving, most)
         features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tailed))
         if tail:

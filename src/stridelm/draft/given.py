@@ -23,8 +23,8 @@ from stridelm.models.loader import read_headers, read_tensors
 logger = logging.getLogger(__name__)
 
 PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
-"""What "auto" tries, best first, behind drafters whose weights somebody named. Heads before small models, which take a
-pass of their own a token; modules that were trained with the target, or as its own layers are, before other heads."""
+"""What "auto" tries, best first, behind drafters whose weights were named or lie beside the model; and the order of the
+latter. Heads before small models, which take a pass of their own a token."""
 BESIDE = "drafters"
 """Folder of a checkpoint in which heads that were made for it lie, one directory each."""
 PICKLES = ("*.bin", "*.pt", "*.pth")

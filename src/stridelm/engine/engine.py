@@ -150,8 +150,8 @@ class Engine:
         self.ledger.check(self.queue.running)
 
     def forget(self) -> None:
-        """Drop what earlier requests left: the prefix cache, and what drafters learned from them. Outputs are the same
-        with or without; how soon they come may not be, so benchmarks start from here."""
+        """Drop what earlier requests left: the prefix cache, and what drafters learned from them. Under the exact rule
+        outputs are the same with or without; how soon they come may not be, so benchmarks start from here."""
         self.ledger.flush()
         self.drafters.forget()
 

@@ -1,5 +1,5 @@
 """Where the rows of a drafter's own layers lie, found on the device: one launch instead of some thirty, and the step's
-rows that they stand for. The twins are run/heads.py's `placed` and draft/follow.py's `sources`, which say what each
+rows that they stand for. The twins are run/heads.py's `place` and draft/follow.py's `sources`, which say what each
 tensor is.
 
 Legend: R requests of a group, N rows, S slots, P pages of a table, B requests of the step, W nodes of a path.
@@ -31,6 +31,7 @@ def place_lines(
     last,
     rows,
     nobody,
+    stride_about,
     stride_stays,
     stride_pages,
     page_size,
@@ -47,7 +48,7 @@ def place_lines(
     first = tl.load(firsts + request)
     bound = tl.load(firsts + request + 1, mask=request + 1 < requests, other=rows) - first
     tl.store(about + request, count.to(tl.int32))
-    tl.store(about + requests + request, start.to(tl.int32))
+    tl.store(about + stride_about + request, start.to(tl.int32))
     tl.store(last + request, tl.maximum(first + count - 1, 0))
     left = count
     if STAYS:
@@ -79,7 +80,8 @@ def placed(
     starts, [R] last rows), int64 but for one. tables: page group -> [S, P] int32. longest: most rows of a request."""
     requests, device = len(slots_R), slots_R.device
     laid = torch.empty(2, rows, dtype=torch.int64, device=device)
-    about = torch.empty(2, requests, dtype=torch.int32, device=device)
+    # Both rows begin where attention likes pointers to: it is compiled anew for others.
+    about = torch.empty(2, -(-requests // 4) * 4, dtype=torch.int32, device=device)[:, :requests]
     last = torch.empty(requests, dtype=torch.int64, device=device)
     pool_slots = {group: torch.empty(rows, dtype=torch.int64, device=device) for group in tables}
     for group, pages_SP in tables.items():  # there is one, mostly; what is no group's is the same every time
@@ -96,6 +98,7 @@ def placed(
             last,
             rows,
             len(pages_SP) - 1,
+            about.stride(0),
             0 if stays_R is None else stays_R.stride(0),
             pages_SP.stride(0),
             page_size,
@@ -154,7 +157,7 @@ def sources(
     step_rows: int,
 ) -> torch.Tensor:
     """[N] int64 rows of the step."""
-    assert path_BW.shape[1] < 2 or path_BW.stride(1) == 1
+    assert index_BK.stride(1) == 1 and (path_BW.shape[1] < 2 or path_BW.stride(1) == 1)
     rows = len(span_N)
     found = torch.empty(rows, dtype=torch.int64, device=span_N.device)
     block = 128

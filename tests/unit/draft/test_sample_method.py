@@ -211,10 +211,10 @@ def test_drafters_without_logits(drafter: str) -> None:
         settle(Speculation(drafter, draft_sample_method="greedy"), target)
 
 
-@pytest.mark.parametrize("rule", ["trust", "synthetic-trust:1.5"])
-def test_trusted_windows(tmp_path: Path, rule: str) -> None:
-    """What the probes say is emitted: nobody guesses."""
+@pytest.mark.parametrize("rule", ["trust", "synthetic-trust:1.5", "rejection"])
+def test_probes_that_are_not_drawn(tmp_path: Path, rule: str) -> None:
+    """What they say is emitted, or has no distribution that a rule could weigh."""
     llm = engine(**mask(tmp_path)[0])
     trusted = replace(SAMPLED, speculation={"acceptance": rule, "draft_sample_method": "probabilistic"})
-    with pytest.raises(ValueError, match=f"draft_sample_method would have no effect with acceptance '{rule}'"):
+    with pytest.raises(ValueError, match=f"draft_sample_method 'probabilistic' .* no effect with acceptance '{rule}'"):
         llm.generate([1, 2, 3], trusted)

@@ -50,10 +50,14 @@ class MaskDrafter(Drafter):
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         trusted = _is_trusted(speculation)
-        if trusted and speculation.draft_sample_method is not None:
+        method, weighed = speculation.draft_sample_method, RULES.get(speculation.acceptance or "exact").reads_probs
+        if method is not None and (trusted or (weighed and not speculation.takes_likeliest)):
+            why = (
+                "emits what the probes say" if trusted else "wants to know how likely a guess was, and has greedy ones"
+            )
             raise ValueError(
-                f"draft_sample_method would have no effect with acceptance {speculation.rule!r}, which emits what the "
-                f"probes say; leave it out or choose another acceptance"
+                f"draft_sample_method {method!r} would have no effect with acceptance {speculation.rule!r}, which "
+                f"{why}; leave it out or choose another acceptance"
             )
         most = MAX_DRAFT_ROWS if trusted else MAX_VERIFIED_DEPTH
         if depth > most:

@@ -96,7 +96,7 @@ class MedusaDrafter(Drafter):
 
         def scores(fed_REH: torch.Tensor, level: int) -> torch.Tensor:
             logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
-            # A rule that weighs accepts what is likely, the exact rule what the noise leans to.
+            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
             said = self.sampler.leanings(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
             return said[:, None].expand(-1, fed_REH.shape[1], -1)
 
