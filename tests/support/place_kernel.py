@@ -36,11 +36,8 @@ def check_place(seed: int, device: str) -> None:
     counts = torch.tensor([rng.randint(0, bound) for bound in bounds]).to(where)
     of_some = torch.tensor([[rng.random() < 0.7, False] for _ in bounds]).to(where)
     stays = of_some[:, 0] if rng.random() < 0.7 else None
-    serving = SimpleNamespace(
-        attention=SimpleNamespace(reads_device=True), tables=SimpleNamespace(tables=tables), page_size=PAGE_SIZE
-    )
     on_cpu = SimpleNamespace(
-        attention=serving.attention,
+        attention=SimpleNamespace(reads_device=True),
         tables=SimpleNamespace(tables={group: table.cpu() for group, table in tables.items()}),
         page_size=PAGE_SIZE,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stridelm import LLM
+from stridelm import LLM, SamplingParams
 from stridelm.engine.outcome import Outcome
 from stridelm.schedule import planner
 from stridelm.schedule.purse import Grant, Purse
@@ -69,6 +69,24 @@ def prompts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
 def continued(jobs: Sequence[list[int]], said: Sequence[list[int]]) -> list[list[int]]:
     """Prompts that go on as others did, and one that leaves another in the middle of what it said."""
     return [job + tokens[:13] for job, tokens in zip(jobs, said)] + [jobs[0] + [(t + 1) % VOCAB for t in said[0][:3]]]
+
+
+def check_cold_and_warm(llm: LLM, seen: Watch, params: Callable[[int], list[SamplingParams]]) -> None:
+    """Every draft is the oracle's, on an empty cache and behind prefix hits. params: of so many requests."""
+    jobs = prompts(3)
+    said = [output.outputs[0].token_ids for output in llm.generate(jobs, params(3))]
+    longer = continued(jobs, said)
+    outputs = llm.generate(longer, params(len(longer)))
+    assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
+    assert seen.checked > 30 and seen.accepted > 0 and seen.missed > 0
+    llm.check()
+
+
+def check_short_of_pages(llm: LLM, seen: Watch, params: list[SamplingParams], short: bool) -> None:
+    """Every draft is the oracle's, and requests lose their pages if there are too few. params: of five requests."""
+    llm.generate([job[:6] for job in prompts(5, seed=1)], params)
+    assert seen.checked > 15 and (llm.engine.stats.preemptions > 0) == short
+    llm.check()
 
 
 def cut_prompts(patch: pytest.MonkeyPatch, chunk: int) -> None:

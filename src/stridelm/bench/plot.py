@@ -41,7 +41,7 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
     for row in drafting:
         s = streams.index(row.concurrency)
         at = labels.index(row.label) + (s - (len(streams) - 1) / 2) * width
-        name = f"{row.concurrency} {'stream' if row.concurrency == 1 else 'streams'}"
+        name = _streams(row.concurrency)
         colour = SERIES[s % len(SERIES)]
         _bar(axes, at, row.ratio, width, colour, row.lossless, name if row.label == labels[0] else None)
         axes.vlines(at, min(row.ratios), max(row.ratios), color=INK, linewidth=0.8)
@@ -75,7 +75,7 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
         _depth_lines(panels[i], headline, families, lambda row: row.acceptance and row.acceptance.tokens_per_step)
         panels[i].set_ylabel("tokens a step")
         deepest = {_family(row): row for row in sorted(headline, key=lambda row: row.depth)}
-        _position_lines(panels[len(temperatures) + i], [deepest[family] for family in families], families)
+        _position_lines(panels[len(temperatures) + i], [deepest[family] for family in families], legend=False)
     head = report.rows[0]
     mark = "dotted" if families else "hatched"
     lossy = "" if all(row.lossless for row in report.rows) else f"; {mark} and *: lossy"
@@ -96,7 +96,7 @@ def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
         for row in here:
             colour = _look(families.index(_family(row)))["color"]
             axes.vlines(row.depth, min(row.ratios), max(row.ratios), color=colour, linewidth=0.6, alpha=0.6)
-        axes.set_title(f"{count} {'stream' if count == 1 else 'streams'}", fontsize=9, loc="left")
+        axes.set_title(_streams(count), fontsize=9, loc="left")
     panels[0].set_ylabel("tokens a second over plain decoding")
     head = rows[0]
     lossy = "" if all(row.lossless for row in rows) else "; dotted: lossy"
@@ -104,6 +104,10 @@ def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
     _shared_legend(figure, panels[0])
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     _save(figure, path)
+
+
+def _streams(count: int) -> str:
+    return f"{count} {'stream' if count == 1 else 'streams'}"
 
 
 def _family(row: Any) -> str:
@@ -159,9 +163,8 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
 
 
-def _position_lines(axes: Any, rows: Sequence[AcceptanceRow], families: Sequence[str] = ()) -> None:
-    """Conditional acceptance by position, a line for each variant that drafted. families: lines that a legend names
-    already."""
+def _position_lines(axes: Any, rows: Sequence[AcceptanceRow], legend: bool = True) -> None:
+    """Conditional acceptance by position, a line for each variant that drafted."""
     for i, row in enumerate(rows):
         if row.acceptance is None or not row.acceptance.conditional:
             continue
@@ -174,11 +177,10 @@ def _position_lines(axes: Any, rows: Sequence[AcceptanceRow], families: Sequence
     axes.set_ylabel("accepted, of those reached")
     bucket = next((row.bucket for row in rows), "")
     axes.set_title(f"bucket {bucket}", fontsize=8, loc="left")
-    if axes.get_legend_handles_labels()[0]:
-        if not families:
-            axes.legend(frameon=False, fontsize=7)
-    else:
+    if not axes.lines:
         axes.text(0.5, 0.5, "no prompt is in this bucket", transform=axes.transAxes, ha="center", fontsize=8)
+    elif legend:
+        axes.legend(frameon=False, fontsize=7)
 
 
 def _prompts(rows: Sequence[AcceptanceRow], bucket: str) -> int:

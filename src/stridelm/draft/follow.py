@@ -109,7 +109,7 @@ class FollowingDrafter(Drafter):
     def kind(self, span: Span) -> Guessing | tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
         branching = Branching.of(speculation, speculation.depth or 0)
-        guessing = Guessing.of(span)
+        guessing = Guessing.of(speculation)
         return guessing if branching == Branching() else (branching, span.depth, guessing)
 
     def admit(self, request: Request) -> None:

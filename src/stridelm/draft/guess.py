@@ -21,7 +21,7 @@ from stridelm.params import Speculation
 from stridelm.sample.noise import DRAFT, attempt_stream
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, Draft, Span
+from stridelm.types import CANDIDATE, Draft
 from stridelm.verify import RULES
 
 LONG_MATCH = 6
@@ -43,9 +43,8 @@ class Guessing(Enum):
     LIKELIEST = "without noise"
 
     @classmethod
-    def of(cls, span: Span) -> Guessing:
+    def of(cls, speculation: Speculation) -> Guessing:
         """As the request asks, and its rule needs."""
-        speculation = span.request.speculation
         if speculation.takes_likeliest:
             return cls.LIKELIEST
         return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
@@ -65,7 +64,7 @@ class Chain:
         self.depth = max(span.draft for span in spans)
         self.known = self.group.table.known[self.group.slots]
         self._slots = [span.request.slot for span in spans]
-        self._guessing = Guessing.of(spans[0])
+        self._guessing = Guessing.of(spans[0].request.speculation)
         self._looks_back = any(span.request.params.uses_history for span in spans)
 
     def draw(self, logits_RV: torch.Tensor) -> None:

@@ -21,7 +21,17 @@ from support.bounds import BOUNDS, bounds_registered
 from support.checkpoints import write
 from support.head_checkpoints import config_of, tensors_of, write_medusa
 from support.head_oracles import Drafted, Medusa
-from support.watch import CLOSE, VOCAB, Watch, continued, cut_prompts, engine, prompts, vary_depths
+from support.watch import (
+    CLOSE,
+    VOCAB,
+    Watch,
+    check_cold_and_warm,
+    check_short_of_pages,
+    cut_prompts,
+    engine,
+    prompts,
+    vary_depths,
+)
 
 HEADS = 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -75,14 +85,7 @@ def test_drafts_are_the_oracle_s(
     """Cold and behind a prefix hit, with requests of several depths beside one another."""
     cut_prompts(monkeypatch, chunk)
     llm = load(target, heads, page_size=page_size)
-    seen = watch(llm, target, heads)
-    jobs = prompts(3)
-    said = [output.outputs[0].token_ids for output in llm.generate(jobs, mixed(3))]
-    longer = continued(jobs, said)
-    outputs = llm.generate(longer, mixed(len(longer)))
-    assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
-    assert seen.checked > 30 and seen.accepted > 0 and seen.missed > 0
-    llm.check()
+    check_cold_and_warm(llm, watch(llm, target, heads), mixed)
 
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
@@ -94,10 +97,7 @@ def test_whatever_happens_between(
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, heads, num_pages=pages, attention=attention)
-    seen = watch(llm, target, heads)
-    llm.generate([job[:6] for job in prompts(5, seed=1)], mixed(5))
-    assert seen.checked > 15 and (llm.engine.stats.preemptions > 0) == (pages == 12)
-    llm.check()
+    check_short_of_pages(llm, watch(llm, target, heads), mixed(5), short=pages == 12)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])

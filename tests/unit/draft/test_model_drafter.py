@@ -28,7 +28,17 @@ from support.checkpoints import write
 from support.head_checkpoints import config_of, tensors_of, write_eagle, write_medusa, write_mtp
 from support.head_oracles import Drafted
 from support.poison import PoisonedPool
-from support.watch import VOCAB, Watch, continued, cut_prompts, engine, prompts, vary_depths
+from support.watch import (
+    VOCAB,
+    Watch,
+    check_cold_and_warm,
+    check_short_of_pages,
+    continued,
+    cut_prompts,
+    engine,
+    prompts,
+    vary_depths,
+)
 
 DEPTHS = (6, 1, 3)
 """Side by side in a batch."""
@@ -104,14 +114,7 @@ def test_drafts_are_the_model_s_own(
     path = drafts["qwen3" if page_size == 1 else "mistral"]
     cut_prompts(monkeypatch, chunk)
     llm = load(target, path, page_size=page_size)
-    seen = watch(llm, path)
-    jobs = prompts(3)
-    said = [output.outputs[0].token_ids for output in llm.generate(jobs, mixed(3))]
-    longer = continued(jobs, said)
-    outputs = llm.generate(longer, mixed(len(longer)))
-    assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
-    assert seen.checked > 30 and seen.accepted > 0 and seen.missed > 0
-    llm.check()
+    check_cold_and_warm(llm, watch(llm, path), mixed)
 
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
@@ -123,10 +126,7 @@ def test_whatever_happens_between(
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, drafts["qwen3"], num_pages=pages, attention=attention)
-    seen = watch(llm, drafts["qwen3"])
-    llm.generate([job[:6] for job in prompts(5, seed=1)], mixed(5, max_tokens=30))
-    assert seen.checked > 15 and (llm.engine.stats.preemptions > 0) == (pages == 14)
-    llm.check()
+    check_short_of_pages(llm, watch(llm, drafts["qwen3"]), mixed(5, max_tokens=30), short=pages == 14)
 
 
 def all_accepted(outputs: list[RequestOutput], least: int) -> None:

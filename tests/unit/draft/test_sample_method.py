@@ -167,7 +167,7 @@ class TableChain(Drafter):
         return (0, 1, 2, 3)
 
     def kind(self, span: Span) -> Guessing:
-        return Guessing.of(span)
+        return Guessing.of(span.request.speculation)
 
     def propose(self, group: Group) -> Draft:
         guesses, vocab = Chain(group, self.sampler), self.target.vocab_size

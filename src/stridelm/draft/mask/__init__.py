@@ -50,8 +50,8 @@ class MaskDrafter(Drafter):
     def ladder(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         trusted = _is_trusted(speculation)
-        method, weighed = speculation.draft_sample_method, RULES.get(speculation.acceptance or "exact").reads_probs
-        if method is not None and (trusted or (weighed and not speculation.takes_likeliest)):
+        method = speculation.draft_sample_method
+        if method is not None and (trusted or Guessing.of(speculation) is Guessing.DRAWN):
             why = (
                 "emits what the probes say" if trusted else "wants to know how likely a guess was, and has greedy ones"
             )
@@ -75,7 +75,7 @@ class MaskDrafter(Drafter):
 
     def kind(self, span: Span) -> Hashable:
         speculation = span.request.speculation
-        return (_is_trusted(speculation), span.depth, Guessing.of(span) is Guessing.COUPLED)
+        return (_is_trusted(speculation), span.depth, Guessing.of(speculation) is Guessing.COUPLED)
 
     def propose(self, group: Group) -> Draft:
         depth, device = group.spans[0].depth, group.slots.device
@@ -106,7 +106,7 @@ class MaskDrafter(Drafter):
         # Drawn with the noise of its position, a proposal meets the same noise when it is checked; a rule that weighs
         # it takes it for certain, and then the likeliest is best. Penalties see the known tokens only, not the
         # proposals between: approximate, and only acceptance can suffer.
-        coupled = Guessing.of(group.spans[0]) is Guessing.COUPLED
+        coupled = Guessing.of(group.spans[0].request.speculation) is Guessing.COUPLED
         guess = self.sampler.draw if coupled else self.sampler.likeliest
         guesses = guess(
             logits.decisions.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots

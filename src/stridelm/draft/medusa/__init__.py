@@ -73,7 +73,7 @@ class MedusaDrafter(Drafter):
     def kind(self, span: Span) -> tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
         branching = Branching.of(speculation, speculation.depth or 0)
-        return branching, span.depth if branching != Branching() else 0, Guessing.of(span)
+        return branching, span.depth if branching != Branching() else 0, Guessing.of(speculation)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False

@@ -113,7 +113,7 @@ class ModelDrafter(Drafter):
         return tuple(range(depth + 1))
 
     def kind(self, span: Span) -> Guessing:
-        return Guessing.of(span)
+        return Guessing.of(span.request.speculation)
 
     def admit(self, request: Request) -> None:
         # Pages of a prefix hit hold this model's KV, or they were a miss.
