@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stridelm.bench.drive import Run, drive
@@ -126,10 +126,13 @@ def _rounds(
     params = SamplingParams(
         temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
     )
-    brief = SamplingParams(temperature=settings.temperature, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens))
+    first, brief = ids[:streams], replace(params, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens))
+    if engine.parts.device.type == "cuda":
+        # Every kind of step is captured when it is first met, and some are met at the end of a request alone.
+        first, brief = ids, params
     for variant in contenders:
         on_run(f"{streams} streams, warming up, {variant.label}")
-        drive(engine, make_jobs(ids[:streams], variant, brief, settings.seed), streams)
+        drive(engine, make_jobs(first, variant, brief, settings.seed), streams)
     rounds: list[list[Run]] = []
     for repeat in range(settings.repeats):
         order = list(range(len(contenders)))

@@ -25,7 +25,7 @@ Legend: R spans, N rows, T tiles, P slots of the pool, H query heads, G KV heads
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -38,9 +38,16 @@ from stridelm.types import MAX_DRAFT_ROWS
 SPLIT_KEYS = 512
 """Keys of a split in deterministic mode. Shorter ones keep more processors busy at batch 1, and cost more merging."""
 LEAST_KEYS = 128
-"""Fewest keys worth a program of their own otherwise."""
-PROGRAMS_PER_PROCESSOR = 2
-"""Keys of a tile are shared out until there are about this many programs for each multiprocessor."""
+"""About the fewest keys worth a program of their own otherwise, while processors stand idle."""
+LEAST_KEYS_BUSY = 1024
+"""The same where one program a tile already gives half of the processors work: those that come on top of them share
+their memory bandwidth, and must win what merging costs."""
+SHARING = 2
+"""Most programs a multiprocessor among which the keys of tiles are shared out. All of them must run at once: one that
+waits for another to end costs more than sharing gains."""
+SHARED_MEMORY = 228 << 10
+"""Bytes of a multiprocessor that its programs hold, and RESERVED of each (compute capability 9.0)."""
+RESERVED = 1 << 10
 MERGED_QUERIES = 4
 """Query vectors that one program merges."""
 WORKSPACE_LIMIT = 1 << 28
@@ -72,6 +79,8 @@ class Plan:
     """Most splits that a tile can leave in the workspace; 0: none is used."""
     workspace: int
     """Floats of workspace."""
+    least: int
+    """About the fewest key blocks of a program, unless splits are fixed."""
 
 
 def paged_attention(
@@ -160,7 +169,6 @@ def paged_attention(
         "BLOCK_B": plan.shape.keys,
         "BLOCK_D": _power_of_two(dim),
         "UNIT": SPLIT_KEYS // plan.shape.keys if deterministic else 0,
-        "LEAST": LEAST_KEYS // plan.shape.keys,
         "WINDOWED": window is not None,
         **dependent(q_NHD.device),
     }
@@ -187,6 +195,7 @@ def paged_attention(
         *values_PGD.stride()[:2],
         tables_RP.stride(0),
         plan.splits,
+        plan.least,
         window or 0,
         factor,
         cap,
@@ -216,6 +225,7 @@ def paged_attention(
             *out_NHD.stride()[:2],
             plan.programs,
             plan.splits,
+            plan.least,
             window or 0,
             rows_per_tile,
             BLOCK_M=MERGED_QUERIES,
@@ -246,22 +256,37 @@ def make_plan(
     per_head = heads // kv_heads
     most = max_rows_per_tile(per_head, dtype, deterministic)
     assert 1 <= rows_per_tile <= most, f"{rows_per_tile} rows a tile, of at most {most}"
-    shape = shape or _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
+    groups, processors = tiles * kv_heads, multiprocessors(device)
+    if shape is None:
+        shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
+        narrow = replace(shape, keys=32)
+        at_once, more = (processors * _resident(form, dim, dtype) for form in (shape, narrow))
+        if at_once < groups <= more and shape.queries <= 64 and not deterministic:
+            shape = narrow  # slower block by block, but no program waits for another to end
     # A tile's keys, seen through its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
-    unit = SPLIT_KEYS if deterministic else LEAST_KEYS
-    splits = -(-span // unit) + (window is not None)
-    floats = tiles * kv_heads * rows_per_tile * per_head * (dim + 2)
+    least = LEAST_KEYS_BUSY if programs is None and 2 * groups > processors else LEAST_KEYS
+    splits = -(-span // (SPLIT_KEYS if deterministic else least)) + (window is not None)
+    floats = groups * rows_per_tile * per_head * (dim + 2)
     if programs is None:
-        programs = -(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // (tiles * kv_heads))
+        programs = max(1, processors * min(SHARING, _resident(shape, dim, dtype)) // groups)
         if deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, splits)
     if not deterministic:
         splits = programs
     if programs == 1:
-        return Plan(shape, 1, 0, 0)
-    return Plan(shape, programs, splits, splits * floats)
+        splits = 0
+    return Plan(shape, programs, splits, splits * floats, least // shape.keys)
+
+
+def _resident(shape: Shape, dim: int, dtype: torch.dtype) -> int:
+    """Programs of this shape that a multiprocessor runs at once, as its shared memory has it: each holds its queries
+    and the blocks on their way there, and hands weights to the smaller matrix instructions through it."""
+    elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
+    if shape.queries < 64:
+        elements += shape.queries * shape.keys
+    return max(1, SHARED_MEMORY // (elements * dtype.itemsize + RESERVED))
 
 
 def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
@@ -290,8 +315,6 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
     height = max(16, _power_of_two(queries))
     if dtype == torch.float32:
         return Shape(height, 32, warps=4, stages=2)
-    if height == 32:
-        height = 64  # the matrix instruction for 64 is the faster one, even half empty
     wide = _power_of_two(dim) > 128
     warps = 8 if height > 64 or (wide and height == 64) else 4
     return Shape(height, 64, warps=warps, stages=2 if wide else 3)

@@ -47,18 +47,19 @@ def _tile_keys(row, rows, count, start, base, window, BLOCK_B: tl.constexpr, WIN
 
 
 @triton.jit
-def _splits(low, high, programs, UNIT: tl.constexpr, LEAST: tl.constexpr):
+def _splits(low, high, programs, least, UNIT: tl.constexpr):
     """(block at which split 0 begins, blocks a split, splits) for the key blocks [low, high).
 
     UNIT > 0: splits stand at multiples of UNIT from storage index 0 on, whoever asks. UNIT == 0: the keys are shared
-    out evenly, one split a program, none shorter than LEAST blocks.
+    out evenly, one split a program, to as many programs as have about `least` blocks each.
     """
     if UNIT > 0:
         origin = low // UNIT * UNIT
         unit = UNIT
     else:
         origin = low
-        unit = tl.maximum(tl.cdiv(high - low, programs), LEAST)
+        sharing = tl.minimum((high - low + least // 2) // least, programs)
+        unit = tl.cdiv(high - low, tl.maximum(sharing, 1))
     return origin, unit, tl.cdiv(high - origin, unit)
 
 
@@ -174,7 +175,7 @@ def _visible(
     return seen_MB
 
 
-@triton.jit(do_not_specialize=["splits", "window", "rows"])
+@triton.jit(do_not_specialize=["splits", "least", "window", "rows"])
 def attend(
     queries,
     keys,
@@ -202,6 +203,7 @@ def attend(
     value_stride_g,
     table_stride_r,
     splits,
+    least,
     window,
     factor,
     cap,
@@ -213,7 +215,6 @@ def attend(
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
     UNIT: tl.constexpr,
-    LEAST: tl.constexpr,
     PARTIAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -223,9 +224,9 @@ def attend(
 ):
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
-    HEADS: query heads a KV head. rows: of a tile. splits: room for splits in the workspace. PARTIAL: leave splits
-    in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
-    factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
+    HEADS: query heads a KV head. rows: of a tile. splits: room for splits in the workspace. least: see `_splits`.
+    PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a score is
+    factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
     """
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
@@ -239,7 +240,7 @@ def attend(
     real = tl.load(reals + span).to(tl.int32)
     base = start + real
     low, end, high = _tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
-    origin, unit, number = _splits(low, end, tl.num_programs(2), UNIT, LEAST)
+    origin, unit, number = _splits(low, end, tl.num_programs(2), least, UNIT)
     share = tl.cdiv(number, tl.num_programs(2))
     first_split = tl.program_id(2) * share
     first_block = tl.maximum(origin + first_split * unit, low)
@@ -338,7 +339,7 @@ def attend(
         _store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
 
 
-@triton.jit(do_not_specialize=["programs", "splits", "window", "rows"])
+@triton.jit(do_not_specialize=["programs", "splits", "least", "window", "rows"])
 def merge(
     out,
     sums,
@@ -353,6 +354,7 @@ def merge(
     out_stride_h,
     programs,
     splits,
+    least,
     window,
     rows,
     HEADS: tl.constexpr,
@@ -361,7 +363,6 @@ def merge(
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
     UNIT: tl.constexpr,
-    LEAST: tl.constexpr,
     WINDOWED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -381,7 +382,7 @@ def merge(
     start = tl.load(starts + span).to(tl.int32)
     base = start + tl.load(reals + span).to(tl.int32)
     low, end, _ = _tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
-    _, _, number = _splits(low, end, programs, UNIT, LEAST)
+    _, _, number = _splits(low, end, programs, least, UNIT)
 
     query_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     dim_D = tl.arange(0, BLOCK_D)
