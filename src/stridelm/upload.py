@@ -18,3 +18,8 @@ def upload(values: Sequence[int] | np.ndarray, device: torch.device, dtype: torc
     else:
         tensor = torch.tensor(values, dtype=torch.int64)
     return tensor.to(device, dtype, non_blocking=True)
+
+
+def staging(*shape: int, device: torch.device) -> torch.Tensor:
+    """int64 zeros on the host, from where a copy to the device waits for nothing."""
+    return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -51,6 +51,10 @@ class Drafters:
         for drafter in self._made.values():
             drafter.forget()
 
+    def on_host(self, spans: tuple[Span, ...]) -> bool:
+        """Whether something is drafted, and nothing of it on the device."""
+        return any(span.draft for span in spans) and all(span.request.host_bound for span in spans)
+
     def propose(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft:
         """One Draft for all spans of the step; slots: [R] rows of the request table."""
         drafting = [i for i, span in enumerate(spans) if span.draft]

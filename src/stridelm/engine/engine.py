@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -192,15 +193,19 @@ class Engine:
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
         """The device's part of the step: a replay if it was captured whole, else part by part."""
         self.pages.update(plan.spans, transaction)
+        slots, draft = None, None
+        if self.drafters.on_host(plan.spans):
+            slots = self.slots(plan)
+            draft = self.drafters.propose(plan.spans, slots)
         if self.capture is not None:
-            replayed = self.capture.run(plan)
+            replayed = self.capture.run(plan, draft)
             if replayed is not None:
                 return replayed
-        slots = self.slots(plan)
+        if slots is None:
+            slots = self.slots(plan)
         forward = (self.segments or self.runner).forward
-        return on_device(
-            self, plan.spans, slots, lambda draft: self._build(plan.spans, draft, slots, transaction), forward
-        )
+        build = partial(self._build, plan.spans, slots=slots, transaction=transaction)
+        return on_device(self, plan.spans, slots, build, forward, draft)
 
     def _build(
         self, spans: tuple[Span, ...], draft: Draft, slots: torch.Tensor, transaction: Transaction

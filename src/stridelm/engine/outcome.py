@@ -39,7 +39,7 @@ class Reading:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._table = table
+            self._table = table.clone()  # a captured step's is overwritten by its next replay
 
     def outcome(self) -> Outcome:
         if self._arrived is not None:

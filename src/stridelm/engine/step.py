@@ -90,10 +90,14 @@ def on_device(
     slots: torch.Tensor,
     build: Callable[[Draft], ForwardBatch],
     forward: Callable[[ForwardBatch], Logits],
+    draft: Draft | None = None,
 ) -> Run:
-    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
+    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole.
+
+    draft: what was proposed already, on the host."""
     marks = Marks(engine.timed)
-    draft = engine.drafters.propose(spans, slots)
+    if draft is None:
+        draft = engine.drafters.propose(spans, slots)
     batch = build(draft)
     marks.end("draft")
     logits = forward(batch)

@@ -1,0 +1,70 @@
+"""The laws where whole steps are captured: an engine on a CPU that plans on bounds and replays its steps.
+
+What a graph is told of a step, and what it is padded with, is what a GPU's graphs are told; that nothing of the host's
+is baked into one is for tests/gpu to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import LLM
+from stridelm.draft import DRAFTERS
+from support.bounds import BOUNDS, bounds_registered
+from support.identity import check_identity, prompts, sampling
+from support.poison import KINDS, POOL, check_pages, requests
+from support.replays import replays
+from support.stand import Job, Stand, accepted, speculation
+from support.tree_drafter import NAME as TREE
+from support.tree_drafter import registered
+
+
+class CapturingStand(Stand):
+    """Plans on bounds; `replays` has an engine of it replay its steps."""
+
+    def llm(self, **options: Any) -> LLM:
+        return super().llm(**{"attention": BOUNDS, **options})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    with bounds_registered(), registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stand(checkpoint: Callable[..., Path]) -> CapturingStand:
+    return CapturingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, TREE])
+def test_identity(stand: CapturingStand, drafter: str) -> None:
+    """Five requests of one kind, padded to eight, ending one after another: most of their steps are replays. What is
+    proposed on the host comes in through a graph's inputs. Greedy: the torch twin of the sampler takes no padding."""
+    reason = DRAFTERS.get(drafter).why_not(stand.target)
+    if reason:
+        pytest.skip(f"{drafter}: {reason}")
+    kind = speculation(stand, drafter)
+    jobs = [Job(prompt, sampling(stand, prompt, 0.0, "nothing"), kind) for prompt in prompts(stand, 5)]
+    llm = stand.llm(page_size=4)
+    pool = replays(llm.engine)
+    outputs = check_identity(stand, jobs, llm=llm)
+    replayed = sum(graph.replays for graph in pool.made)
+    assert replayed > llm.engine.stats.steps / 2
+    assert drafter != TREE or accepted(outputs) > 0
+    assert llm.engine.capture is not None
+    proposed = {kind.straight for kind in llm.engine.capture.kinds if kind.draft}
+    assert not proposed or (None not in proposed) == DRAFTERS.get(drafter).host_bound
+
+
+@pytest.mark.parametrize("kind", [*KINDS, {"drafter": TREE}], ids=lambda kind: kind["drafter"])
+def test_unheld_pages_are_left_alone(stand: CapturingStand, kind: dict[str, Any]) -> None:
+    """Padding of a replayed step, and what an earlier step left in its inputs, touch no page."""
+    poisoned, clean = (stand.llm(**POOL).engine for _ in range(2))
+    pool = replays(poisoned)
+    assert check_pages(poisoned, clean, requests(stand, [kind])) > 100
+    assert any(graph.replays for graph in pool.made)
