@@ -1,4 +1,4 @@
-"""The kernels that lay a step's rows and a head's, on a GPU."""
+"""The kernels that lay a step's rows and a head's, and that look a text's end up in it, on a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from support.gpu import NEEDS_GPU
 pytest.importorskip("triton", reason="triton is not installed")
 
 from support.layout_kernel import check_layout
+from support.lookup_kernel import check_lookup
 from support.place_kernel import check_place, check_sources
 
 pytestmark = NEEDS_GPU
@@ -28,3 +29,9 @@ def test_place() -> None:
 def test_sources() -> None:
     for seed in range(40):
         check_sources(seed, "cuda")
+
+
+@pytest.mark.parametrize("longest", [60, 5000])
+def test_lookup(longest: int) -> None:
+    for seed in range(20):
+        check_lookup(seed, "cuda", longest)

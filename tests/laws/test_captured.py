@@ -14,8 +14,9 @@ import pytest
 
 from stridelm import LLM
 from stridelm.draft import DRAFTERS
+from stridelm.types import Draft
 from support.bounds import BOUNDS, bounds_registered
-from support.identity import check_identity, prompts, sampling
+from support.identity import check_identity, mixed_jobs, prompts, sampling
 from support.poison import KINDS, POOL, check_pages, requests
 from support.replays import replays
 from support.stand import Job, Stand, accepted, speculation
@@ -59,6 +60,28 @@ def test_identity(stand: CapturingStand, drafter: str) -> None:
     assert llm.engine.capture is not None
     proposed = {kind.straight for kind in llm.engine.capture.kinds if kind.draft}
     assert not proposed or (None not in proposed) == DRAFTERS.get(drafter).host_bound
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, TREE, "all"])
+def test_beside_prompts(stand: CapturingStand, drafter: str) -> None:
+    """Eight requests, three at a time, one drafter or all of them: where prompts are read beside drafts, and where
+    drafters are mixed, what the device proposes is replayed by itself."""
+    if drafter == "all":
+        jobs = mixed_jobs(stand, 8, 0.0, ["nothing", "stop_token_ids"])
+    else:
+        reason = DRAFTERS.get(drafter).why_not(stand.target)
+        if reason:
+            pytest.skip(f"{drafter}: {reason}")
+        kind = speculation(stand, drafter)
+        jobs = [Job(prompt, sampling(stand, prompt, 0.0, "nothing"), kind) for prompt in prompts(stand, 8)]
+    llm = stand.llm(page_size=4, max_num_seqs=3, max_num_batched_tokens=48)
+    pool = replays(llm.engine)
+    check_identity(stand, jobs, llm=llm)
+    assert llm.engine.capture is not None
+    proposed = [graph for graph in pool.made if isinstance(graph.left, Draft)]
+    assert len(proposed) == len(llm.engine.capture.proposals)
+    proposes = drafter == "all" or not (DRAFTERS.get(drafter).host_bound or drafter == "none")
+    assert any(graph.replays for graph in proposed) == proposes
 
 
 @pytest.mark.parametrize("kind", [*KINDS, {"drafter": TREE}], ids=lambda kind: kind["drafter"])

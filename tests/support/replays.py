@@ -8,18 +8,21 @@ from collections.abc import Callable
 from stridelm.engine.capture import Capture
 from stridelm.engine.engine import Engine
 from stridelm.engine.step import Run
+from stridelm.types import Draft
 
 
 class Replay:
     """What a CUDA graph is to the engine."""
 
-    def __init__(self, body: Callable[[], Run], run: Run) -> None:
-        self._body, self._run = body, run
+    def __init__(self, body: Callable[[], Run | Draft], left: Run | Draft) -> None:
+        self._body, self.left = body, left
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        self._run.table.copy_(self._body().table)
+        again = self._body()
+        if isinstance(self.left, Run) and isinstance(again, Run):  # what is proposed is copied by the body
+            self.left.table.copy_(again.table)
 
 
 class ReplayPool:
@@ -28,10 +31,9 @@ class ReplayPool:
     def __init__(self) -> None:
         self.made: list[Replay] = []
 
-    def capture(self, body: Callable[[], Run], inputs: int = 0) -> tuple[Replay, Run]:
-        run = body()
-        self.made.append(Replay(body, run))
-        return self.made[-1], run
+    def capture(self, body: Callable[[], Run | Draft], inputs: int = 0) -> tuple[Replay, Run | Draft]:
+        self.made.append(Replay(body, body()))
+        return self.made[-1], self.made[-1].left
 
 
 def replays(engine: Engine) -> ReplayPool:

@@ -1,8 +1,9 @@
 """How fast each drafter is, as a ratio to plain decoding.
 
 Plain decoding and the variants take turns on the same prompts in one process, round after round, in
-alternating order. A ratio is taken within its round, so that a machine that slows down between rounds does
-not move it; the figure is the median over the rounds. A run starts without what earlier ones left in the engine.
+alternating order, plain decoding again for every few variants. A ratio is to the plain run beside, so that a machine
+that slows down meanwhile does not move it; the figure is the median over the rounds. A run starts without what earlier
+ones left in the engine.
 Where the rule promises it the outputs must be plain decoding's, token for token, and the row says whether they were.
 """
 
@@ -25,6 +26,8 @@ from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 
 WARM_UP_TOKENS = 8
+BESIDE = 3
+"""Variants that are held against one run of plain decoding."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ class LatencyRow:
     seconds: float
     tokens_per_s: float
     ratio: float
-    """To plain decoding: tokens a second over tokens a second, in the same round."""
+    """To plain decoding: tokens a second over tokens a second, of runs beside one another."""
     ratios: tuple[float, ...]
-    """Of each round."""
+    """Of each run."""
     times: Times
     """Over the requests of all rounds."""
     steps: int
@@ -83,7 +86,8 @@ class LatencyRow:
 
 def count_runs(variants: Sequence[Variant], settings: LatencySettings) -> int:
     """Runs that `measure_latency` makes, warm-up included."""
-    return len(settings.batch) * (1 + len(variants)) * (1 + settings.repeats)
+    every_round = len(variants) + max(1, -(-len(variants) // BESIDE))
+    return len(settings.batch) * (1 + len(variants) + settings.repeats * every_round)
 
 
 def measure_latency(
@@ -106,23 +110,24 @@ def measure_latency(
         # Prompts are used again until every stream has one.
         count = max(len(prompts.prompts), streams)
         ids = list(itertools.islice(itertools.cycle(encode(engine, prompts)), count))
-        rounds = _rounds(engine, contenders, ids, streams, settings, on_run)
+        timed = _timed(engine, contenders, ids, streams, settings, on_run)
         rows += [
-            _row(engine, variant, [r[i] for r in rounds], [r[0] for r in rounds], prompts, streams, settings)
-            for i, variant in enumerate(contenders)
+            _row(engine, variant, runs, beside, prompts, streams, settings)
+            for variant, (runs, beside) in zip(contenders, timed, strict=True)
         ]
     return rows
 
 
-def _rounds(
+def _timed(
     engine: Engine,
     contenders: Sequence[Variant],
     ids: Sequence[list[int]],
     streams: int,
     settings: LatencySettings,
     on_run: Callable[[str], None],
-) -> list[list[Run]]:
-    """One list of runs a round, in the contenders' order. The warm-up before them is thrown away."""
+) -> list[tuple[list[Run], list[Run]]]:
+    """For each contender, of which plain decoding is the first: its runs, and the run of plain decoding beside each.
+    The warm-up before them is thrown away."""
     params = SamplingParams(
         temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
     )
@@ -133,16 +138,20 @@ def _rounds(
     for variant in contenders:
         on_run(f"{streams} streams, warming up, {variant.label}")
         drive(engine, make_jobs(first, variant, brief, settings.seed), streams)
-    rounds: list[list[Run]] = []
+    timed: list[tuple[list[Run], list[Run]]] = [([], []) for _ in contenders]
+    turns = [(0, *range(i, min(i + BESIDE, len(contenders)))) for i in range(1, len(contenders), BESIDE)] or [(0,)]
     for repeat in range(settings.repeats):
-        order = list(range(len(contenders)))
-        runs: dict[int, Run] = {}
-        for i in order if repeat % 2 == 0 else reversed(order):
-            on_run(f"{streams} streams, round {repeat + 1}, {contenders[i].label}")
-            engine.forget()
-            runs[i] = drive(engine, make_jobs(ids, contenders[i], params, settings.seed), streams)
-        rounds.append([runs[i] for i in order])
-    return rounds
+        back = -1 if repeat % 2 else 1
+        for turn in turns[::back]:
+            runs: dict[int, Run] = {}
+            for i in turn[::back]:
+                on_run(f"{streams} streams, round {repeat + 1}, {contenders[i].label}")
+                engine.forget()
+                runs[i] = drive(engine, make_jobs(ids, contenders[i], params, settings.seed), streams)
+            for i, run in runs.items():
+                timed[i][0].append(run)
+                timed[i][1].append(runs[0])
+    return timed
 
 
 def _row(

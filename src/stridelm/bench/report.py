@@ -73,7 +73,7 @@ def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:
             _sameness(row.identical, row.identical_outputs, row.prompts),
         )
     notes = [
-        f"ratio: tokens/s over plain decoding's in the same round, median of {len(head.ratios)}",
+        f"ratio: tokens/s over those of plain decoding beside it, median of {len(rows[-1].ratios)}",
         "accepted at: of the steps that reached the position",
         "TTFT, TPOT, ITL: p50 / p90 / p99 in milliseconds",
     ]

@@ -89,7 +89,7 @@ class Drafter:
     """Its candidates may have siblings."""
     host_bound: ClassVar[bool] = False
     """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
-    is in flight, and their steps are not captured; all others work on device tensors alone."""
+    is in flight, and their steps are captured from behind the draft on; all others work on device tensors alone."""
     follows: ClassVar[bool] = False
     """It keeps KV of its own beside the target's: it observes prompt chunks too, all its spans as one Group, and pages
     that it has not written are a miss for its requests."""

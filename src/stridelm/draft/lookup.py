@@ -29,12 +29,16 @@ def lookup(group: Group, lengths: Sequence[tuple[int, int]], width: int) -> tupl
 
     lengths: shortest and longest suffix that counts, of each request.
     """
-    device = group.slots.device
+    device, table = group.slots.device, group.table
     # The CPU knows a bound on every length, so only that much of the table is searched.
     reach = max(span.start + span.real for span in group.spans)
-    tokens = group.table.tokens[group.slots, :reach]
-    known = group.table.known[group.slots]
     shortest, longest = (per_span(column, device) for column in zip(*lengths, strict=True))
+    if group.slots.is_cuda:
+        from stridelm.kernels.lookup import followers
+
+        bounds = per_span([span.draft for span in group.spans], device)
+        return followers(group.slots, table.known, table.tokens, shortest, longest, bounds, reach, width)
+    tokens, known = table.tokens[group.slots, :reach], table.known[group.slots]
     place, found = _latest_longest(tokens, known, shortest, longest, max(most for _, most in lengths))
     index = place[:, None] + 1 + torch.arange(width, device=device)
     live = found[:, None] & (index < known[:, None]) & within_bounds(group, width)

@@ -193,19 +193,23 @@ class Engine:
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
         """The device's part of the step: a replay if it was captured whole, else part by part."""
         self.pages.update(plan.spans, transaction)
-        slots, draft = None, None
+        draft: Draft | None = None
         if self.drafters.on_host(plan.spans):
-            slots = self.slots(plan)
-            draft = self.drafters.propose(plan.spans, slots)
+            draft = self.drafters.propose(plan.spans, self.slots(plan))
         if self.capture is not None:
             replayed = self.capture.run(plan, draft)
             if replayed is not None:
                 return replayed
-        if slots is None:
-            slots = self.slots(plan)
+        slots = self.slots(plan)
+
+        def propose() -> Draft:
+            if draft is not None:
+                return draft
+            return self.drafters.propose(plan.spans, slots, None if self.capture is None else self.capture.propose)
+
         forward = (self.segments or self.runner).forward
         build = partial(self._build, plan.spans, slots=slots, transaction=transaction)
-        return on_device(self, plan.spans, slots, build, forward, draft)
+        return on_device(self, plan.spans, slots, propose, build, forward)
 
     def _build(
         self, spans: tuple[Span, ...], draft: Draft, slots: torch.Tensor, transaction: Transaction

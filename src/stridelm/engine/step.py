@@ -88,16 +88,13 @@ def on_device(
     engine: Engine,
     spans: tuple[Span, ...],
     slots: torch.Tensor,
+    propose: Callable[[], Draft],
     build: Callable[[Draft], ForwardBatch],
     forward: Callable[[ForwardBatch], Logits],
-    draft: Draft | None = None,
 ) -> Run:
-    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole.
-
-    draft: what was proposed already, on the host."""
+    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
     marks = Marks(engine.timed)
-    if draft is None:
-        draft = engine.drafters.propose(spans, slots)
+    draft = propose()
     batch = build(draft)
     marks.end("draft")
     logits = forward(batch)

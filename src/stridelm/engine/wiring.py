@@ -202,7 +202,8 @@ def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.de
 
 @torch.inference_mode()
 def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
-    """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's."""
+    """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's: in float32, as
+    they are copied where any request's are edited."""
 
     def attend(layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
         q_NHD = qkv_NXD[:, : turn.heads].contiguous()
@@ -210,7 +211,7 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
 
     ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
     hidden_NH = model(ids_N, ids_N, attend)
-    return model.logits(hidden_NH.index_select(0, ids_N[:decisions]))
+    return model.logits(hidden_NH.index_select(0, ids_N[:decisions])).to(torch.float32, copy=True)
 
 
 def count_pages(

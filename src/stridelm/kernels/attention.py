@@ -266,14 +266,16 @@ def make_plan(
     # A tile's keys, seen through its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
     least = LEAST_KEYS_BUSY if programs is None and 2 * groups > processors else LEAST_KEYS
-    splits = -(-span // (SPLIT_KEYS if deterministic else least)) + (window is not None)
+    shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = groups * rows_per_tile * per_head * (dim + 2)
     if programs is None:
         programs = max(1, processors * min(SHARING, _resident(shape, dim, dtype)) // groups)
         if deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
-    programs = min(programs, splits)
-    if not deterministic:
+    programs = min(programs, shares)
+    if deterministic:
+        programs = min(programs, splits)
+    else:
         splits = programs
     if programs == 1:
         splits = 0

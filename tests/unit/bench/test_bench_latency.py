@@ -72,11 +72,15 @@ def test_prompts_are_used_again_until_every_stream_has_one(engine: Engine, promp
     assert row.prompts == 2
 
 
-def test_every_run_is_announced(engine: Engine, prompts: PromptSet) -> None:
+@pytest.mark.parametrize(("entries", "plain_runs"), [(["ngram"], 1), (["ngram@1", "ngram@2", "ngram@3", "mask@1"], 2)])
+def test_every_run_is_announced(engine: Engine, prompts: PromptSet, entries: list[str], plain_runs: int) -> None:
+    """Plain decoding runs again where there are more variants than run beside it once."""
     told: list[str] = []
-    variants = read_variants(["ngram"], (), engine.parts.target)
-    measure_latency(engine, variants, prompts, settings(), told.append)
-    assert len(told) == count_runs(variants, settings()) == 2 * 2 * 3
+    variants = read_variants(entries, (), engine.parts.target)
+    rows = measure_latency(engine, variants, prompts, settings(), told.append)
+    assert len(told) == count_runs(variants, settings()) == 2 * (1 + 3 * len(entries) + 2 * plain_runs)
+    assert sum("round" in what and what.endswith("plain") for what in told) == 2 * 2 * plain_runs
+    assert [len(row.ratios) for row in rows[: 1 + len(entries)]] == [2 * plain_runs] + [2] * len(entries)
 
 
 def test_json_ends_with_the_environment(rows: list[LatencyRow], tmp_path: Path) -> None:

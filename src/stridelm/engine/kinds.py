@@ -1,0 +1,77 @@
+"""What a graph is captured for, who stands in for its requests meanwhile, and the inputs that say whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import torch
+
+from stridelm.sample.table import Feature
+from stridelm.types import Draft, Request, Span
+from stridelm.upload import staging
+
+REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+"""Sizes that a step's requests are padded to."""
+BUFFERS = 4
+"""Host copies of the inputs that may be on their way at once; more than the steps that are in flight."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a graph is captured for."""
+
+    requests: int
+    real: int
+    draft: int
+    depth: int
+    reach: int
+    """A bound on every request's tokens."""
+    speculation: Hashable
+    features: Feature
+    lists: int = 0
+    """The sampling table's generation, if lists of it are read: a graph of another one reads tensors that are gone, and
+    is never replayed again."""
+    straight: bool | None = None
+    """Whether what the host proposes are chains; None: the device drafts, or nobody does."""
+
+    def stand_ins(self, like: Request) -> tuple[Span, ...]:
+        """Spans of nobody's requests, for code that asks the host what they are like."""
+        span = Span(replace(like, slot=-1), self.reach - self.real, self.real, self.depth, self.draft)
+        return (span,) * self.requests
+
+
+def padded_size(requests: int) -> int:
+    return next(size for size in REQUESTS if size >= requests)
+
+
+class Inputs:
+    """Slot, most real rows and most draft rows of each request, where a graph reads them."""
+
+    def __init__(self, requests: int, device: torch.device) -> None:
+        self._rows = torch.zeros(3, requests, dtype=torch.int64, device=device)
+        self._rows[0] = -1  # until it is filled, nobody's
+        self._rows[1] = 1
+        self._staging = [staging(3, requests, device=device) for _ in range(BUFFERS)]
+        self._turn = 0
+        self._last: list[tuple[int, int, int]] | None = None
+        self.slots, self.reals, self.drafts = self._rows.unbind(0)
+
+    def fill(self, spans: tuple[Span, ...]) -> None:
+        """What is missing to the captured size is padding."""
+        rows = [(span.request.slot, span.real, span.draft) for span in spans]
+        if rows == self._last:
+            return
+        staged = self._staging[self._turn]
+        self._turn = (self._turn + 1) % BUFFERS
+        staged[:, : len(rows)] = torch.tensor(rows, dtype=torch.int64).t()
+        staged[0, len(rows) :] = -1
+        staged[1, len(rows) :] = 1
+        staged[2, len(rows) :] = 0
+        self._rows.copy_(staged, non_blocking=True)
+        self._last = rows
+
+    def within(self, draft: Draft) -> torch.Tensor:
+        """[R, W] bool: the draft's live rows that their spans have room for."""
+        row = torch.arange(draft.width, device=self._rows.device)
+        return draft.live & (row < self.drafts[:, None])

@@ -1,0 +1,83 @@
+"""Drafts that cross the edge of a graph: what the host proposed goes into one, what a graph proposed comes out.
+
+A step that is not captured whole, because prompts are read in it or drafters are mixed, has its drafters' own layers
+captured all the same: they are many small launches, for which the host would need longer than the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stridelm.engine.kinds import Inputs, Kind
+from stridelm.run.graphs import GraphPool
+from stridelm.types import Draft, Request, Span
+
+if TYPE_CHECKING:
+    from stridelm.engine.engine import Engine
+
+
+def packed(draft: Draft, live: torch.Tensor) -> torch.Tensor:
+    """[6, R, W] int64: all that a draft says on the device, but for probabilities."""
+    skeleton = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors)
+    return torch.stack((*skeleton, live.to(torch.int64)))
+
+
+def unpacked(rows: torch.Tensor, candidates: np.ndarray, straight: bool, max_depth: int) -> Draft:
+    tokens, parents, roles, depths, ancestors, live = rows.unbind(0)
+    return Draft(tokens, parents, roles, depths, ancestors, live.bool(), candidates, straight, max_depth)
+
+
+class Given:
+    """What the host proposed, where a captured step reads it."""
+
+    def __init__(self, kind: Kind, device: torch.device) -> None:
+        assert kind.straight is not None
+        self._straight = kind.straight
+        self._rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
+        """As `packed`. Padding is cut off by its bound, whatever is left here."""
+        self._candidates = np.ones((kind.requests, kind.draft), dtype=bool)
+
+    def draft(self) -> Draft:
+        return unpacked(self._rows, self._candidates, self._straight, max_depth=self._rows.shape[2])
+
+    def fill(self, draft: Draft) -> None:
+        self._rows[:, : len(draft.tokens)] = packed(draft, draft.live)
+
+
+class Proposing:
+    """One drafter's captured `propose`, for steps of which only that is captured."""
+
+    def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
+        device = engine.parts.device
+        self._inputs = inputs = Inputs(kind.requests, device)
+        self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
+        """As `packed`, not in the memory that graphs share: another runs before the draft is verified."""
+        spans = kind.stand_ins(like)
+        engine.sampling.assume(kind.features)
+
+        def body() -> Draft:
+            draft = engine.drafters.propose(spans, inputs.slots)
+            rows.copy_(packed(draft, inputs.within(draft)))
+            return draft
+
+        self._graph: torch.cuda.CUDAGraph | None = None
+        captured = pool.capture(body, rows.nbytes)
+        if captured is not None:
+            graph, draft = captured
+            if draft.probs is None:  # those are too many to keep a copy of
+                self._graph = graph
+                self._about = (draft.candidates, draft.straight, draft.max_depth)
+
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
+
+    def replay(self, spans: tuple[Span, ...]) -> Draft:
+        assert self._graph is not None
+        self._inputs.fill(spans)
+        self._graph.replay()
+        candidates, straight, max_depth = self._about
+        return unpacked(self._rows[:, : len(spans)].clone(), candidates[: len(spans)], straight, max_depth)

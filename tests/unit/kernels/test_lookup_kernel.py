@@ -1,0 +1,23 @@
+"""The kernels that look the end of a text up in it, run by Triton's interpreter: against their torch twin."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from support.interpreter import INTERPRETED
+from support.lookup_kernel import check_lookup
+
+pytestmark = INTERPRETED
+
+
+def test_lookup() -> None:
+    for seed in range(40):
+        check_lookup(seed, "cpu")
+
+
+def test_long_texts() -> None:
+    """Several programs look at one text."""
+    for seed in range(3):
+        check_lookup(seed, "cpu", longest_text=2500)
