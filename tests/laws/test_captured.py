@@ -23,6 +23,8 @@ from support.stand import Job, Stand, accepted, speculation
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import registered
 
+BRANCHES = {"draft_topk": 2, "num_draft_tokens": 6}
+
 
 class CapturingStand(Stand):
     """Plans on bounds; `replays` has an engine of it replay its steps."""
@@ -62,8 +64,14 @@ def test_identity(stand: CapturingStand, drafter: str) -> None:
     assert not proposed or (None not in proposed) == DRAFTERS.get(drafter).host_bound
 
 
-@pytest.mark.parametrize("drafter", [*DRAFTERS, TREE, "all"])
-def test_beside_prompts(stand: CapturingStand, drafter: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        *((name, {}) for name in [*DRAFTERS, TREE, "all"]),
+        *((name, BRANCHES) for name in DRAFTERS if BRANCHES.keys() <= DRAFTERS.get(name).options),
+    ],
+)
+def test_beside_prompts(stand: CapturingStand, drafter: str, options: dict[str, Any]) -> None:
     """Eight requests, three at a time, one drafter or all of them: where prompts are read beside drafts, and where
     drafters are mixed, what the device proposes is replayed by itself."""
     if drafter == "all":
@@ -72,7 +80,7 @@ def test_beside_prompts(stand: CapturingStand, drafter: str) -> None:
         reason = DRAFTERS.get(drafter).why_not(stand.target)
         if reason:
             pytest.skip(f"{drafter}: {reason}")
-        kind = speculation(stand, drafter)
+        kind = {**speculation(stand, drafter), **options}
         jobs = [Job(prompt, sampling(stand, prompt, 0.0, "nothing"), kind) for prompt in prompts(stand, 8)]
     llm = stand.llm(page_size=4, max_num_seqs=3, max_num_batched_tokens=48)
     pool = replays(llm.engine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import Target
@@ -19,6 +19,9 @@ from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
 from stridelm.verify import RULES
 
+SETTLED = 256
+"""Ways of speculating that are remembered: nearly all requests ask for one of a few."""
+
 
 @dataclass(frozen=True)
 class Intake:
@@ -28,6 +31,8 @@ class Intake:
     max_tokens_per_step: int
     default: Speculation
     has_tokenizer: bool
+    _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
+    """What was asked for -> what came of it. So a head's files are looked at once, and may go while the engine runs."""
 
     def request(
         self,
@@ -76,9 +81,15 @@ class Intake:
 
     def _speculation(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
         """How the request is to be drafted, with nothing left open, and the rows that each depth of it needs."""
-        speculation = settle(Speculation.of(params.speculation).over(self.default), self.target)
-        assert speculation.drafter is not None
-        return speculation, self.drafters.get(speculation.drafter).ladder(speculation)
+        asked = Speculation.of(params.speculation)
+        if asked not in self._settled:
+            speculation = settle(asked.over(self.default), self.target)
+            assert speculation.drafter is not None
+            ladder = self.drafters.get(speculation.drafter).ladder(speculation)
+            if len(self._settled) >= SETTLED:
+                self._settled.clear()
+            self._settled[asked] = speculation, ladder
+        return self._settled[asked]
 
     def _prompt(self, prompt_ids: Sequence[int]) -> list[int]:
         ids = token_ids("the prompt", prompt_ids)
