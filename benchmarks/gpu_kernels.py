@@ -314,7 +314,7 @@ def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]
     forms: list[dict[str, Any]] = [{}]
     for height in sorted({least, max(least, 64)}):
         warps = (4,) if height < 64 else (4, 8)
-        for keys, warp, stages, programs in itertools.product((64, 128), warps, (2, 3), (1, 2, 3, 4)):
+        for keys, warp, stages, programs in itertools.product((32, 64, 128), warps, (2, 3), (1, 2, 3, 4)):
             if height * keys <= 128 * 64:
                 forms.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
     found = []

@@ -23,7 +23,7 @@ flight, and write to what it held when they were launched."""
 
 
 Request = tuple[list[int], SamplingParams]
-POOL = {"enable_prefix_caching": False, "page_size": 8, "num_pages": 120}
+POOL = {"enable_prefix_caching": False, "page_size": 8, "num_pages": 180}
 KINDS: list[dict[str, Any]] = [
     {"drafter": "none"},
     {"drafter": "ngram", "prompt_lookup_min": 1},
@@ -31,13 +31,16 @@ KINDS: list[dict[str, Any]] = [
     {"drafter": "mask", "depth": 2, "acceptance": "trust"},
     {"drafter": "medusa", "depth": 3},
     {"drafter": "model", "depth": 3},
+    {"drafter": "mtp", "depth": 3},
+    {"drafter": "eagle", "depth": 3},
+    {"drafter": "suffix"},
 ]
 
 
 def requests(stand: Stand, kinds: list[dict[str, Any]]) -> list[Request]:
-    """Seven, so that a captured step of them is padded; they end at different lengths."""
+    """At least seven, so that a captured step of them is padded; they end at different lengths."""
     made = []
-    for i, prompt in enumerate(prompts(stand, 7)):
+    for i, prompt in enumerate(prompts(stand, max(7, len(kinds)))):
         kind = kinds[i % len(kinds)]
         made.append((prompt, SamplingParams(temperature=0.0, max_tokens=6 + 3 * i, ignore_eos=True, speculation=kind)))
     return made

@@ -137,6 +137,7 @@ def _timed(
         first, brief = ids, params
     for variant in contenders:
         on_run(f"{streams} streams, warming up, {variant.label}")
+        engine.forget()
         drive(engine, make_jobs(first, variant, brief, settings.seed), streams)
     timed: list[tuple[list[Run], list[Run]]] = [([], []) for _ in contenders]
     turns = [(0, *range(i, min(i + BESIDE, len(contenders)))) for i in range(1, len(contenders), BESIDE)] or [(0,)]

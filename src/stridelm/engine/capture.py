@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from stridelm.draft.base import Drafter, Group
-from stridelm.engine.kinds import REQUESTS, Inputs, Kind, padded_size
-from stridelm.engine.proposals import Given, Proposing
+from stridelm.draft.guess import Guessing
+from stridelm.engine.kinds import DRAFTING, REQUESTS, Inputs, Kind, padded_size
+from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.engine.step import Run, on_device
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
@@ -40,11 +41,11 @@ class Graph:
     def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
         device = engine.parts.device
         self._inputs = Inputs(kind.requests, device)
-        self._given = None if kind.straight is None else Given(kind, device)
+        self._proposed = None if kind.straight is None else FromHost(kind, device)
         # The graph reads this layout's tensors for as long as it lives.
         self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, device)
         engine.sampling.assume(kind.features)
-        captured = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout, self._given))
+        captured = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout, self._proposed))
         self._graph: torch.cuda.CUDAGraph | None = None
         if captured is not None:
             self._graph, run = captured
@@ -61,9 +62,9 @@ class Graph:
         """draft: what the host proposed, for a kind of which it does."""
         assert self._graph is not None
         self._inputs.fill(spans)
-        if self._given is not None:
+        if self._proposed is not None:
             assert draft is not None
-            self._given.fill(draft)
+            self._proposed.fill(draft)
         self._graph.replay()
 
 
@@ -87,7 +88,7 @@ class Capture:
         """Those of which what is proposed was captured by itself."""
         return tuple(kind for kind, graph in self._proposing.items() if graph is not None)
 
-    def run(self, plan: StepPlan, draft: Draft | None) -> Run | None:
+    def run(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
         """Replay the step; None if it is not of a kind that can be captured, or graphs may take no more memory.
         draft: what the host proposed, if it did."""
         kind = self._kind(plan.spans, draft)
@@ -101,7 +102,7 @@ class Capture:
     def propose(self, drafter: Drafter, group: Group) -> Draft:
         """What the drafter proposes, by replay if it can be."""
         kind = None if drafter.host_bound else self._about(group.spans)
-        graph = None if kind is None else self._proposal(replace(kind, real=1), _typical(group.spans))
+        graph = None if kind is None else self._proposing_of(kind, _typical(group.spans))
         return drafter.propose(group) if graph is None else graph.replay(group.spans)
 
     def at_start(self) -> None:
@@ -112,7 +113,7 @@ class Capture:
             for kind, like in wanted:
                 self._graph(kind, like)
                 if kind.draft and not like.host_bound:
-                    self._proposal(replace(kind, real=1), like)
+                    self._proposing_of(kind, like)
                 advance(1)
 
     def _graph(self, kind: Kind, like: Request) -> Graph | None:
@@ -122,8 +123,11 @@ class Capture:
             self._graphs[kind] = graph if graph.is_captured else None
         return self._graphs[kind]
 
-    def _proposal(self, kind: Kind, like: Request) -> Proposing | None:
-        """The same of what is proposed."""
+    def _proposing_of(self, kind: Kind, like: Request) -> Proposing | None:
+        """The graph that proposes for requests of such a step, captured now if it can be."""
+        if Guessing.of(kind.speculation) is Guessing.DRAWN:
+            return None
+        kind = replace(kind, requests=padded_size(kind.requests, DRAFTING), real=1)
         if kind not in self._proposing:
             graph = Proposing(self._engine, kind, like, self._pool)
             self._proposing[kind] = graph if graph.is_captured else None
@@ -145,7 +149,7 @@ class Capture:
                     speculation=like.speculation,
                     features=features,
                 )
-                for straight in (True, False) if like.host_bound else (None,):
+                for straight in (True, False) if like.host_bound and kind.draft else (None,):
                     yield replace(kind, straight=straight), like
 
     def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | None:
@@ -192,13 +196,13 @@ def _typical(spans: Sequence[Span]) -> Request:
     return max((span.request for span in spans), key=lambda request: request.params.uses_history)
 
 
-def _body(engine: Engine, kind: Kind, like: Request, inputs: Inputs, layout: Frame, given: Given | None) -> Run:
-    """The step of `kind.requests` requests like the given one, read from `inputs`, and what was `given` as a draft."""
+def _body(engine: Engine, kind: Kind, like: Request, inputs: Inputs, layout: Frame, proposed: FromHost | None) -> Run:
+    """The step of `kind.requests` requests like the given one, read from `inputs`; proposed: by the host."""
     spans, slots = kind.stand_ins(like), inputs.slots
     layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
 
     def propose() -> Draft:
-        return engine.drafters.propose(spans, slots) if given is None else given.draft()
+        return engine.drafters.propose(spans, slots) if proposed is None else proposed.draft()
 
     def build(draft: Draft) -> ForwardBatch:
         if draft.width:

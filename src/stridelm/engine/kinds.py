@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from stridelm.params import Speculation
 from stridelm.sample.table import Feature
 from stridelm.types import Draft, Request, Span
 from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Sizes that a step's requests are padded to."""
+DRAFTING = (4, 16, 64, 256, 512)
+"""The same where only what is proposed is captured. Few: each is captured while somebody waits, and serves fewer
+steps."""
 BUFFERS = 4
 """Host copies of the inputs that may be on their way at once; more than the steps that are in flight."""
 
@@ -27,7 +31,7 @@ class Kind:
     depth: int
     reach: int
     """A bound on every request's tokens."""
-    speculation: Hashable
+    speculation: Speculation
     features: Feature
     lists: int = 0
     """The sampling table's generation, if lists of it are read: a graph of another one reads tensors that are gone, and
@@ -41,8 +45,8 @@ class Kind:
         return (span,) * self.requests
 
 
-def padded_size(requests: int) -> int:
-    return next(size for size in REQUESTS if size >= requests)
+def padded_size(requests: int, sizes: Sequence[int] = REQUESTS) -> int:
+    return next(size for size in sizes if size >= requests)
 
 
 class Inputs:

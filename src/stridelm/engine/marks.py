@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 PARTS = ("draft", "forward", "sampling")
-"""Proposing, laying out and observing; the model; everything from logits to commit."""
+"""Proposing (but not on the host), laying out and observing; the model; everything from logits to commit."""
 
 
 class Marks:

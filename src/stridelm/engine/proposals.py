@@ -30,7 +30,7 @@ def unpacked(rows: torch.Tensor, candidates: np.ndarray, straight: bool, max_dep
     return Draft(tokens, parents, roles, depths, ancestors, live.bool(), candidates, straight, max_depth)
 
 
-class Given:
+class FromHost:
     """What the host proposed, where a captured step reads it."""
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
@@ -44,11 +44,13 @@ class Given:
         return unpacked(self._rows, self._candidates, self._straight, max_depth=self._rows.shape[2])
 
     def fill(self, draft: Draft) -> None:
+        assert draft.width == self._rows.shape[2]
         self._rows[:, : len(draft.tokens)] = packed(draft, draft.live)
 
 
 class Proposing:
-    """One drafter's captured `propose`, for steps of which only that is captured."""
+    """One drafter's captured `propose`, for steps of which only that is captured. Drafts with probabilities are not:
+    those are too many to keep a copy of."""
 
     def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
         device = engine.parts.device
@@ -66,10 +68,9 @@ class Proposing:
         self._graph: torch.cuda.CUDAGraph | None = None
         captured = pool.capture(body, rows.nbytes)
         if captured is not None:
-            graph, draft = captured
-            if draft.probs is None:  # those are too many to keep a copy of
-                self._graph = graph
-                self._about = (draft.candidates, draft.straight, draft.max_depth)
+            self._graph, draft = captured
+            assert draft.probs is None
+            self._facts = (draft.candidates, draft.straight, draft.max_depth)
 
     @property
     def is_captured(self) -> bool:
@@ -79,5 +80,8 @@ class Proposing:
         assert self._graph is not None
         self._inputs.fill(spans)
         self._graph.replay()
-        candidates, straight, max_depth = self._about
-        return unpacked(self._rows[:, : len(spans)].clone(), candidates[: len(spans)], straight, max_depth)
+        candidates, straight, max_depth = self._facts
+        # Of the captured size, each tensor of the copy begins where kernels like pointers to: they are compiled anew
+        # for others.
+        rows = self._rows.clone()[:, : len(spans)]
+        return unpacked(rows, candidates[: len(spans)], straight, max_depth)

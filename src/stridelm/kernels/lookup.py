@@ -1,4 +1,5 @@
-"""Prompt lookup on a GPU: two launches instead of some hundred. The twin is draft/lookup.py, which says what is found.
+"""Prompt lookup on a GPU: two kernels instead of some hundred launches. The twin is draft/lookup.py, which says what is
+found.
 
 Legend: R requests, S slots, L tokens of a row of the token table, W width of a draft.
 """
@@ -20,7 +21,7 @@ _PLACE_BITS = 32
 def find_occurrence(
     slots, known, tokens, longest, best, nobody, stride_tokens, PLACES: tl.constexpr, PLACE_BITS: tl.constexpr
 ):
-    """Grid (R, L / PLACES): a program looks for one request's suffix among the places where it may end."""
+    """Grid (R, reach / PLACES): a program looks for one request's suffix among the places where it may end."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     slot = tl.where(slot < 0, nobody, slot)

@@ -168,6 +168,28 @@ def test_paths_of_bitmasks() -> None:
 # What the host decides
 
 
+def test_programs_run_at_once() -> None:
+    """On a card of 132 processors: as many programs as run at once share a tile's keys, and few where they hardly pay;
+    shorter blocks where with them all tiles run at once."""
+
+    def plan(tiles: int, max_keys: int, rows: int = 1, deterministic: bool = False) -> tuple[int, int]:
+        made = make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, None, deterministic, CPU)
+        return made.programs, made.shape.keys
+
+    assert [plan(tiles, 1 << 15)[0] for tiles in (1, 2, 8, 16, 17, 256)] == [33, 16, 4, 2, 1, 1]
+    assert plan(1, 513) == (5, 64)
+    assert [plan(16, keys)[0] for keys in (1024, 1025)] == [1, 2]
+    assert [plan(tiles, 1024)[1] for tiles in (33, 34, 66, 67)] == [64, 32, 32, 64]
+    assert [plan(tiles, 1024, rows=8)[1] for tiles in (33, 34, 49, 50)] == [64, 32, 32, 64]
+    assert plan(48, 1024, deterministic=True) == (1, 64)
+
+
+def test_shorter_blocks() -> None:
+    pieces = random_pieces(5, 20, longest=70, rows=2)
+    case = make(pieces, heads=8, kv_heads=8, head_dim=128, dtype=torch.float16, page_size=16)
+    check_attention("fast-triton", case)
+
+
 def test_workspace() -> None:
     """A full grid needs none; a small one needs room for its splits, in deterministic mode for all of `max_keys`."""
 
