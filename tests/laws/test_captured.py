@@ -12,27 +12,19 @@ from typing import Any
 
 import pytest
 
-from stridelm import LLM
 from stridelm.draft import DRAFTERS
 from stridelm.engine.step import Run
 from stridelm.llm import RequestOutput
 from stridelm.types import Draft
-from support.bounds import BOUNDS, bounds_registered
+from support.bounds import LaggingStand, bounds_registered
 from support.identity import check_identity, mixed_jobs, prompts, sampling
 from support.poison import KINDS, POOL, check_pages, requests
 from support.replays import replays
-from support.stand import Job, Stand, accepted, speculation
+from support.stand import Job, accepted, speculation
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import registered
 
 BRANCHES = {"draft_topk": 2, "num_draft_tokens": 6}
-
-
-class CapturingStand(Stand):
-    """Plans on bounds; `replays` has an engine of it replay its steps."""
-
-    def llm(self, **options: Any) -> LLM:
-        return super().llm(**{"attention": BOUNDS, **options})
 
 
 def costs(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
@@ -50,12 +42,12 @@ def _registered() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def stand(checkpoint: Callable[..., Path]) -> CapturingStand:
-    return CapturingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+def stand(checkpoint: Callable[..., Path]) -> LaggingStand:
+    return LaggingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
 
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS, TREE])
-def test_identity(stand: CapturingStand, drafter: str) -> None:
+def test_identity(stand: LaggingStand, drafter: str) -> None:
     """Five requests of one kind, padded to eight, ending one after another: most of their steps are replays. What is
     proposed on the host comes in through a graph's inputs. Greedy: the torch twin of the sampler takes no padding."""
     reason = DRAFTERS.get(drafter).why_not(stand.target)
@@ -82,7 +74,7 @@ def test_identity(stand: CapturingStand, drafter: str) -> None:
         *((name, BRANCHES) for name in DRAFTERS if BRANCHES.keys() <= DRAFTERS.get(name).options),
     ],
 )
-def test_beside_prompts(stand: CapturingStand, drafter: str, branches: dict[str, Any]) -> None:
+def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, Any]) -> None:
     """Eight requests, three at a time, one drafter or all of them: where prompts are read beside drafts, and where
     drafters are mixed, what the device proposes is replayed by itself."""
     if drafter == "all":
@@ -106,7 +98,7 @@ def test_beside_prompts(stand: CapturingStand, drafter: str, branches: dict[str,
 
 
 @pytest.mark.parametrize("kind", [*KINDS, {"drafter": TREE}], ids=lambda kind: kind["drafter"])
-def test_unheld_pages_are_left_alone(stand: CapturingStand, kind: dict[str, Any]) -> None:
+def test_unheld_pages_are_left_alone(stand: LaggingStand, kind: dict[str, Any]) -> None:
     """Padding of a replayed step, and what an earlier step left in its inputs, touch no page."""
     poisoned, clean = (stand.llm(**POOL).engine for _ in range(2))
     pool = replays(poisoned)

@@ -7,34 +7,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stridelm import LLM, SamplingParams
-from support.bounds import BOUNDS, bounds_registered
+from stridelm import SamplingParams
+from support.bounds import LaggingStand, bounds_registered
 from support.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs, teach, trusting_neighbours
 from support.poison import KINDS, POOL, check_pages, requests
-from support.stand import Stand
 from support.tree_drafter import registered
 
 UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
 """Without log-probabilities, with which a step lands at once."""
-
-
-@dataclass
-class LaggingStand(Stand):
-    """Runs on bounds; what it is held against reads every verdict before it plans on."""
-
-    def llm(self, **options: Any) -> LLM:
-        return super().llm(**{"attention": BOUNDS, **options})
-
-    @cached_property
-    def _reference(self) -> LLM:
-        return super().llm(attention="reference", enable_prefix_caching=False, num_pages=20)
 
 
 @pytest.fixture(scope="module", autouse=True)

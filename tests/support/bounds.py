@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 
+from stridelm import LLM
 from stridelm.attention import BACKENDS
 from stridelm.attention.base import PreparedAttention
 from stridelm.attention.reference import ReferenceAttention
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import DeviceGeometry, Geometry
+from support.stand import Stand
 
 BOUNDS = "bounds"
 
@@ -49,6 +53,18 @@ class BoundsAttention:
             has_ordered=not geometry.straight,
         )
         return self._reference.prepare(host, layout, query_heads)
+
+
+@dataclass
+class LaggingStand(Stand):
+    """Runs on bounds; what it is held against reads every verdict before it plans on."""
+
+    def llm(self, **options: Any) -> LLM:
+        return super().llm(**{"attention": BOUNDS, **options})
+
+    @cached_property
+    def _reference(self) -> LLM:
+        return super().llm(attention="reference", enable_prefix_caching=False, num_pages=20)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -68,6 +68,9 @@ class Graph:
         self._graph.replay()
 
 
+G = TypeVar("G", Graph, Proposing)
+
+
 class Capture:
     """The captured steps of an engine, and parts of steps: at its start, or when they are first needed."""
 
@@ -118,20 +121,20 @@ class Capture:
 
     def _graph(self, kind: Kind, like: Request) -> Graph | None:
         """The graph for the kind, captured now if it can be."""
-        if kind not in self._graphs:
-            graph = Graph(self._engine, kind, like, self._pool)
-            self._graphs[kind] = graph if graph.is_captured else None
-        return self._graphs[kind]
+        return self._once(self._graphs, Graph, kind, like)
 
     def _proposing_of(self, kind: Kind, like: Request) -> Proposing | None:
         """The graph that proposes for requests of such a step, captured now if it can be."""
         if Guessing.of(kind.speculation) is Guessing.DRAWN:
             return None
         kind = replace(kind, requests=padded_size(kind.requests, DRAFTING), real=1)
-        if kind not in self._proposing:
-            graph = Proposing(self._engine, kind, like, self._pool)
-            self._proposing[kind] = graph if graph.is_captured else None
-        return self._proposing[kind]
+        return self._once(self._proposing, Proposing, kind, like)
+
+    def _once(self, made: dict[Kind, G | None], make: type[G], kind: Kind, like: Request) -> G | None:
+        if kind not in made:
+            graph = make(self._engine, kind, like, self._pool)
+            made[kind] = graph if graph.is_captured else None
+        return made[kind]
 
     def _expected(self) -> Iterator[tuple[Kind, Request]]:
         engine = self._engine

@@ -40,9 +40,10 @@ class TokenTable:
         column = self.known[slots_R][:, None] + offset
         # Beyond the count the old contents are written back.
         row = slots_R[:, None]
-        fresh = offset < torch.where(slots_R < 0, 0, counts_R)[:, None]
+        counts_R = torch.where(slots_R < 0, 0, counts_R)
+        fresh = offset < counts_R[:, None]
         self.tokens[row, column] = torch.where(fresh, tokens_RK, self.tokens[row, column])
-        self.known.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.known[slots_R] + counts_R))
+        self.known.index_put_((slots_R,), self.known[slots_R] + counts_R)
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
