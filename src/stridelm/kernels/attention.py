@@ -35,7 +35,7 @@ from stridelm.kernels.dependent import dependent
 from stridelm.kernels.processors import multiprocessors
 from stridelm.types import MAX_DRAFT_ROWS
 
-SPLIT_KEYS = 512
+SPLIT_KEYS = 256
 """Keys of a split in deterministic mode. Shorter ones keep more processors busy at batch 1, and cost more merging."""
 LEAST_KEYS = 128
 """About the fewest keys worth a program of their own otherwise, while processors stand idle."""
