@@ -198,9 +198,9 @@ def test_workspace() -> None:
 
     assert floats(256, 1 << 17, True) == floats(256, 1 << 17, False) == 0
     assert floats(1, 64, True) == floats(1, 64, False) == 0
-    assert floats(1, 1 << 15, True) == 64 * 32 * 130
+    assert floats(1, 1 << 15, True) == 128 * 32 * 130
     assert floats(1, 1 << 15, False) == 33 * 32 * 130
-    assert floats(1, 1 << 20, True, window=1000) == 4 * 32 * 130
+    assert floats(1, 1 << 20, True, window=1000) == 6 * 32 * 130
     assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program a tile"
 
 
