@@ -12,9 +12,9 @@ from typing import Any
 
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
+from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams, shortened, token_ids
-from stridelm.types import Logprob, Request, StepOutput
-from stridelm.verify import RULES
+from stridelm.types import Logprob, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -33,53 +33,6 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestMetrics:
-    """What a sample cost. steps counts the steps that emitted for it; times are in seconds.
-
-    simulated: acceptance was drawn, with a mean of acceptance_length tokens a step, and the tokens are not the model's.
-    """
-
-    steps: int
-    drafted: int
-    accepted: int
-    accepted_at: tuple[int, ...]
-    reached_at: tuple[int, ...]
-    ttft_s: float | None
-    latency_s: float | None
-    cached_tokens: int
-    preemptions: int
-    seed: int
-    drafter: str
-    acceptance: str
-    acceptance_length: float | None
-    simulated: bool
-    depth: int
-
-    @classmethod
-    def of(cls, request: Request) -> RequestMetrics:
-        stats = request.stats
-        spec = request.speculation
-        rule = RULES.get(spec.acceptance or "exact")
-        return cls(
-            steps=stats.steps,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            accepted_at=tuple(stats.accepted_at),
-            reached_at=tuple(stats.reached_at),
-            ttft_s=None if stats.first_token_s is None else stats.first_token_s - stats.arrived_s,
-            latency_s=None if stats.finished_s is None else stats.finished_s - stats.arrived_s,
-            cached_tokens=stats.cached_tokens,
-            preemptions=stats.preemptions,
-            seed=request.seed,
-            drafter=spec.drafter or "none",
-            acceptance=rule.name,
-            acceptance_length=spec.acceptance_length,
-            simulated=rule.simulated,
-            depth=spec.depth or 0,
-        )
 
 
 @dataclass(slots=True)

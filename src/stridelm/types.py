@@ -342,5 +342,12 @@ class StepOutput:
     new_token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
+    """The text that each of the new tokens made final."""
+    accepted: int = 0
+    """How many of the new tokens were guessed: the first ones, or under a rule that trusts probes all but the first."""
     finished: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)

@@ -149,8 +149,6 @@ def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
 
     elapsed_s: time since the request was made, for a request that was given up.
     """
-    from stridelm.verify import RULES
-
     sample = job.outputs[0]
     metrics = sample.metrics
     assert metrics is not None
@@ -162,7 +160,7 @@ def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
         "acceptance": metrics.acceptance,
         "acceptance_length": metrics.acceptance_length,
         "simulated": metrics.simulated,
-        "lossless": RULES.get(metrics.acceptance).lossless,
+        "lossless": metrics.lossless,
         "seed": metrics.seed,
         "text": sample.text,
         "token_ids": sample.token_ids,

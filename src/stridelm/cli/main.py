@@ -16,6 +16,7 @@ from stridelm import __version__
 
 COMMANDS = {
     "generate": "complete a prompt, streaming the text as it comes",
+    "serve": "serve a model over HTTP, with OpenAI's API",
     "bench": "measure drafters against plain decoding",
     "train": "train a model, or what it drafts with, on text of your own",
     "inspect": "say what a checkpoint is and what it can draft with",

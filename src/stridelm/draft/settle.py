@@ -21,7 +21,8 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     rule = RULES.get(speculation.acceptance or "exact")
     name = speculation.drafter or "auto"
     if name == "auto":
-        name = best_drafter(speculation, target)
+        name, why = best_drafter(speculation, target)
+        logger.info("drafter auto: %s, %s", name, why)
     drafter = DRAFTERS.get(name)
     reason = drafter.why_not(target)
     if reason:
@@ -45,8 +46,9 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     return replace(speculation, drafter=name, acceptance=rule.name, depth=depth)
 
 
-def best_drafter(speculation: Speculation, target: Target) -> str:
-    """The first drafter that can run under the rule: of those with weights of their own, then of PREFERENCE."""
+def best_drafter(speculation: Speculation, target: Target) -> tuple[str, str]:
+    """The first drafter that can run under the rule: of those with weights of their own, then of PREFERENCE. And why
+    none that comes before it."""
     rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
     for name in dict.fromkeys((*target.heads, *PREFERENCE)):
@@ -55,8 +57,7 @@ def best_drafter(speculation: Speculation, target: Target) -> str:
         kind = DRAFTERS.get(name)
         reason = kind.why_not(target)
         if reason is None and rule.works_with(kind.rules, kind.branches):
-            logger.info("drafter auto: %s%s", name, f" ({'; '.join(reasons)})" if reasons else "")
-            return name
+            return name, "; ".join(reasons) or "the first choice where it can run"
         reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule.name}'}")
     raise ValueError(f"no drafter can run under acceptance {rule.name!r} on this model: {'; '.join(reasons)}")
 

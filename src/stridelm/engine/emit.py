@@ -64,7 +64,7 @@ class Emitter:
             engine.stats.drafted += outcome.drafted[i]
             engine.stats.accepted += outcome.accepted[i]
             if outcome.tokens[i]:
-                outputs.append(self._emit_span(request, outcome.tokens[i], logprobs.get(i), now))
+                outputs.append(self._emit_span(request, outcome.tokens[i], outcome.accepted[i], logprobs.get(i), now))
         return outputs
 
     def forget(self, request: Request) -> None:
@@ -72,16 +72,23 @@ class Emitter:
         self._live.pop(request.id, None)
 
     def _emit_span(
-        self, request: Request, tokens: list[int], logprobs: list[dict[int, Logprob]] | None, now: float
+        self,
+        request: Request,
+        tokens: list[int],
+        accepted: int,
+        logprobs: list[dict[int, Logprob]] | None,
+        now: float,
     ) -> StepOutput:
         engine, live = self._engine, self._state(request)
         first = not request.output_ids
-        text: list[str] = []
+        pieces: list[str] = []
         taken, finish = 0, None
         for token in tokens:
             request.output_ids.append(token)
             taken += 1
+            text: list[str] = []
             finish = self._end_at(request, live, token, text)
+            pieces.append("".join(text))
             if finish:
                 break
         stats = request.stats
@@ -95,7 +102,8 @@ class Emitter:
             prompt_logprobs=(live.prompt_logprobs or [None])
             if first and request.params.prompt_logprobs is not None
             else None,
-            text="".join(text),
+            pieces=pieces,
+            accepted=min(accepted, taken - request.whole),  # of a window, the first token is nobody's guess
             finished=finish is not None,
         )
         if finish:

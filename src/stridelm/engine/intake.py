@@ -46,7 +46,7 @@ class Intake:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
         ids = self._prompt(prompt_ids)
         self._check_params(params)
-        speculation, ladder = self._speculation(params)
+        speculation, ladder = self.settled(params)
         assert speculation.drafter is not None and speculation.acceptance is not None
         drafter = self.drafters.get(speculation.drafter)
         request = Request(
@@ -70,7 +70,7 @@ class Intake:
 
     def check_default(self) -> None:
         """Raise ValueError if a request that says nothing of its own could never be drafted as configured."""
-        self._speculation(SamplingParams())
+        self.settled(SamplingParams())
 
     def longest(self, request: Request) -> int:
         """Most tokens that the request can come to have, prompt included."""
@@ -79,7 +79,7 @@ class Intake:
             return limit
         return min(limit, len(request.prompt_ids) + request.params.max_tokens)
 
-    def _speculation(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
+    def settled(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
         """How the request is to be drafted, with nothing left open, and the rows that each depth of it needs."""
         asked = Speculation.of(params.speculation)
         if asked not in self._settled:

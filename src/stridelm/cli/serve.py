@@ -1,0 +1,129 @@
+"""`stride serve`: an HTTP server with OpenAI's API.
+
+Every option may also stand in a YAML file (--config), spelt like the option without its dashes, or in the environment,
+as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line wins over the environment, and that over the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stridelm.cli.main import Parser
+from stridelm.cli.options import add_options, given_options
+from stridelm.config import EngineConfig
+from stridelm.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from stridelm.server.service import Service
+
+FIXED: dict[str, Any] = {"skip_tokenizer_init": False}
+"""EngineConfig's fields that are no options: clients send text."""
+PREFIX = "STRIDE_"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `serve` to the main command."""
+    parser = subparsers.add_parser("serve", help="serve a model over HTTP", description=__doc__)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with options")
+    _add_groups(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Raises ValueError for whatever cannot be served."""
+    from stridelm.server.logs import set_up_logging
+    from stridelm.server.run import serve
+
+    server, engine = read_configs(args, os.environ)
+    set_up_logging(logging.WARNING, server.log_json)
+    logging.getLogger("stridelm.access").setLevel(logging.INFO)
+    try:
+        asyncio.run(serve(server, engine, _announce))
+    except RuntimeError as error:
+        print(f"stride: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def read_configs(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[ServerConfig, EngineConfig]:
+    """File, environment and command line put together. Raises ValueError for what is unknown or out of range."""
+    given: dict[str, Any] = {}
+    if args.config is not None:
+        given |= _from_file(args.config)
+    given |= _from_environment(environment)
+    given |= given_options(args, ServerConfig) | given_options(args, EngineConfig)
+    if args.model is not None:
+        given["model"] = args.model
+    server = {name: value for name, value in given.items() if name in _names(ServerConfig)}
+    engine = {name: value for name, value in given.items() if name in _names(EngineConfig)}
+    return ServerConfig(**server), EngineConfig(**engine, **FIXED)
+
+
+def _add_groups(parser: argparse.ArgumentParser) -> None:
+    add_options(parser.add_argument_group("server"), ServerConfig)
+    add_options(parser.add_argument_group("engine"), EngineConfig, skip=("model", *FIXED))
+
+
+def _names(cls: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)} - set(FIXED)
+
+
+def _check_known(names: set[str], where: str) -> None:
+    known = _names(ServerConfig) | _names(EngineConfig)
+    unknown = sorted(names - known)
+    if unknown:
+        raise ValueError(f"{where}: unknown option {', '.join(unknown)}; see `stride serve --help`")
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {path} cannot be read ({error}); name a YAML file of options") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"--config {path} holds no options; write lines such as max-num-seqs: 64")
+    options = {name.replace("-", "_"): value for name, value in content.items()}
+    _check_known(set(options), f"--config {path}")
+    return options
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Values are read as the command line's are; a flag is true or false, a repeated option stands between commas."""
+    ours = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    _check_known(set(ours), "the environment")
+    model = ours.pop("model", None)
+    parser = Parser(prog="stride serve (environment)")
+    _add_groups(parser)
+    repeated = {"api_key", "served_model_name", "drafter_model"}
+    words: list[str] = []
+    for name, value in ours.items():
+        option = "--" + name.replace("_", "-")
+        if value.lower() in ("true", "false"):
+            words.append(option if value.lower() == "true" else f"--no-{option.removeprefix('--')}")
+        else:
+            words += [f"{option}={one}" for one in (value.split(",") if name in repeated else [value])]
+    args = parser.parse_args(words)
+    given = given_options(args, ServerConfig) | given_options(args, EngineConfig)
+    return given if model is None else {**given, "model": model}
+
+
+def _announce(service: Service, address: str) -> None:
+    """The one line that says it is up."""
+    ready = service.ready
+    depth = f", depth {ready.depth}" if ready.depth else ""
+    print(
+        f"serving {service.names[0]} at {address} | drafter {ready.drafter}{depth}, {ready.acceptance} ({ready.why})",
+        flush=True,
+    )

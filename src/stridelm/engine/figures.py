@@ -1,0 +1,59 @@
+"""What a finished or a growing request cost, as callers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stridelm.types import Request
+from stridelm.verify import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What a sample cost. steps counts the steps that emitted for it; times are in seconds.
+
+    lossless: the acceptance rule promises the distribution of plain decoding.
+    simulated: acceptance was drawn, with a mean of acceptance_length tokens a step, and the tokens are not the model's.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    accepted_at: tuple[int, ...]
+    reached_at: tuple[int, ...]
+    ttft_s: float | None
+    latency_s: float | None
+    cached_tokens: int
+    preemptions: int
+    seed: int
+    drafter: str
+    acceptance: str
+    acceptance_length: float | None
+    lossless: bool
+    simulated: bool
+    depth: int
+
+    @classmethod
+    def of(cls, request: Request) -> RequestMetrics:
+        stats = request.stats
+        spec = request.speculation
+        assert spec.drafter is not None and spec.acceptance is not None, "a request's speculation is settled"
+        rule = RULES.get(spec.acceptance)
+        return cls(
+            steps=stats.steps,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            accepted_at=tuple(stats.accepted_at),
+            reached_at=tuple(stats.reached_at),
+            ttft_s=None if stats.first_token_s is None else stats.first_token_s - stats.arrived_s,
+            latency_s=None if stats.finished_s is None else stats.finished_s - stats.arrived_s,
+            cached_tokens=stats.cached_tokens,
+            preemptions=stats.preemptions,
+            seed=request.seed,
+            drafter=spec.drafter,
+            acceptance=rule.name,
+            acceptance_length=spec.acceptance_length,
+            lossless=rule.lossless,
+            simulated=rule.simulated,
+            depth=spec.depth or 0,
+        )

@@ -1,0 +1,84 @@
+"""The application: all routes around one Service."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from stridelm import __version__
+from stridelm.server import ops
+from stridelm.server.border import OPEN_PATHS, Border
+from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.openai import chat, completions, models
+from stridelm.server.replies import ClientGone, error_reply
+from stridelm.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+NOBODY = 499
+"""nginx's status for a client that left: logged, and sent to nobody."""
+MOST_FAULTS = 5
+
+
+def build_app(service: Service) -> FastAPI:
+    """The service is started and stopped by whoever runs the application."""
+    config = service.config
+    app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for part in (completions, chat, models, ops):
+        app.include_router(part.router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _fault)
+    app.add_middleware(
+        Border,
+        keys=config.api_key or (),
+        open_paths=("/",) if config.protect_metrics else OPEN_PATHS,
+        max_body_mib=config.max_body_mib,
+        access_log=config.access_log,
+        refused=service.metrics.refused,
+    )
+    return app
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_reply(error)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """What pydantic says, without what was sent: that may be a prompt."""
+    assert isinstance(error, RequestValidationError)
+    faults: list[Any] = list(error.errors())
+    words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MOST_FAULTS]]
+    more = f" (and {len(faults) - MOST_FAULTS} more)" if len(faults) > MOST_FAULTS else ""
+    return error_reply(bad_request("; ".join(words) + more, _place(faults[0]["loc"]) if faults else None))
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Where in the body: prompt.0 for its first item. Keys that the client made up are cut."""
+    parts = [str(part)[:64] for part in loc if part != "body"]
+    return ".".join(parts) or "body"
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
+        return error_reply(error.__cause__)
+    return error_reply(ApiError(error.status_code, str(error.detail)))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=NOBODY)
+
+
+async def _fault(_: Request, error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return error_reply(ApiError(500, "the server made a mistake; it is in its log", kind="server_error"))

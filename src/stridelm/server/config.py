@@ -1,0 +1,62 @@
+"""How the HTTP side is set up: the fields become options of `stride serve`, beside the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stridelm.params import check_flag, number, option
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Raises ValueError, on construction, for a value that could never work."""
+
+    host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 for all, where others are meant to come in")
+    port: int = option(8000, "port to listen at; 0 for any that is free")
+    api_key: Sequence[str] | None = option(None, "key that requests must bear; repeated: any of them")
+    protect_metrics: bool = option(False, "ask for the key at /metrics and /health too")
+    served_model_name: Sequence[str] | None = option(
+        None, "name of the model in requests and answers; repeated: any of them, the first in answers"
+    )
+    chat_template: str | None = option(None, "file with the chat template, where the model has none of its own")
+    max_queue: int = option(1024, "most samples open at once, waiting or running; beyond it requests get 429")
+    max_body_mib: float = option(16.0, "largest body of a request; a larger one gets 413")
+    request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
+    drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
+    max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
+    access_log: bool = option(True, "a line for each request, with its acceptance")
+    log_json: bool = option(False, "log lines are JSON objects")
+
+    def __post_init__(self) -> None:
+        self._settle("port", number("port", self.port, 0, 65535, whole=True))
+        self._settle("max_queue", number("max_queue", self.max_queue, 1, 2**31 - 1, whole=True))
+        self._settle("max_body_mib", number("max_body_mib", self.max_body_mib, 0.0, 1024.0, open_low=True))
+        if self.request_timeout is not None:
+            timeout = number("request_timeout", self.request_timeout, 0.0, 1e6, open_low=True)
+            self._settle("request_timeout", timeout)
+        self._settle("drain_timeout", number("drain_timeout", self.drain_timeout, 0.0, 1e6))
+        self._settle("max_restarts", number("max_restarts", self.max_restarts, 0, 1000, whole=True))
+        for name in ("protect_metrics", "access_log", "log_json"):
+            check_flag(name, getattr(self, name))
+        for name in ("api_key", "served_model_name"):
+            self._settle(name, _names(name, getattr(self, name)))
+        if self.protect_metrics and not self.api_key:
+            raise ValueError("protect_metrics would have no effect without api_key; give one")
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            raise ValueError(f"chat_template {self.chat_template} is no file; name one that holds a Jinja template")
+
+    def _settle(self, name: str, value: object) -> None:
+        """Set a field of this frozen class, from its own construction."""
+        object.__setattr__(self, name, value)
+
+
+def _names(name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
+    """A single name is a list of one."""
+    if value is None:
+        return None
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not names or not all(isinstance(one, str) and one for one in names):
+        raise ValueError(f"{name} must be a word, or several; none of them empty")
+    return names

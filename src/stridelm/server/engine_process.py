@@ -1,0 +1,237 @@
+"""The engine's process: a loop that takes what has come, steps, and sends what the step gave.
+
+Nothing here waits while a request runs: messages are read between steps, and sent without regard to whether anybody
+has read the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import zmq
+
+from stridelm.config import EngineConfig
+from stridelm.draft.settle import best_drafter
+from stridelm.engine.engine import Engine
+from stridelm.engine.figures import RequestMetrics
+from stridelm.params import SamplingParams
+from stridelm.server.logs import set_up_logging
+from stridelm.server.messages import (
+    Abort,
+    Accepted,
+    Delta,
+    Failed,
+    Finish,
+    Flush,
+    FromEngine,
+    Job,
+    Orders,
+    Outputs,
+    Ready,
+    Refused,
+    Report,
+    Scores,
+    Stop,
+    Submit,
+    encode,
+    scores,
+    to_engine,
+)
+from stridelm.types import Logprob, Request, StepOutput
+
+logger = logging.getLogger(__name__)
+
+IDLE_MS = 500
+"""How long an idle engine waits for messages before it looks whether its parent is still there."""
+REPORT_S = 0.25
+FAILURES = 3
+"""Steps that may fail in a row before the process gives up and is started anew."""
+
+
+def main() -> None:
+    """Serve until told to stop. `python -m stridelm.server.engine_process`, started by supervisor.py."""
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, after its clients were served
+    set_up_logging(orders.log_level, orders.log_json)
+    context = zmq.Context()
+    receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (receiver, sender):
+        socket.set_hwm(0)  # a step never waits for a reader
+    receiver.connect(orders.inbox)
+    sender.connect(orders.outbox)
+    try:
+        loop = _load(EngineConfig(**orders.config), receiver, sender, orders.parent)
+        if loop is not None:
+            loop.run()
+    finally:
+        context.destroy(linger=1000)
+
+
+def _load(config: EngineConfig, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], parent: int) -> Loop | None:
+    try:
+        engine = Engine(config)
+    except Exception as error:
+        if not isinstance(error, ValueError):
+            logger.exception("the engine could not be loaded")
+        sender.send(encode(Failed(str(error), isinstance(error, ValueError))))
+        return None
+    sender.send(encode(_facts(engine)))
+    return Loop(engine, receiver, sender, parent)
+
+
+def _facts(engine: Engine) -> Ready:
+    target, parts = engine.parts.target, engine.parts
+    spoken, _ = engine.intake.settled(SamplingParams())
+    assert spoken.drafter is not None
+    why = "asked for"
+    if engine.config.drafter == "auto":
+        why = f"auto: {best_drafter(engine.config.speculation, target)[1]}"
+    return Ready(
+        model=str(parts.path),
+        drafter=spoken.drafter,
+        depth=spoken.depth or 0,
+        acceptance=spoken.rule,
+        why=why,
+        context=target.max_length,
+        vocab_size=target.vocab_size,
+        device=str(parts.device),
+        dtype=str(parts.pool.keys[0].dtype).removeprefix("torch."),
+        pages=engine.ledger.total(),
+        page_size=engine.ledger.page_size,
+        mask_ids=list(target.mask_token_ids),
+    )
+
+
+class Loop:
+    def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], parent: int) -> None:
+        self.engine = engine
+        self._receiver = receiver
+        self._sender = sender
+        self._parent = parent
+        self._stopped = False
+        self._failures = 0
+        self._reported = 0.0
+        self._settled = False
+        """Whether the last report was of an idle engine: until something comes, there is nothing to add."""
+
+    def run(self) -> None:
+        """Until told to stop, or until the parent is gone."""
+        while not self._stopped and os.getppid() == self._parent:
+            self._take()
+            deltas = self._step() if self.engine.busy else []
+            report = self._report()
+            if deltas or report is not None:
+                self._send(Outputs(deltas, report))
+
+    def _take(self) -> None:
+        """Handle all messages that have come; wait for one only if there is nothing to run."""
+        timeout = 0 if self.engine.busy else IDLE_MS
+        while self._receiver.poll(timeout):
+            message = to_engine(self._receiver.recv())
+            self._settled = False
+            timeout = 0
+            if isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Abort):
+                self._abort(message.ids)
+            elif isinstance(message, Flush):
+                self.engine.forget()
+            else:
+                assert isinstance(message, Stop)
+                self._stopped = True
+
+    def _submit(self, message: Submit) -> None:
+        """Queue all jobs, or say why one of them cannot be served and keep none."""
+        added: list[str] = []
+        try:
+            for job in message.jobs:
+                self._add(job)
+                added.append(job.id)
+        except ValueError as error:
+            for id in added:
+                self.engine.abort(id)
+            self._send(Refused(message.group, str(error)))
+        else:
+            self._send(Accepted(message.group))
+
+    def _add(self, job: Job) -> None:
+        request = self.engine.add(job.id, job.prompt_ids, SamplingParams(**job.params), sample_index=job.sample_index)
+        if job.seed is not None and request.params.seed is None:
+            request.seed = job.seed
+
+    def _abort(self, ids: list[str]) -> None:
+        """Drop requests and say what they had cost; those that are gone already are no matter."""
+        ended = []
+        for id in ids:
+            request = self.engine.queue.get(id)
+            if request is not None and self.engine.abort(id):
+                ended.append(Delta(id, [], [], 0, finish=_finish(request)))
+        if ended:
+            self._send(Outputs(ended))
+
+    def _step(self) -> list[Delta]:
+        try:
+            outputs = self.engine.step()
+        except Exception:
+            self._failures += 1
+            logger.exception("a step failed; running requests start over from the tokens that were emitted")
+            if self._failures >= FAILURES:
+                raise
+            return []
+        self._failures = 0
+        return [_delta(output) for output in outputs]
+
+    def _report(self) -> Report | None:
+        """Every so often while there is work, and once when it has ended."""
+        now, idle = time.monotonic(), not self.engine.busy
+        if (idle and self._settled) or (not idle and now - self._reported < REPORT_S):
+            return None
+        self._reported, self._settled = now, idle
+        engine = self.engine
+        return Report(
+            stats=engine.stats,
+            running=len(engine.queue.running),
+            waiting=len(engine.queue.waiting),
+            pages=engine.ledger.counts(),
+        )
+
+    def _send(self, message: FromEngine) -> None:
+        self._sender.send(encode(message))
+
+
+def _delta(output: StepOutput) -> Delta:
+    request = output.request
+    logprobs: list[Scores] | None = None
+    if output.logprobs is not None:
+        logprobs = [scores(entry, token) for entry, token in zip(output.logprobs, output.new_token_ids, strict=True)]
+    return Delta(
+        request.id,
+        output.new_token_ids,
+        output.pieces,
+        output.accepted,
+        logprobs,
+        _prompt_scores(request, output.prompt_logprobs),
+        _finish(request) if output.finished else None,
+    )
+
+
+def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[Scores | None] | None:
+    if entries is None:
+        return None
+    return [
+        None if entry is None else scores(entry, token)
+        for entry, token in zip(entries, request.prompt_ids, strict=True)
+    ]
+
+
+def _finish(request: Request) -> Finish:
+    return Finish(request.finish_reason or "abort", request.stop_reason, RequestMetrics.of(request))
+
+
+if __name__ == "__main__":
+    main()

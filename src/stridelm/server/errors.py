@@ -1,0 +1,91 @@
+"""What a client is told when something cannot be had: an HTTP status and OpenAI's error object.
+
+Messages name the remedy and what was wrong with the request, never a prompt, a path of the server or a traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer other than 200. `retry_after` is in seconds."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+        self._error = {"message": message, "type": kind, "param": param, "code": code}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """https://platform.openai.com/docs/guides/error-codes/api-errors"""
+        return {"error": self._error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param)
+
+
+def engine_died() -> ApiError:
+    return ApiError(
+        503,
+        "the engine stopped while it worked on this request; it is being started again, send the request once more",
+        kind="server_error",
+        code="engine_restarting",
+        retry_after=5,
+    )
+
+
+def unavailable(why: str, retry_after: int = 5) -> ApiError:
+    return ApiError(503, why, kind="server_error", code="service_unavailable", retry_after=retry_after)
+
+
+def overloaded(open_requests: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{open_requests} requests are open, the most that this server takes (max_queue); try again in a moment",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=1,
+    )
+
+
+def timed_out(seconds: float) -> ApiError:
+    return ApiError(
+        408,
+        f"the request took longer than {seconds:g} s, this server's request_timeout; ask for fewer tokens",
+        kind="timeout_error",
+        code="request_timeout",
+    )
+
+
+def too_large(limit_mib: float) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is larger than {limit_mib:g} MiB, this server's max_body_mib; send less at once",
+        code="request_too_large",
+        retry_after=0,
+    )
+
+
+def unauthorised() -> ApiError:
+    return ApiError(
+        401,
+        "this server asks for an API key: send it as 'Authorization: Bearer KEY'",
+        kind="authentication_error",
+        code="invalid_api_key",
+    )

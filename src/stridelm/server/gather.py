@@ -1,0 +1,62 @@
+"""The deltas of a sample put together again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.server.link import Generation, Link
+from stridelm.server.messages import Delta, Finish, Scores
+
+
+@dataclass
+class Gathered:
+    """One sample so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Scores] = field(default_factory=list)
+    prompt_logprobs: list[Scores | None] | None = None
+    finish: Finish | None = None
+
+    def take(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.finish = delta.finish or self.finish
+
+    @property
+    def ended(self) -> Finish:
+        assert self.finish is not None
+        return self.finish
+
+
+async def gather(link: Link, generation: Generation) -> list[Gathered]:
+    """All samples, to their ends. Raises ApiError if the engine dies; a caller who is cancelled drops them."""
+    samples = [Gathered() for _ in generation.ids]
+    try:
+        while arrived := await generation.next():
+            for index, delta in arrived:
+                samples[index].take(delta)
+    finally:
+        link.abandon(generation)
+    return samples
+
+
+def speculation_of(metrics: RequestMetrics) -> dict[str, Any]:
+    """How a sample was drafted and what came of it, for answers: `lossless` says what the rule promises."""
+    return {
+        "drafter": metrics.drafter,
+        "depth": metrics.depth,
+        "acceptance": metrics.acceptance,
+        "lossless": metrics.lossless,
+        "simulated": metrics.simulated,
+        "steps": metrics.steps,
+        "drafted": metrics.drafted,
+        "accepted": metrics.accepted,
+        "accepted_at": metrics.accepted_at,
+        "reached_at": metrics.reached_at,
+    }

@@ -1,0 +1,234 @@
+"""The HTTP process's end of the line to the engine: requests go out, what they get comes back to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import zmq
+import zmq.asyncio
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.params import SamplingParams
+from stridelm.server.errors import ApiError, bad_request, engine_died
+from stridelm.server.messages import (
+    Abort,
+    Accepted,
+    Delta,
+    Failed,
+    FromEngine,
+    Job,
+    Outputs,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+    ToEngine,
+    encode,
+    from_engine,
+    plain,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is to be generated: one prompt and how, `index` of it."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+class Generation:
+    """The samples of one HTTP request, numbered from 0, and what has come for them.
+
+    Deltas gather until they are read: a slow reader finds many at once, and stalls nobody.
+    """
+
+    def __init__(self, group: str, count: int) -> None:
+        self.group = group
+        self.ids = [f"{group}.{i}" for i in range(count)]
+        self.began = time.monotonic()
+        self.abandoned = False
+        """Nobody reads it any more."""
+        self.ended: list[RequestMetrics] = []
+        """What the samples that have ended cost."""
+        self.tokens = 0
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the last sample ends."""
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = set(range(count))
+        self._arrived: list[tuple[int, Delta]] = []
+        self._woken = asyncio.Event()
+        self._error: ApiError | None = None
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Samples that have not ended."""
+        return [self.ids[i] for i in sorted(self._open)]
+
+    def push(self, index: int, delta: Delta) -> None:
+        self.tokens += len(delta.token_ids)
+        if not self.abandoned:
+            self._arrived.append((index, delta))
+        if delta.finish is not None:
+            self.ended.append(delta.finish.metrics)
+            self._open.discard(index)
+            if not self._open:
+                self.on_end()
+        self._woken.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End all of it; what had come before is still read."""
+        self._error = error
+        self._open.clear()
+        self.on_end()
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+            self.accepted.exception()  # looked at: whoever would have waited may be gone
+        self._woken.set()
+
+    async def next(self) -> list[tuple[int, Delta]]:
+        """What has come since the last call, at least one delta; empty when all samples have ended.
+
+        Raises ApiError if the engine died.
+        """
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                return []
+            self._woken.clear()
+            await self._woken.wait()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+
+@dataclass
+class Link:
+    """One engine process's sockets. `watch` is called with every delta and its time; `heard` with every report."""
+
+    directory: str
+    """Where the sockets lie; nobody else may look into it."""
+    watch: Callable[[Generation, Delta, float], None]
+    heard: Callable[[Report], None]
+    ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
+    """Sample id -> whose it is."""
+
+    def __post_init__(self) -> None:
+        self._groups: dict[str, Generation] = {}
+        self._count = itertools.count()
+        self._context = zmq.asyncio.Context()
+        tag = secrets.token_hex(8)
+        self.to_engine = f"ipc://{self.directory}/{tag}.in"
+        self.from_engine = f"ipc://{self.directory}/{tag}.out"
+        self._sender, self._receiver = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        for socket in (self._sender, self._receiver):
+            socket.set_hwm(0)
+            socket.linger = 0
+        self._sender.bind(self.to_engine)
+        self._receiver.bind(self.from_engine)
+        self._reading = asyncio.create_task(self._read())
+
+    async def submit(self, samples: Sequence[Sample]) -> Generation:
+        """Hand the samples to the engine, all or none. A prompt's samples are consecutive and share its list.
+
+        Raises ApiError if one of them cannot be served.
+        """
+        generation = Generation(f"g{next(self._count)}", len(samples))
+        jobs = [
+            Job(id, sample.prompt_ids, plain(replace(sample.params, n=1)), index, seed)
+            for id, sample, (index, seed) in zip(generation.ids, samples, _numbered(samples), strict=True)
+        ]
+        self._groups[generation.group] = generation
+        self.open.update({id: (generation, i) for i, id in enumerate(generation.ids)})
+        self.send(Submit(generation.group, jobs))
+        try:
+            await generation.accepted
+        except BaseException:  # a client that left while it was being asked
+            self.abandon(generation)
+            raise
+        return generation
+
+    def abandon(self, generation: Generation) -> None:
+        """Nobody waits for it any more: what still runs of it is dropped."""
+        generation.abandoned = True
+        self.cut(generation)
+
+    def cut(self, generation: Generation) -> None:
+        """End what still runs of it, with the finish reason abort."""
+        running = [id for id in generation.open_ids if id in self.open]
+        if running:
+            self.send(Abort(running))
+
+    def fail_all(self) -> None:
+        """The engine is gone: everybody who waits is told."""
+        for generation in {id(g): g for g, _ in self.open.values()}.values():
+            generation.fail(engine_died())
+        self.open.clear()
+        self._groups.clear()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def send(self, message: ToEngine) -> None:
+        """Never waits: there is no high-water mark."""
+        self._sender.send(encode(message), zmq.NOBLOCK)
+
+    async def _read(self) -> None:
+        while True:
+            self._take(from_engine(await self._receiver.recv()))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            now = time.monotonic()
+            for delta in message.deltas:
+                self._deliver(delta, now)
+            if message.report is not None:
+                self.heard(message.report)
+        elif isinstance(message, Ready | Failed):
+            self.ready.set_result(message)
+        elif isinstance(message, Accepted):
+            generation = self._groups.pop(message.group, None)
+            if generation is not None and not generation.accepted.done():
+                generation.accepted.set_result(None)
+        else:
+            assert isinstance(message, Refused)
+            generation = self._groups.pop(message.group, None)
+            if generation is not None:
+                for id in generation.ids:
+                    self.open.pop(id, None)
+                generation.fail(bad_request(message.message))
+
+    def _deliver(self, delta: Delta, now: float) -> None:
+        found = self.open.get(delta.id)
+        if found is None:
+            return
+        generation, index = found
+        if delta.finish is not None:
+            del self.open[delta.id]
+        self.watch(generation, delta, now)
+        generation.push(index, delta)
+
+
+def _numbered(samples: Sequence[Sample]) -> list[tuple[int, int | None]]:
+    """(sample index, seed) of each: samples of one prompt share a seed and differ by index."""
+    numbered: list[tuple[int, int | None]] = []
+    before: Sample | None = None
+    for sample in samples:
+        if before is not None and sample is before:
+            numbered.append((numbered[-1][0] + 1, numbered[-1][1]))
+        else:
+            seed = None if sample.params.seed is not None else secrets.randbits(63)
+            numbered.append((0, seed))
+        before = sample
+    return numbered

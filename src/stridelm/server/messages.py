@@ -1,0 +1,184 @@
+"""What passes between the HTTP process and the engine's: msgpack over ZeroMQ, one message a step for all requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.stats import EngineStats
+from stridelm.params import SamplingParams, Speculation
+from stridelm.types import Logprob
+
+# To the engine
+
+
+class Orders(msgspec.Struct):
+    """What the process is told on its standard input, as JSON."""
+
+    config: dict[str, Any]
+    """EngineConfig's fields."""
+    inbox: str
+    outbox: str
+    """ZeroMQ addresses to connect to."""
+    parent: int
+    """Process to live for."""
+    log_level: int = logging.WARNING
+    log_json: bool = False
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One sample of one prompt."""
+
+    id: str
+    prompt_ids: list[int]
+    params: dict[str, Any]
+    """As `plain` makes it."""
+    sample_index: int = 0
+    seed: int | None = None
+    """Shared by the samples of a prompt whose parameters name none."""
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True):
+    """All of these are accepted, or none."""
+
+    group: str
+    jobs: list[Job]
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    ids: list[str]
+
+
+class Flush(msgspec.Struct, tag=True, array_like=True):
+    """Forget cached prefixes and what drafters learned."""
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    """Leave the loop, and the process."""
+
+
+ToEngine = Submit | Abort | Flush | Stop
+
+# From the engine
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """The engine is loaded."""
+
+    model: str
+    """Directory of the checkpoint."""
+    drafter: str
+    depth: int
+    acceptance: str
+    why: str
+    """Why this drafter."""
+    context: int
+    """Most tokens of prompt and output."""
+    vocab_size: int
+    device: str
+    dtype: str
+    pages: int
+    page_size: int
+    mask_ids: list[int]
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The engine could not be loaded, and why."""
+
+    message: str
+    user_error: bool
+
+
+class Accepted(msgspec.Struct, tag=True, array_like=True):
+    group: str
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True):
+    group: str
+    message: str
+
+
+class Score(msgspec.Struct, array_like=True):
+    """One entry of a position's log-probabilities."""
+
+    token: int
+    logprob: float
+    rank: int
+    text: str | None
+
+
+Scores = list[Score]
+"""Of one position: the token that stands there first, then the likeliest."""
+
+
+class Finish(msgspec.Struct, array_like=True):
+    reason: str
+    stop_reason: int | str | None
+    metrics: RequestMetrics
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """What one step gave one sample."""
+
+    id: str
+    token_ids: list[int]
+    pieces: list[str]
+    """The text that each of the tokens made final."""
+    accepted: int
+    """How many of the tokens were guessed (types.StepOutput)."""
+    logprobs: list[Scores] | None = None
+    prompt_logprobs: list[Scores | None] | None = None
+    finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class Report(msgspec.Struct, array_like=True):
+    """The engine's own figures, at this moment."""
+
+    stats: EngineStats
+    running: int
+    waiting: int
+    pages: dict[str, dict[str, int]]
+    """Page group -> how many are free, cached (kept for their prefix alone) and held."""
+
+
+class Outputs(msgspec.Struct, tag=True, array_like=True):
+    """What a step gave everybody, and now and then how the engine stands."""
+
+    deltas: list[Delta]
+    report: Report | None = None
+
+
+FromEngine = Ready | Failed | Accepted | Refused | Outputs
+
+encode = msgspec.msgpack.Encoder().encode
+to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def plain(params: SamplingParams) -> dict[str, Any]:
+    """Parameters as a mapping of what is not at its default."""
+    given = _given(params)
+    if isinstance(params.speculation, Speculation):
+        given["speculation"] = _given(params.speculation)
+        if not given["speculation"]:
+            del given["speculation"]
+    return given
+
+
+def _given(params: SamplingParams | Speculation) -> dict[str, Any]:
+    return {f.name: v for f in fields(params) if (v := getattr(params, f.name)) != f.default}
+
+
+def scores(entry: Mapping[int, Logprob], token: int) -> Scores:
+    """One position's log-probabilities, the token's own first."""
+    own = [token] + [other for other in entry if other != token]
+    return [Score(t, entry[t].logprob, entry[t].rank, entry[t].decoded_token) for t in own]

@@ -1,0 +1,280 @@
+"""What /metrics says: everything is observed once, under Stride's names, and read off under vLLM's when somebody asks.
+
+vLLM's names are there for the clients and dashboards that know them. They carry the labels that vLLM gives them and no
+others, because many clients take the one line that begins with a name for the whole figure: what Stride tells apart by
+drafter and rule is summed. For the same reason no series says when it was created, which has the name in it too.
+
+A "request" in a metric's name is one sample: an HTTP request may ask for several. A sample's speculation is counted
+when it ends, all of it at once, so that its figures belong together at every moment; what the engine counts
+(`stride_engine_...`) runs ahead of that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.server.link import Generation
+from stridelm.server.messages import Delta, Finish, Report
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+REASONS = ("stop", "length", "abort")
+PAGE_STATES = ("free", "cached", "held")
+
+# Upper bounds in seconds. The second list begins far below vLLM's: a step that brings eight tokens takes a millisecond.
+TO_FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 180.0)
+BETWEEN = (
+    *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
+WHOLE = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+
+SPECULATION = ("drafter", "acceptance", "lossless")
+"""Labels that tell apart how samples were drafted for, and by which rule drafts were accepted."""
+
+ENGINE_COUNTS = {
+    "steps": ("steps", "Steps of the engine"),
+    "rows": ("rows", "Token rows that steps ran through the model"),
+    "emitted": ("emitted_tokens", "Tokens that steps emitted"),
+    "drafted": ("drafted_tokens", "Tokens that were drafted"),
+    "accepted": ("accepted_tokens", "Drafted tokens that were accepted"),
+    "finished": ("finished_requests", "Samples that ended by themselves"),
+    "aborted": ("aborted_requests", "Samples that were aborted"),
+    "preemptions": ("preemptions", "Times that a running sample lost its pages to another"),
+}
+"""Field of EngineStats -> the middle of its metric's name, and what it counts."""
+
+
+@dataclass(slots=True)
+class _Spread:
+    """How many times lay at or below each bound and above the one before it; the last count is of those above all."""
+
+    bounds: Sequence[float]
+    counts: list[int]
+    total: float = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total += seconds * times
+
+
+class _Histogram(Collector):
+    """A histogram in which one observation may count several times; prometheus_client's own would be told of each."""
+
+    def __init__(self, name: str, documentation: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> None:
+        self._name, self._documentation, self._label_names = name, documentation, labels
+        self._bounds = bounds
+        self._spreads: dict[tuple[str, ...], _Spread] = {}
+
+    def labels(self, *values: str) -> _Spread:
+        if values not in self._spreads:
+            self._spreads[values] = _Spread(self._bounds, [0] * (len(self._bounds) + 1))
+        return self._spreads[values]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._label_names)
+        upto = [str(bound) for bound in self._bounds] + ["+Inf"]
+        for values, spread in self._spreads.items():
+            family.add_metric(values, list(zip(upto, accumulate(spread.counts))), spread.total)
+        yield family
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A sample under way: when its last tokens came (time.monotonic()), and how many have come."""
+
+    last: float
+    tokens: int
+
+
+class Metrics(Collector):
+    """Figures of one server. Nothing in it is shared with another, and all of it is called from one thread."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._registry = CollectorRegistry()
+        self._under_way: WeakKeyDictionary[Generation, dict[str, _Progress]] = WeakKeyDictionary()
+        """Sample id -> its progress. Ids come again after a restart and what a dead engine was working on never ends,
+        so that progress belongs to its request and goes with it."""
+
+        self._prompt = self._counter("prompt_tokens", "Tokens of the prompts of all samples asked for")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that ended samples found in the cache")
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        first = self._histogram("time_to_first_token", "From the request to a sample's first tokens", TO_FIRST)
+        between = self._histogram("inter_token_latency", "From a sample's token to its next", BETWEEN)
+        self._first, self._between = first.labels(), between.labels()
+        self._whole = self._histogram(
+            "request_latency", "From the request to a sample's end", WHOLE, ("finished_reason",)
+        )
+        self._finished = self._counter("requests_finished", "Samples that ended", "finished_reason")
+        self._preempted = self._counter("requests_preempted", "Ended samples that had been preempted at least once")
+        self._refused = self._counter("requests_refused", "HTTP answers other than 200", "status")
+        for reason in REASONS:
+            self._whole.labels(reason)
+            self._finished.labels(reason)
+
+        self._steps = self._counter("spec_steps", "Steps that gave ended samples tokens", *SPECULATION)
+        self._tokens = self._counter("spec_tokens", "Tokens of ended samples", *SPECULATION)
+        self._drafts = self._counter("spec_drafts", "Drafts that were put to the test", *SPECULATION)
+        self._drafted = self._counter("spec_draft_tokens", "Tokens in drafts", *SPECULATION)
+        self._accepted = self._counter("spec_accepted_tokens", "Drafted tokens that were accepted", *SPECULATION)
+        by_position = (*SPECULATION, "position")
+        self._accepted_at = self._counter(
+            "spec_accepted_per_position", "Drafts accepted up to this position, from 0, or further", *by_position
+        )
+        self._reached_at = self._counter(
+            "spec_reached_per_position", "Drafts with this position, all before it accepted", *by_position
+        )
+
+        self._running = self._gauge("requests_running", "Samples that are being generated")
+        self._waiting = self._gauge("requests_waiting", "Samples that wait for their turn")
+        self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept for their prefix alone", "group", "state")
+        self._usage = self._gauge("kv_usage_ratio", "Part of the KV pages that samples hold, in the fullest group")
+        self._restarts = self._counter("engine_restarts", "Times that the engine was started again")
+        self._engine = {
+            field: self._counter(f"engine_{name}", documentation)
+            for field, (name, documentation) in ENGINE_COUNTS.items()
+        }
+        self._before = dict.fromkeys(ENGINE_COUNTS, 0)
+        """What the engine last said of itself."""
+
+        self._vllm: tuple[tuple[str, Collector, tuple[str, ...]], ...] = (
+            ("num_requests_running", self._running, ()),
+            ("num_requests_waiting", self._waiting, ()),
+            ("kv_cache_usage_perc", self._usage, ()),
+            ("prompt_tokens", self._prompt, ()),
+            ("generation_tokens", self._generated, ()),
+            ("prefix_cache_queries", self._prompt, ()),
+            ("prefix_cache_hits", self._cached, ()),
+            ("num_preemptions", self._engine["preemptions"], ()),
+            ("request_success", self._finished, ("finished_reason",)),
+            ("time_to_first_token_seconds", first, ()),
+            ("inter_token_latency_seconds", between, ()),
+            ("e2e_request_latency_seconds", self._whole, ()),
+            ("spec_decode_num_drafts", self._drafts, ()),
+            ("spec_decode_num_draft_tokens", self._drafted, ()),
+            ("spec_decode_num_accepted_tokens", self._accepted, ()),
+            ("spec_decode_num_accepted_tokens_per_pos", self._accepted_at, ("position",)),
+        )
+        """vLLM's name, whose figures it shows, and the labels by which they stay apart."""
+
+    def watch(self, generation: Generation, delta: Delta, now: float) -> None:
+        """Count what a step gave a sample. now: time.monotonic().
+
+        Tokens that come together share the time since those before them equally.
+        """
+        samples = self._under_way.get(generation)
+        if samples is None:
+            samples = self._under_way[generation] = {}
+        new, sample = len(delta.token_ids), samples.get(delta.id)
+        if new:
+            self._generated.inc(new)
+            if sample is None:
+                sample = samples[delta.id] = _Progress(now, new)
+                self._first.observe(now - generation.began)
+            else:
+                self._between.observe((now - sample.last) / new, new)
+                sample.last = now
+                sample.tokens += new
+        if delta.finish is not None:
+            samples.pop(delta.id, None)
+            self._end(delta.finish, now - generation.began, 0 if sample is None else sample.tokens)
+
+    def heard(self, report: Report) -> None:
+        """Take over what the engine says of itself."""
+        self._running.set(report.running)
+        self._waiting.set(report.waiting)
+        usage = 0.0
+        for group, pages in report.pages.items():
+            for state in PAGE_STATES:
+                self._pages.labels(group, state).set(pages[state])
+            usage = max(usage, pages["held"] / max(sum(pages[state] for state in PAGE_STATES), 1))
+        self._usage.set(usage)
+        counts = {field: int(getattr(report.stats, field)) for field in ENGINE_COUNTS}
+        restarted = any(counts[field] < self._before[field] for field in counts)
+        for field, counter in self._engine.items():
+            counter.inc(counts[field] - (0 if restarted else self._before[field]))
+        self._before = counts
+
+    def prompt(self, tokens: int) -> None:
+        """Count a sample's prompt, once."""
+        self._prompt.inc(tokens)
+
+    def refused(self, status: int) -> None:
+        """Count an HTTP answer other than 200."""
+        self._refused.labels(str(status)).inc()
+
+    def restarted(self) -> None:
+        """Count a start of the engine after its first."""
+        self._restarts.inc()
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format, of the type CONTENT_TYPE."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        own = {"model_name": self._model_name}
+        for family in self._registry.collect():
+            yield _shown(family, family.name, own)
+        with_engine = {**own, "engine": "0"}
+        for name, source, kept in self._vllm:
+            for family in source.collect():
+                yield _shown(family, f"vllm:{name}", with_engine, kept)
+
+    def _end(self, finish: Finish, seconds: float, tokens: int) -> None:
+        self._whole.labels(finish.reason).observe(seconds)
+        self._finished.labels(finish.reason).inc()
+        self._cached.inc(finish.metrics.cached_tokens)
+        if finish.metrics.preemptions:
+            self._preempted.inc()
+        self._count_speculation(finish.metrics, tokens)
+
+    def _count_speculation(self, cost: RequestMetrics, tokens: int) -> None:
+        how = (cost.drafter, cost.acceptance, str(cost.lossless).lower())
+        self._steps.labels(*how).inc(cost.steps)
+        self._tokens.labels(*how).inc(tokens)
+        self._drafts.labels(*how).inc(cost.reached_at[0] if cost.reached_at else 0)
+        self._drafted.labels(*how).inc(cost.drafted)
+        self._accepted.labels(*how).inc(cost.accepted)
+        for counter, counts in ((self._accepted_at, cost.accepted_at), (self._reached_at, cost.reached_at)):
+            for position, count in enumerate(counts):
+                counter.labels(*how, str(position)).inc(count)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"stride_{name}", documentation, labels, registry=self._registry)
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"stride_{name}", documentation, labels, registry=self._registry)
+
+    def _histogram(
+        self, name: str, documentation: str, bounds: Sequence[float], labels: Sequence[str] = ()
+    ) -> _Histogram:
+        histogram = _Histogram(f"stride_{name}_seconds", documentation, bounds, labels)
+        self._registry.register(histogram)
+        return histogram
+
+
+def _shown(family: Metric, name: str, labels: dict[str, str], kept: Sequence[str] | None = None) -> Metric:
+    """The figures under this name, with these labels beside their own. With `kept`, only those of their own stay, and
+    what they no longer tell apart is summed."""
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in family.samples:
+        suffix = sample.name.removeprefix(family.name)
+        if suffix != "_created":
+            own = tuple((k, v) for k, v in sample.labels.items() if kept is None or k in kept or k == "le")
+            values[suffix, own] = values.get((suffix, own), 0) + sample.value
+    if not values and kept == () and family.type == "counter":
+        values["_total", ()] = 0  # clients take the difference to what they read before the first sample ended
+    shown = Metric(name, family.documentation, family.type)
+    shown.samples = [Sample(name + suffix, {**labels, **dict(own)}, value) for (suffix, own), value in values.items()]
+    return shown

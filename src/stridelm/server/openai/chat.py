@@ -1,0 +1,166 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.params import SamplingParams
+from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.gather import Gathered, gather, speculation_of
+from stridelm.server.link import Generation, Link, Sample
+from stridelm.server.messages import Delta, Score, Scores
+from stridelm.server.openai.completions import finite
+from stridelm.server.openai.schemas import ChatMessage, ChatRequest
+from stridelm.server.openai.shared import Heading, Usage, check_model, usage_of, wants_usage
+from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation, through the model's chat template."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    params = _params(body)
+    prompt = await _prompt(body, service)
+    link = service.link
+    generation = await service.generate([Sample(prompt, params)] * params.n)
+    request.state.generation = generation
+    answer = _Answer(service, body, prompt, params)
+    if body.stream:
+        return EventStream(answer.events(link, generation))
+    gathered = await while_connected(request, gather(link, generation))
+    return json_reply(answer.whole(gathered))
+
+
+def _params(body: ChatRequest) -> SamplingParams:
+    """Raises ApiError for what cannot be had."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs would have no effect without logprobs; set it", "top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise bad_request("max_tokens is max_completion_tokens' old name; give one of them", "max_tokens")
+    if body.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs is not part of a chat answer; use /v1/completions", "prompt_logprobs")
+    more: dict[str, Any] = {"max_tokens": body.max_completion_tokens or body.max_tokens}
+    if body.max_tokens == 0:
+        raise bad_request("max_tokens must be at least 1; raise it", "max_tokens")
+    if body.logprobs:
+        more["logprobs"] = body.top_logprobs or 0
+    return body.sampling(**more)
+
+
+async def _prompt(body: ChatRequest, service: Service) -> list[int]:
+    """The conversation's token ids. Raises ApiError if the model has no chat template or its template refuses."""
+    going_on = bool(body.continue_final_message)
+    if going_on and body.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message goes on with the last message, add_generation_prompt begins another; give one",
+            "continue_final_message",
+        )
+    opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    variables = dict(body.chat_template_kwargs or {})
+    if going_on:
+        variables["continue_final_message"] = True
+    tools = None if body.tool_choice == "none" else body.tools
+    try:
+        text = service.tokenizer.render_chat([_message(one) for one in body.messages], tools, opens, **variables)
+        return await service.encode(text, add_special_tokens=False)
+    except ValueError as error:
+        raise bad_request(str(error), "messages") from error
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As templates know it: parts that are text become one text. Raises ApiError for other parts."""
+    content = message.content
+    if isinstance(content, list):
+        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
+            raise bad_request("messages: this model reads text alone; leave other parts out", "messages")
+        content = "\n".join(part["text"] for part in content)
+    return {**(message.model_extra or {}), "role": message.role, "content": content}
+
+
+class _Answer:
+    def __init__(self, service: Service, body: ChatRequest, prompt: list[int], params: SamplingParams) -> None:
+        self._service = service
+        self._body = body
+        self._prompt = prompt
+        self._n = params.n
+
+    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion")
+        usage = usage_of([self._prompt], samples, self._n)
+        choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
+        return heading.around(choices=choices, usage=usage.as_json())
+
+    async def events(self, link: Link, generation: Generation) -> AsyncIterator[bytes]:
+        """The answer as it comes. A failure on the way is the last event."""
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk")
+        usage = Usage(len(self._prompt))
+        last, always = wants_usage(self._body)
+        try:
+            for index in range(self._n):
+                opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                yield event(heading.around(choices=[opening]))
+            while arrived := await generation.next():
+                chunk = b""
+                for index, delta in arrived:
+                    usage.completion += len(delta.token_ids)
+                    if delta.finish is not None and index == 0:
+                        usage.cached = delta.finish.metrics.cached_tokens
+                    more = {"usage": usage.as_json()} if always else {}
+                    chunk += event(heading.around(choices=[self._chunk(index, delta)], **more))
+                yield chunk
+            if last:
+                yield event(heading.around(choices=[], usage=usage.as_json()))
+        except ApiError as error:
+            yield event(error.body)
+        finally:
+            link.abandon(generation)
+        yield DONE
+
+    def _chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "delta": {"content": delta.text}, "finish_reason": None}
+        choice["logprobs"] = self._logprobs(delta.logprobs)
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if delta.finish is not None:
+            choice["finish_reason"], choice["stop_reason"] = delta.finish.reason, delta.finish.stop_reason
+            choice["speculation"] = speculation_of(delta.finish.metrics)
+        return choice
+
+    def _choice(self, index: int, sample: Gathered) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": sample.text},
+            "logprobs": self._logprobs(sample.logprobs),
+            "finish_reason": sample.ended.reason,
+            "stop_reason": sample.ended.stop_reason,
+            "speculation": speculation_of(sample.ended.metrics),
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt
+        return choice
+
+    def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:
+        """The chat API's log-probabilities: an entry a position."""
+        if not self._body.logprobs or scores is None:
+            return None
+        top = self._body.top_logprobs or 0
+        return {
+            "content": [
+                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in entry if one.rank <= top]}
+                for entry in scores
+            ]
+        }
+
+
+def _entry(score: Score) -> dict[str, Any]:
+    text = score.text or ""
+    return {"token": text, "logprob": finite(score.logprob), "bytes": list(text.encode())}

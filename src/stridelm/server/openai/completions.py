@@ -1,0 +1,206 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.params import SamplingParams
+from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.gather import Gathered, gather, speculation_of
+from stridelm.server.link import Generation, Link, Sample
+from stridelm.server.messages import Delta, Score, Scores
+from stridelm.server.openai.schemas import CompletionRequest
+from stridelm.server.openai.shared import Heading, Usage, check_model, usage_of, wants_usage
+from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", response_model=None)
+async def complete(body: CompletionRequest, request: Request) -> Response:
+    """Complete one prompt or several."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    params = _params(body)
+    prompts = await _prompts(body, service)
+    samples = [sample for ids in prompts for sample in [Sample(ids, params)] * params.n]
+    link = service.link
+    generation = await service.generate(samples)
+    request.state.generation = generation
+    answer = _Answer(service, body, prompts, params)
+    if body.stream:
+        return EventStream(answer.events(link, generation))
+    gathered = await while_connected(request, gather(link, generation))
+    return json_reply(answer.whole(gathered))
+
+
+def _params(body: CompletionRequest) -> SamplingParams:
+    """Raises ApiError for what cannot be had."""
+    if body.suffix:
+        raise bad_request("suffix: this server completes text at its end alone; leave suffix out", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request("best_of: samples are not ranked here; leave it out, or make it equal to n", "best_of")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise bad_request("echo with logprobs is not streamed; leave one of the three out", "stream")
+    more: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
+    if body.max_tokens == 0:  # a prompt is scored by a step that draws a token too; nobody sees it
+        if not body.echo:
+            raise bad_request("max_tokens 0 gives nothing without echo; raise it, or set echo", "max_tokens")
+        more["max_tokens"] = 1
+    if body.logprobs is not None:
+        more["logprobs"] = body.logprobs
+        if body.echo and body.prompt_logprobs is None:
+            more["prompt_logprobs"] = body.logprobs
+    return body.sampling(**more)
+
+
+async def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
+    """Each prompt's token ids."""
+    prompt: Any = body.prompt
+    special = body.add_special_tokens is not False
+    many: list[str] | list[list[int]]
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        many = [prompt]
+    else:
+        many = prompt
+    if not special and not isinstance(many[0], str):
+        raise bad_request("add_special_tokens would have no effect on token ids; leave it out", "add_special_tokens")
+    try:
+        return [await service.encode(one, special) if isinstance(one, str) else one for one in many]
+    except ValueError as error:
+        raise bad_request(str(error), "prompt") from error
+
+
+class _Answer:
+    def __init__(
+        self, service: Service, body: CompletionRequest, prompts: Sequence[list[int]], params: SamplingParams
+    ) -> None:
+        self._heading = Heading.new(service, "cmpl", "text_completion")
+        self._service = service
+        self._body = body
+        self._prompts = prompts
+        self._n = params.n
+        self._silent = body.max_tokens == 0
+        """The one token that was drawn is left out."""
+
+    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
+        choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
+        return self._heading.around(choices=choices, usage=usage.as_json())
+
+    async def events(self, link: Link, generation: Generation) -> AsyncIterator[bytes]:
+        """The answer as it comes. A failure on the way is the last event."""
+        usage = Usage(sum(map(len, self._prompts)))
+        last, always = wants_usage(self._body)
+        lengths = [0] * len(generation.ids)
+        try:
+            if self._body.echo:
+                for index in range(len(generation.ids)):
+                    text = self._prompt_text(index)
+                    lengths[index] = len(text)
+                    yield event(self._heading.around(choices=[_choice(index, text, None)]))
+            while arrived := await generation.next():
+                chunk = b""
+                for index, delta in arrived:
+                    chunk += self._event(index, delta, lengths, usage, always)
+                yield chunk
+            if last:
+                yield event(self._heading.around(choices=[], usage=usage.as_json()))
+        except ApiError as error:
+            yield event(error.body)
+        finally:
+            link.abandon(generation)
+        yield DONE
+
+    def _event(self, index: int, delta: Delta, lengths: list[int], usage: Usage, always: bool) -> bytes:
+        if delta.finish is not None and index % self._n == 0:
+            usage.cached += delta.finish.metrics.cached_tokens
+        if self._silent:
+            delta = Delta(delta.id, [], [], 0, finish=delta.finish)
+        usage.completion += len(delta.token_ids)
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = legacy_logprobs(delta.logprobs or [], self._body.logprobs, lengths[index])
+        text = delta.text
+        lengths[index] += len(text)
+        choice = _choice(index, text, logprobs)
+        if self._body.return_token_ids:
+            choice["token_ids"], choice["token_texts"] = delta.token_ids, delta.pieces
+            choice["accepted"] = delta.accepted
+        if delta.finish is not None:
+            choice["finish_reason"], choice["stop_reason"] = delta.finish.reason, delta.finish.stop_reason
+            choice["speculation"] = speculation_of(delta.finish.metrics)
+        more = {"usage": usage.as_json()} if always else {}
+        return event(self._heading.around(choices=[choice], **more))
+
+    def _choice(self, index: int, sample: Gathered) -> dict[str, Any]:
+        prompt_ids = self._prompts[index // self._n]
+        text, scores = ("", []) if self._silent else (sample.text, list[Scores | None](sample.logprobs))
+        ids = [] if self._silent else sample.token_ids
+        if self._body.echo:
+            text = self._prompt_text(index) + text
+            if self._body.logprobs is not None:
+                scores = self._prompt_scores(prompt_ids, sample) + scores
+        wanted = self._body.logprobs
+        choice = _choice(index, text, None if wanted is None else legacy_logprobs(scores, wanted, 0))
+        choice["finish_reason"], choice["stop_reason"] = sample.ended.reason, sample.ended.stop_reason
+        if self._silent:
+            choice["finish_reason"] = "length"
+        if self._body.return_token_ids:
+            choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = [_by_id(entry) for entry in sample.prompt_logprobs or []]
+        choice["speculation"] = speculation_of(sample.ended.metrics)
+        return choice
+
+    def _prompt_text(self, index: int) -> str:
+        return self._service.tokenizer.decode(self._prompts[index // self._n])
+
+    def _prompt_scores(self, prompt_ids: list[int], sample: Gathered) -> list[Scores | None]:
+        """The prompt's positions; the first token has no log-probability, and here no score but its text."""
+        first = prompt_ids[0]
+        opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
+        return [opening, *(sample.prompt_logprobs or [])[1:]]
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+
+def legacy_logprobs(scores: Sequence[Scores | None], top: int, offset: int) -> dict[str, Any]:
+    """The completions API's log-probabilities: parallel lists over positions. offset: characters before the first."""
+    found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for entry in scores:
+        assert entry is not None
+        own = entry[0]
+        unscored = own.logprob != own.logprob
+        found["text_offset"].append(offset)
+        found["tokens"].append(own.text or "")
+        found["token_logprobs"].append(None if unscored else finite(own.logprob))
+        likeliest = [one for one in entry if one.rank <= top] if top else []
+        # The token itself is listed too where it is not among the likeliest, as OpenAI does.
+        found["top_logprobs"].append(
+            None if unscored else {one.text or "": finite(one.logprob) for one in [*likeliest, own]}
+        )
+        offset += len(own.text or "")
+    return found
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: a token that could not be drawn gets the number that vLLM gives it."""
+    return max(logprob, -9999.0)
+
+
+def _by_id(entry: Scores | None) -> dict[str, Any] | None:
+    """vLLM's prompt_logprobs: token id -> what is known of it."""
+    if entry is None:
+        return None
+    return {
+        str(one.token): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.text} for one in entry
+    }

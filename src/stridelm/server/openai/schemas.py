@@ -1,0 +1,127 @@
+"""Requests of OpenAI's API as pydantic models. What is not named here is refused, as is what would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stridelm.params import MAX_LOGPROBS, SamplingParams
+from stridelm.server.errors import bad_request
+
+MOST_STOPS = 1024
+MOST_WORDS = 1024
+MOST_PROMPTS = 1024
+MOST_SAMPLES = 128
+MOST_MESSAGES = 4096
+
+Words = Annotated[list[str], Field(max_length=MOST_WORDS)]
+TokenId = Annotated[int, Field(ge=0)]
+Ids = list[TokenId]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """vLLM's: usage in every event."""
+
+
+class SamplingFields(BaseModel):
+    """What completions and chat have in common. Names of vLLM's where OpenAI has none."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_WORDS)
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Who asks, for the operator's own records; the answer does not depend on it."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: Annotated[Ids, Field(max_length=MOST_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: Words | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    speculation: dict[str, Any] | str | None = None
+    """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """As the engine takes them. Raises ApiError for values out of range.
+
+        more: what the two APIs spell differently.
+        """
+        same = (
+            *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
+            *("repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "speculation", "n"),
+        )
+        given = {name: value for name in same if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = _by_id(self.logit_bias)
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options would have no effect without stream; leave it out", "stream_options")
+        try:
+            return SamplingParams(**given, **more)
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+
+
+class CompletionRequest(SamplingFields):
+    prompt: (
+        str
+        | Annotated[Ids, Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatMessage(BaseModel):
+    """One message; what else it holds goes to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str = Field(min_length=1, max_length=64)
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatRequest(SamplingFields):
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MOST_WORDS)
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+def _by_id(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as error:
+        raise bad_request("logit_bias: keys are token ids, whole numbers", "logit_bias") from error

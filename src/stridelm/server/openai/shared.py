@@ -1,0 +1,74 @@
+"""What completions and chat answers have in common: names, usage, when a stream tells it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stridelm.server.errors import ApiError
+from stridelm.server.gather import Gathered
+from stridelm.server.openai.schemas import SamplingFields
+from stridelm.server.service import Service
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Raise ApiError if `name` is none of the model's."""
+    if name is not None and name not in service.names:
+        raise ApiError(
+            404,
+            f"there is no model {name[:80]!r} here; this server has {service.names[0]!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+@dataclass
+class Heading:
+    """What stands at the head of an answer, and of each of its events."""
+
+    id: str
+    created: int
+    model: str
+    object: str
+
+    @classmethod
+    def new(cls, service: Service, prefix: str, object: str) -> Heading:
+        return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.names[0], object)
+
+    def around(self, **content: Any) -> dict[str, Any]:
+        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content}
+
+
+@dataclass
+class Usage:
+    """Tokens of one request: its prompts, counted once each however many samples they have, and its outputs."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def usage_of(prompts: Sequence[list[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
+    """spare: tokens of each sample that were generated and are not part of the answer."""
+    return Usage(
+        prompt=sum(map(len, prompts)),
+        completion=sum(len(sample.token_ids) - spare for sample in samples),
+        cached=sum(samples[i].ended.metrics.cached_tokens for i in range(0, len(samples), n)),
+    )
+
+
+def wants_usage(request: SamplingFields) -> tuple[bool, bool]:
+    """(behind the last event, in every event)"""
+    options = request.stream_options
+    return (False, False) if options is None else (options.include_usage, options.continuous_usage_stats)

@@ -1,0 +1,30 @@
+"""Routes for operators: /health, /metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.server.errors import unavailable
+from stridelm.server.metrics import CONTENT_TYPE
+from stridelm.server.replies import json_reply
+from stridelm.server.service import Service
+
+router = APIRouter()
+
+
+@router.get("/health", response_model=None)
+async def health(request: Request) -> Response:
+    """200 while requests would be served, else 503 and why."""
+    service: Service = request.app.state.service
+    why = service.why_unhealthy
+    if why is not None:
+        raise unavailable(why)
+    return json_reply({"status": "ok"})
+
+
+@router.get("/metrics", response_model=None)
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)

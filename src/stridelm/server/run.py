@@ -1,0 +1,81 @@
+"""From configuration to a server that listens, and from a signal to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from stridelm.config import EngineConfig
+from stridelm.server.app import build_app
+from stridelm.server.config import ServerConfig
+from stridelm.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+LAST_EVENTS_S = 5
+"""Seconds that streams have left to be sent once their requests have ended."""
+
+
+async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[Service, str], None]) -> None:
+    """Serve until a signal says otherwise. `announce` is called with the address once requests are served.
+
+    Raises ValueError for what cannot be served, RuntimeError if the engine cannot be loaded, OSError for an address
+    that cannot be listened at.
+    """
+    service = Service(config, engine)
+    with _listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
+        try:
+            await service.supervisor.start()
+            server = _Server(service)
+            host, port = listener.getsockname()[:2]
+            announce(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            await server.serve(sockets=[listener])
+        finally:
+            await service.supervisor.stop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; choose another host or port") from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, but a signal first lets what runs come to its end."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                build_app(service),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=LAST_EVENTS_S,
+                server_header=False,
+            )
+        )
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second does not wait."""
+        if self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        logger.warning("%s: running requests are brought to their end", signal.Signals(sig).name)
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain()
+        self.should_exit = True

@@ -1,0 +1,162 @@
+"""Keeps an engine process alive: starts it, sees it die, tells those who wait, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from stridelm.config import EngineConfig
+from stridelm.server.errors import unavailable
+from stridelm.server.link import Generation, Link
+from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
+
+logger = logging.getLogger(__name__)
+
+WINDOW_S = 600.0
+"""Deaths further back than this are forgiven."""
+BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
+STOPPING_S = 10.0
+
+
+class Supervisor:
+    """One engine process at a time. `watch` and `heard` are passed on to each link; `restarted` is called when an
+    engine that died is there again."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_restarts: int,
+        watch: Callable[[Generation, Delta, float], None],
+        heard: Callable[[Report], None],
+        restarted: Callable[[], None],
+        log_json: bool = False,
+    ) -> None:
+        self.config = config
+        self.ready: Ready | None = None
+        """What the engine said of itself when it was last loaded."""
+        self.why_down: str | None = "the engine is being loaded"
+        """None while it is there."""
+        self._max_restarts = max_restarts
+        self._watch, self._heard, self._restarted, self._log_json = watch, heard, restarted, log_json
+        self._deaths: deque[float] = deque()
+        self._directory = tempfile.mkdtemp(prefix="stride-")  # mkdtemp's directories are for their owner alone
+        self._link: Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def link(self) -> Link:
+        """Raises ApiError while there is no engine."""
+        if self._link is None or self.why_down is not None:
+            raise unavailable(self.why_down or "the engine is not there")
+        return self._link
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> Ready:
+        """Load the engine and keep it alive from now on. Raises ValueError if it refuses its options, RuntimeError if
+        it cannot be loaded for another reason."""
+        ready = await self._start_process()
+        self._keeping = asyncio.create_task(self._keep())
+        return ready
+
+    async def stop(self) -> None:
+        """End the engine, and all that waits for it."""
+        self.why_down = "the server is shutting down"
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._link is not None:
+            self._link.send(Stop())
+        if self._process is not None and self._process.returncode is None:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOPPING_S)
+            except asyncio.TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        await self._drop_link()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _start_process(self) -> Ready:
+        self._link = link = Link(self._directory, self._watch, self._heard)
+        orders = Orders(
+            config=asdict(self.config),
+            inbox=link.to_engine,
+            outbox=link.from_engine,
+            parent=os.getpid(),
+            log_level=logging.getLogger().level,
+            log_json=self._log_json,
+        )
+        command = (sys.executable, "-m", "stridelm.server.engine_process")
+        # A group of its own: Ctrl-C is the HTTP process's to hear.
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(orders))
+        process.stdin.close()
+        died = asyncio.create_task(process.wait())
+        either: set[asyncio.Future[Any]] = {died, link.ready}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not link.ready.done():
+            await self._drop_link()
+            raise RuntimeError(f"the engine's process ended with code {died.result()} before it was loaded")
+        said = link.ready.result()
+        if isinstance(said, Failed):
+            await died
+            await self._drop_link()
+            raise (ValueError if said.user_error else RuntimeError)(said.message)
+        died.cancel()
+        self.ready, self.why_down = said, None
+        return said
+
+    async def _keep(self) -> None:
+        """Wait for the process to die, and start it again, as often as is allowed."""
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            self.why_down = "the engine stopped and is being started again"
+            logger.error("the engine's process ended with code %d", code)
+            await self._drop_link()
+            while not await self._restart():
+                pass
+
+    async def _restart(self) -> bool:
+        """Whether the engine is there again. Waits longer after each death."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths[0] < now - WINDOW_S:
+            self._deaths.popleft()
+        if len(self._deaths) > self._max_restarts:
+            self.why_down = "the engine stopped too often and is not started again; see the server's log"
+            logger.critical("the engine died %d times in %g s: it stays down", len(self._deaths), WINDOW_S)
+            await asyncio.get_running_loop().create_future()  # until stop
+        await asyncio.sleep(min(BACKOFF_S * 2 ** (len(self._deaths) - 1), MOST_BACKOFF_S))
+        try:
+            await self._start_process()
+        except (ValueError, RuntimeError):
+            logger.exception("the engine could not be started again")
+            return False
+        self._restarted()
+        logger.warning("the engine is there again")
+        return True
+
+    async def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.fail_all()
+            await link.close()

@@ -1,0 +1,124 @@
+"""A real server in a process of its own, for tests that speak HTTP to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import httpx2 as httpx  # openai's own
+import openai
+
+from stridelm import LLM, SamplingParams
+from stridelm.llm import CompletionOutput
+
+CHATML = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+START_S = 90
+PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+
+
+@dataclass
+class Served:
+    """A server that runs, its address, and the file of what it logs."""
+
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+    """What it said when it was ready."""
+    log: Path
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def stop(self) -> int:
+        """End it as an operator would; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextmanager
+def serving(tmp_path: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
+    """A server of the built-in model at a free port, with a chat template, checking its ledger at every step."""
+    template, log = tmp_path / "chat.jinja", tmp_path / "server.log"
+    template.write_text(CHATML, encoding="utf-8")
+    command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0", "--chat-template", str(template)]
+    command += ["--strict", "--max-num-seqs", "8", "--max-model-len", "512", *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
+    with log.open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        try:
+            line = _ready_line(process, log)
+            yield Served(process, re.findall(r"http://\S+", line)[0], line, log)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _ready_line(process: subprocess.Popen[str], log: Path) -> str:
+    stdout: IO[str] | None = process.stdout
+    assert stdout is not None
+    line = stdout.readline()  # a server that dies closes it
+    assert "serving" in line, f"the server did not start:\n{log.read_text(encoding='utf-8')}"
+    return line
+
+
+def settle(served: Served, seconds: float = 10.0) -> dict[str, float]:
+    """The engine's gauges once nothing runs any more; fails if that does not come about."""
+    until = time.monotonic() + seconds
+    while True:
+        figures = gauges(served)
+        if figures["stride_requests_running"] == figures["stride_requests_waiting"] == 0:
+            return figures
+        assert time.monotonic() < until, figures
+        time.sleep(0.05)
+
+
+def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for it; fails, saying what did not come about."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def gauges(served: Served) -> dict[str, float]:
+    """Every sample of /metrics by name, those with several labels added up."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    with served.http() as client:
+        text = client.get("/metrics").text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+@cache
+def llm() -> LLM:
+    """The offline API, in this process."""
+    return LLM(max_model_len=512)
+
+
+def offline(prompts: Sequence[str], **params: Any) -> list[CompletionOutput]:
+    """What the offline API says to the same."""
+    return [out.outputs[0] for out in llm().generate(list(prompts), SamplingParams(**params))]

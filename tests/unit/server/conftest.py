@@ -1,0 +1,26 @@
+"""One server for all tests that leave it as they found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.server import Served, serving, settle
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("server")) as served:
+        yield served
+        assert served.stop() == 0, served.log.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def served(server: Served) -> Iterator[Served]:
+    """The server; afterwards nothing runs, no page is held, and it answers."""
+    yield server
+    figures = settle(server)
+    assert figures["stride_requests_running"] == 0
+    with server.http() as client:
+        assert client.get("/health").status_code == 200

@@ -1,0 +1,233 @@
+"""What clients and machines do to a server: it answers, nothing leaks, and the next request is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from stridelm import SamplingParams
+from support.server import PROMPT, Served, gauges, llm, offline, serving, settle, until
+
+LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+def request_head(length: int) -> bytes:
+    lines = ("POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def test_clients_that_leave(served: Served) -> None:
+    """At random points, streaming or not: their pages are free within a step or two, and nobody else notices."""
+    draw = random.Random(5)
+    [expected] = offline([PROMPT], temperature=0, max_tokens=60, ignore_eos=True)
+    said: list[str] = []
+
+    def stay() -> None:
+        with served.openai() as client:
+            for _ in range(4):
+                answer = client.completions.create(
+                    model="built-in", prompt=PROMPT, temperature=0, max_tokens=60, extra_body={"ignore_eos": True}
+                )
+                said.append(answer.choices[0].text)
+
+    staying = threading.Thread(target=stay)
+    staying.start()
+    address = served.url.removeprefix("http://").split(":")
+    for i in range(120):
+        body = json.dumps({**LONG, "stream": i % 2 == 0, "n": draw.randint(1, 3)}).encode()
+        message = request_head(len(body)) + body
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            connection.sendall(message[: draw.randint(1, len(message))] if draw.random() < 0.2 else message)
+            if draw.random() < 0.7:
+                connection.settimeout(draw.random() * 0.08)
+                try:
+                    while connection.recv(4096) and draw.random() < 0.8:
+                        pass
+                except TimeoutError:
+                    pass
+    staying.join()
+    assert said == [expected.text] * 4
+    figures = settle(served)
+    assert figures["stride_engine_aborted_requests_total"] > 20
+
+
+def test_gone_within_a_step(served: Served) -> None:
+    """The stream is closed, and what it held comes back without its next token being sent."""
+    with served.http() as client, client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+        next(answer.iter_lines())
+    began = time.monotonic()
+    settle(served, 2.0)
+    assert gauges(served)["stride_requests_running"] == 0 and time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": 3}',
+        b'{"prompt": ["a", 3]}',
+        b'{"prompt": {"a": 1}}',
+        b'{"prompt": "x", "max_tokens": "5"}',
+        b'{"prompt": "x", "max_tokens": 1e400}',
+        b'{"prompt": "x", "max_tokens": 99999999999999999999999}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "seed": 1.5}',
+        b'{"prompt": "x", "n": 100000}',
+        b'{"prompt": "x", "stream": "yes"}',
+        b'{"prompt": "x", "logit_bias": {"999999999": 1}}',
+        b'{"prompt": "x", "logit_bias": {"1": "much"}}',
+        b'{"prompt": "x", "unheard_of": 1}',
+        b'{"prompt": "' + b"(" * 100_000 + b'"}',
+        b"[" * 100_000,
+        json.dumps({"prompt": "x", "stop": [f"stop {i}" for i in range(10_000)]}).encode(),
+        json.dumps({"prompt": "x", "bad_words": ["word"] * 5_000}).encode(),
+        json.dumps({"prompt": ["x"] * 5_000}).encode(),
+    ],
+    ids=lambda body: body[:40].decode(errors="replace"),
+)
+def test_bodies_that_will_not_do(served: Served, body: bytes) -> None:
+    """A client's mistake is a client's error, in OpenAI's shape."""
+    with served.http(headers={"content-type": "application/json"}) as client:
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            answer = client.post(route, content=body)
+            assert answer.status_code == 400, answer.text
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize(("over", "status"), [(0, 200), (1, 400)])
+def test_prompts_at_the_limit(served: Served, over: int, status: int) -> None:
+    """A context has room for 512 tokens, one of them output."""
+    with served.http() as client:
+        answer = client.post("/v1/completions", json={"prompt": [300] * (511 + over), "max_tokens": 1})
+    assert answer.status_code == status, answer.text
+
+
+def test_unknown_routes_and_methods(served: Served) -> None:
+    with served.http() as client:
+        for method, route, status in (("GET", "/nothing", 404), ("GET", "/v1/completions", 405)):
+            answer = client.request(method, route)
+            assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_a_slow_reader_stalls_nobody(served: Served) -> None:
+    """It reads nothing of megabytes while others are served and its own samples end, and then finds all of them."""
+    settings = {**LONG, "max_tokens": 450, "n": 3, "logprobs": 20, "temperature": 1, "seed": 3, "stream": True}
+    expected = llm().generate(PROMPT, SamplingParams(n=3, seed=3, max_tokens=450, ignore_eos=True))[0].outputs
+    body = json.dumps(settings).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connection:
+        connection.connect((host, int(port)))
+        connection.sendall(request_head(len(body)) + body)
+        with served.openai() as other:
+            for _ in range(3):
+                assert other.completions.create(model="built-in", prompt=PROMPT, max_tokens=20).choices
+        settle(served, 60)
+        received = bytearray()
+        connection.settimeout(20)
+        while not received.endswith(b"0\r\n\r\n"):
+            received += connection.recv(1 << 20)
+    assert len(received) > 512 << 10  # more than the small window and buffers hold
+    texts = [""] * 3
+    for line in received.decode().splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                texts[choice["index"]] += choice["text"]
+    assert texts == [sample.text for sample in expected]
+
+
+@pytest.fixture
+def frail(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path, "--max-restarts", "1", "--drain-timeout", "2") as served:
+        yield served
+
+
+def engine_of(served: Served) -> psutil.Process:
+    [engine] = psutil.Process(served.process.pid).children()
+    return engine
+
+
+def test_the_engine_is_killed(frail: Served) -> None:
+    """Who waits is told at once, the HTTP side lives on, the engine comes back; killed again, it stays down."""
+
+    def health() -> int:
+        with frail.http() as client:
+            return client.get("/health").status_code
+
+    with frail.openai() as client:
+        stream = client.completions.create(
+            model="built-in", prompt=PROMPT, max_tokens=450, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        first = engine_of(frail)
+        os.kill(first.pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(openai.APIError, match="engine"):
+            list(stream)
+        assert time.monotonic() - began < 2
+        assert health() == 503
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model="built-in", prompt="x")
+        assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]
+        until("the engine comes back", lambda: health() == 200)
+        assert engine_of(frail).pid != first.pid
+        [expected] = offline([PROMPT], temperature=0, max_tokens=20)
+        again = client.completions.create(model="built-in", prompt=PROMPT, temperature=0, max_tokens=20)
+        assert again.choices[0].text == expected.text
+        assert gauges(frail)["stride_engine_restarts_total"] == 1
+        os.kill(engine_of(frail).pid, signal.SIGKILL)
+        until("the server says that it stays down", lambda: "not started again" in frail.http().get("/health").text)
+    assert frail.stop() == 0, frail.log.read_text(encoding="utf-8")
+
+
+def test_the_server_is_killed(frail: Served) -> None:
+    """The engine does not outlive it."""
+    engine = engine_of(frail)
+    frail.process.kill()
+    until("the engine ends too", lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 15)
+
+
+def test_ending(frail: Served) -> None:
+    """What runs has its time, new requests are turned away, and at the deadline what is left ends with a reason."""
+    with frail.openai() as client, frail.openai() as other:
+        short = client.completions.create(
+            model="built-in", prompt=PROMPT, max_tokens=10, stream=True, extra_body={"ignore_eos": True}
+        )
+        long = other.completions.create(
+            model="built-in",
+            prompt=PROMPT,
+            max_tokens=480,
+            n=8,
+            stream=True,
+            extra_body={"ignore_eos": True, "speculation": "off", "logprobs": 5},
+        )
+        next(iter(short)), next(iter(long))
+        late = frail.http()
+        assert late.get("/health").status_code == 200
+        frail.process.send_signal(signal.SIGTERM)
+        until("new requests are turned away", lambda: late.get("/health").status_code == 503, 2)
+        refused = late.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert [event.choices[0].finish_reason for event in short][-1] == "length"
+        ends = [choice.finish_reason for event in long for choice in event.choices if choice.finish_reason]
+        assert len(ends) == 8 and set(ends) <= {"abort", "length"} and "abort" in ends
+    assert frail.process.wait(20) == 0, frail.log.read_text(encoding="utf-8")

@@ -1,0 +1,379 @@
+"""/metrics counts every token once, under Stride's names and vLLM's, and keeps nothing of a sample that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.stats import EngineStats
+from stridelm.server.link import Generation
+from stridelm.server.messages import Delta, Finish, Report
+from stridelm.server.metrics import CONTENT_TYPE, Metrics
+
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
+BEGAN = 64.0
+"""When requests come. It and the times after it are sums of powers of two, so that differences are exact."""
+
+NAMES = {
+    "stride_requests_running": "vllm:num_requests_running",
+    "stride_requests_waiting": "vllm:num_requests_waiting",
+    "stride_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "stride_prompt_tokens_total": "vllm:prompt_tokens_total",
+    "stride_generation_tokens_total": "vllm:generation_tokens_total",
+    "stride_cached_prompt_tokens_total": "vllm:prefix_cache_hits_total",
+    "stride_engine_preemptions_total": "vllm:num_preemptions_total",
+    "stride_time_to_first_token_seconds_count": "vllm:time_to_first_token_seconds_count",
+    "stride_inter_token_latency_seconds_count": "vllm:inter_token_latency_seconds_count",
+    "stride_inter_token_latency_seconds_sum": "vllm:inter_token_latency_seconds_sum",
+    "stride_request_latency_seconds_count": "vllm:e2e_request_latency_seconds_count",
+    "stride_requests_finished_total": "vllm:request_success_total",
+    "stride_spec_drafts_total": "vllm:spec_decode_num_drafts_total",
+    "stride_spec_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
+    "stride_spec_accepted_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
+    "stride_spec_accepted_per_position_total": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+}
+"""Ours -> vLLM's for the same figure."""
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("tiny")
+
+
+def request(samples: int = 1) -> Generation:
+    async def make() -> Generation:
+        return Generation("g0", samples)
+
+    generation = asyncio.run(make())
+    generation.began = BEGAN
+    return generation
+
+
+def cost(**changes: Any) -> RequestMetrics:
+    """Of a sample with three steps, two of which had a draft of four tokens: one gave three of them, one none."""
+    plain: dict[str, Any] = {
+        "steps": 3,
+        "drafted": 8,
+        "accepted": 3,
+        "accepted_at": (1, 1, 1),
+        "reached_at": (2, 1, 1, 1),
+        "ttft_s": 0.5,
+        "latency_s": 1.0,
+        "cached_tokens": 16,
+        "preemptions": 0,
+        "seed": 0,
+        "drafter": "ngram",
+        "acceptance": "exact",
+        "acceptance_length": None,
+        "lossless": True,
+        "simulated": False,
+        "depth": 4,
+    }
+    return RequestMetrics(**{**plain, **changes})
+
+
+def delta(tokens: int, sample: int = 0, reason: str | None = None, **changes: Any) -> Delta:
+    finish = None if reason is None else Finish(reason, None, cost(**changes))
+    return Delta(f"g0.{sample}", list(range(tokens)), "", 0, finish=finish)
+
+
+def report(held: int = 0, stats: EngineStats | None = None) -> Report:
+    pages = {
+        "full": {"free": 10 - held, "cached": 6, "held": held, "total": 16},
+        "sliding": {"free": 4, "cached": 0, "held": 0, "total": 4},
+    }
+    return Report(stats or EngineStats(), running=2, waiting=5, pages=pages)
+
+
+def samples(metrics: Metrics) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        yield from family.samples
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    """Of the one series with this name that has these labels among its own."""
+    found = [s for s in samples(metrics) if s.name == name and labels.items() <= s.labels.items()]
+    assert len(found) == 1, (name, labels, found)
+    return found[0].value
+
+
+def total(metrics: Metrics, name: str) -> float:
+    found = [s.value for s in samples(metrics) if s.name == name]
+    assert found, name
+    return sum(found)
+
+
+def busy(metrics: Metrics) -> None:
+    """Make every figure differ from zero, with two drafters and all finish reasons."""
+    generation = request(3)
+    for sample, (reason, drafter) in enumerate((("stop", "ngram"), ("length", "mtp"), ("abort", "ngram"))):
+        metrics.prompt(10 + sample)
+        metrics.watch(generation, delta(2, sample), BEGAN + 0.5)
+        metrics.watch(generation, delta(3, sample), BEGAN + 1.0)
+        metrics.watch(generation, delta(0, sample, reason, drafter=drafter, preemptions=1), BEGAN + 2.0)
+    metrics.heard(report(held=4, stats=EngineStats(steps=1, rows=2, emitted=3, drafted=4, accepted=5, preemptions=6)))
+    metrics.refused(503)
+    metrics.restarted()
+
+
+def test_a_delta_of_several_tokens_is_as_many_intervals(metrics: Metrics) -> None:
+    generation = request()
+    metrics.watch(generation, delta(3), BEGAN + 0.5)
+    metrics.watch(generation, delta(4), BEGAN + 0.75)
+    metrics.watch(generation, delta(2, reason="stop"), BEGAN + 1.0)
+    assert value(metrics, "stride_generation_tokens_total") == 9
+    assert value(metrics, "stride_time_to_first_token_seconds_count") == 1
+    assert value(metrics, "stride_time_to_first_token_seconds_sum") == 0.5
+    between = "stride_inter_token_latency_seconds"
+    assert value(metrics, f"{between}_count") == 6, "the tokens that came first have no interval before them"
+    assert value(metrics, f"{between}_sum") == 0.5
+    assert value(metrics, f"{between}_bucket", le="0.05") == 0
+    assert value(metrics, f"{between}_bucket", le="0.075") == 4, "a sixteenth of a second each"
+    assert value(metrics, f"{between}_bucket", le="0.1") == 4
+    assert value(metrics, f"{between}_bucket", le="0.15") == 6, "an eighth of a second each"
+    assert value(metrics, f"{between}_bucket", le="+Inf") == 6
+
+
+def test_a_time_on_a_bound_belongs_below_it_and_one_above_all_is_counted(metrics: Metrics) -> None:
+    generation = request(2)
+    metrics.watch(generation, delta(1, 0), BEGAN + 0.25)
+    metrics.watch(generation, delta(1, 1), BEGAN + 4096)
+    first = "stride_time_to_first_token_seconds_bucket"
+    assert value(metrics, first, le="0.15") == 0
+    assert value(metrics, first, le="0.25") == value(metrics, first, le="180.0") == 1
+    assert value(metrics, first, le="+Inf") == 2
+
+
+def test_samples_of_a_request_have_times_of_their_own(metrics: Metrics) -> None:
+    generation = request(2)
+    metrics.watch(generation, delta(1, 0), BEGAN + 0.5)
+    metrics.watch(generation, delta(1, 1), BEGAN + 1.5)
+    metrics.watch(generation, delta(1, 0), BEGAN + 2.5)
+    assert value(metrics, "stride_time_to_first_token_seconds_count") == 2
+    assert value(metrics, "stride_time_to_first_token_seconds_sum") == 2.0
+    assert value(metrics, "stride_inter_token_latency_seconds_count") == 1
+    assert value(metrics, "stride_inter_token_latency_seconds_sum") == 2.0
+
+
+def test_the_end_of_a_sample(metrics: Metrics) -> None:
+    generation = request(4)
+    ends = (("stop", 1.0, 0), ("length", 2.0, 3), ("length", 4.0, 1))
+    for sample, (reason, seconds, preemptions) in enumerate(ends):
+        metrics.watch(generation, delta(1, sample, reason, preemptions=preemptions), BEGAN + seconds)
+    for reason, count, seconds in (("stop", 1, 1.0), ("length", 2, 6.0), ("abort", 0, 0.0)):
+        assert value(metrics, "stride_requests_finished_total", finished_reason=reason) == count
+        assert value(metrics, "vllm:request_success_total", finished_reason=reason) == count
+        assert value(metrics, "stride_request_latency_seconds_count", finished_reason=reason) == count
+        assert value(metrics, "stride_request_latency_seconds_sum", finished_reason=reason) == seconds
+    assert value(metrics, "stride_requests_preempted_total") == 2
+    assert value(metrics, "stride_cached_prompt_tokens_total") == 3 * 16
+    whole = "vllm:e2e_request_latency_seconds"
+    assert value(metrics, f"{whole}_sum") == 7.0
+    assert [value(metrics, f"{whole}_bucket", le=le) for le in ("0.75", "1.0", "2.5", "5.0", "+Inf")] == [0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_nothing_is_kept_of_a_sample_that_ended(metrics: Metrics, tokens: int) -> None:
+    """Its id, should it come again, is a new sample's."""
+    generation = request(2)
+    metrics.watch(generation, delta(1, 0), BEGAN + 0.5)
+    metrics.watch(generation, delta(1, 1), BEGAN + 0.5)
+    metrics.watch(generation, delta(tokens, 0, "stop"), BEGAN + 1.0)
+    assert list(metrics._under_way[generation]) == ["g0.1"]
+    metrics.watch(generation, delta(1, 0), BEGAN + 8.0)
+    assert value(metrics, "stride_time_to_first_token_seconds_count") == 3
+    assert value(metrics, "stride_inter_token_latency_seconds_count") == tokens
+
+
+def test_nothing_is_kept_of_an_abandoned_sample(metrics: Metrics) -> None:
+    """One had tokens and one was still waiting when the client left. Its time to a first token is nobody's."""
+    generation = request(2)
+    generation.abandoned = True
+    metrics.watch(generation, delta(5, 0), BEGAN + 0.5)
+    for sample in range(2):
+        metrics.watch(generation, delta(0, sample, "abort", cached_tokens=0), BEGAN + 1.0)
+    assert not metrics._under_way[generation]
+    assert value(metrics, "stride_requests_finished_total", finished_reason="abort") == 2
+    assert value(metrics, "stride_generation_tokens_total") == 5
+    assert value(metrics, "stride_time_to_first_token_seconds_count") == 1
+    assert value(metrics, "stride_inter_token_latency_seconds_count") == 0
+    assert value(metrics, "stride_spec_tokens_total") == 5
+
+
+def test_what_a_dead_engine_left_unfinished_is_forgotten(metrics: Metrics) -> None:
+    """The next engine's samples have the same ids, and their first tokens are first tokens."""
+    generation = request()
+    metrics.watch(generation, delta(1), BEGAN + 0.5)
+    after = request()
+    metrics.watch(after, delta(1), BEGAN + 1.0)
+    assert value(metrics, "stride_time_to_first_token_seconds_count") == 2
+    assert value(metrics, "stride_inter_token_latency_seconds_count") == 0
+    del generation, after
+    gc.collect()
+    assert not metrics._under_way
+
+
+def test_speculation_is_told_apart_by_drafter_and_rule_and_summed_for_vllm(metrics: Metrics) -> None:
+    generation = request(4)
+    undrafted: dict[str, Any] = {"drafted": 0, "accepted": 0, "accepted_at": (), "reached_at": ()}
+    ends: list[dict[str, Any]] = [
+        {},
+        {"accepted": 2, "accepted_at": (2,), "reached_at": (2, 2)},
+        {"drafter": "mtp", "acceptance": "relaxed", "lossless": False},
+        {"drafter": "none", **undrafted},
+    ]
+    for sample, changes in enumerate(ends):
+        metrics.watch(generation, delta(4, sample), BEGAN + 0.5)
+        metrics.watch(generation, delta(sample, sample, "stop", **changes), BEGAN + 1.0)
+
+    ngram = {"drafter": "ngram", "acceptance": "exact", "lossless": "true"}
+    mtp = {"drafter": "mtp", "acceptance": "relaxed", "lossless": "false"}
+    none = {"drafter": "none", "acceptance": "exact", "lossless": "true"}
+    figures = ("steps", "tokens", "drafts", "draft_tokens", "accepted_tokens")
+    for labels, expected in ((ngram, (6, 9, 4, 16, 5)), (mtp, (3, 6, 2, 8, 3)), (none, (3, 7, 0, 0, 0))):
+        assert tuple(value(metrics, f"stride_spec_{name}_total", **labels) for name in figures) == expected, labels
+    accepted, reached = "stride_spec_accepted_per_position_total", "stride_spec_reached_per_position_total"
+    assert [value(metrics, accepted, **ngram, position=str(at)) for at in range(3)] == [3, 1, 1]
+    assert [value(metrics, reached, **ngram, position=str(at)) for at in range(4)] == [4, 3, 1, 1]
+
+    assert value(metrics, "vllm:spec_decode_num_drafts_total") == 6
+    assert value(metrics, "vllm:spec_decode_num_draft_tokens_total") == 24
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 8
+    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(metrics, by_position, position=str(at)) for at in range(3)] == [4, 2, 2]
+
+
+def test_the_engines_gauges(metrics: Metrics) -> None:
+    metrics.heard(report(held=9))
+    metrics.heard(report(held=4))
+    assert value(metrics, "stride_requests_running") == 2
+    assert value(metrics, "stride_requests_waiting") == 5
+    for state, pages in (("free", 6), ("cached", 6), ("held", 4)):
+        assert value(metrics, "stride_kv_pages", group="full", state=state) == pages
+    assert value(metrics, "stride_kv_pages", group="sliding", state="free") == 4
+    assert value(metrics, "stride_kv_usage_ratio") == 0.25, "of the fuller group: 4 of 16, and cached ones can be had"
+
+
+def test_the_engines_counts_go_on_when_it_starts_again(metrics: Metrics) -> None:
+    def counts() -> list[float]:
+        names = ("steps", "emitted_tokens", "finished_requests", "preemptions")
+        return [value(metrics, f"stride_engine_{name}_total") for name in names]
+
+    metrics.heard(report(stats=EngineStats(steps=10, emitted=30, finished=2)))
+    metrics.heard(report(stats=EngineStats(steps=15, emitted=40, finished=2, preemptions=1)))
+    assert counts() == [15, 40, 2, 1]
+    metrics.heard(report(stats=EngineStats(steps=15, emitted=40, finished=2, preemptions=1)))
+    assert counts() == [15, 40, 2, 1], "nothing has happened"
+    metrics.heard(report(stats=EngineStats(steps=4, emitted=50, finished=2)))
+    assert counts() == [19, 90, 4, 1], "fewer steps are another engine's, and so is all that it counted"
+    metrics.heard(report(stats=EngineStats(steps=5, emitted=51, finished=3, preemptions=2)))
+    assert counts() == [20, 91, 5, 3]
+    assert value(metrics, "vllm:num_preemptions_total") == 3
+
+
+def test_the_servers_own_counts(metrics: Metrics) -> None:
+    for status in (400, 503, 400):
+        metrics.refused(status)
+    metrics.restarted()
+    metrics.prompt(7)
+    metrics.prompt(5)
+    assert value(metrics, "stride_requests_refused_total", status="400") == 2
+    assert value(metrics, "stride_requests_refused_total", status="503") == 1
+    assert value(metrics, "stride_engine_restarts_total") == 1
+    assert value(metrics, "stride_prompt_tokens_total") == 12
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 12
+
+
+@pytest.mark.parametrize(("ours", "theirs"), NAMES.items())
+def test_vllms_names_say_the_same(metrics: Metrics, ours: str, theirs: str) -> None:
+    busy(metrics)
+    assert total(metrics, ours) == total(metrics, theirs) > 0
+
+
+def test_vllms_names_have_vllms_labels(metrics: Metrics) -> None:
+    """Clients that take the one line with a name for the whole figure find one."""
+    busy(metrics)
+    further = {"le", "finished_reason", "position"}
+    theirs = [s for s in samples(metrics) if s.name.startswith("vllm:")]
+    assert {frozenset(s.labels) - further for s in theirs} == {frozenset({"model_name", "engine"})}
+    keys = [(s.name, *sorted(s.labels.items())) for s in theirs]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_series_names_the_model_and_none_its_creation(metrics: Metrics) -> None:
+    busy(metrics)
+    assert all(s.labels["model_name"] == "tiny" and not s.name.endswith("_created") for s in samples(metrics))
+
+
+def speculation_of_lines(text: str) -> tuple[dict[str, int], dict[int, int]] | None:
+    """What vLLM's benchmark client makes of /metrics: it looks for parts of names anywhere in a line, and adds up."""
+    lines = [line for line in text.splitlines() if line.startswith("vllm:spec_decode")]
+    counts = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
+    by_position: dict[int, int] = {}
+    for line in lines:
+        number = int(float(line.split()[-1]))
+        if "num_accepted_tokens_per_pos" in line:
+            found = re.search(r'position="(\d+)"', line)
+            assert found is not None
+            by_position[int(found[1])] = by_position.get(int(found[1]), 0) + number
+        else:
+            name = next(name for name in counts if name in line)
+            counts[name] += number
+    return (counts, by_position) if lines else None
+
+
+def test_vllms_benchmark_client_finds_speculation_from_the_start(metrics: Metrics) -> None:
+    """It reads before its first request, and takes the difference at the end."""
+    before = speculation_of_lines(metrics.render().decode())
+    assert before == ({"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}, {})
+    busy(metrics)
+    after = speculation_of_lines(metrics.render().decode())
+    assert after == ({"num_drafts": 6, "num_draft_tokens": 24, "num_accepted_tokens": 9}, {0: 3, 1: 3, 2: 3})
+
+
+def test_two_servers_in_one_process_count_apart(metrics: Metrics) -> None:
+    other = Metrics("other")
+    busy(metrics)
+    assert total(other, "stride_generation_tokens_total") == 0
+    assert {s.labels["model_name"] for s in samples(other)} == {"other"}
+
+
+def test_a_models_name_may_hold_any_character() -> None:
+    name = 'a "model"\\with\nall of it'
+    assert {s.labels["model_name"] for s in samples(Metrics(name))} == {name}
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_the_dashboard_asks_for_nothing_else(metrics: Metrics) -> None:
+    """Each of its metrics is exported, with every label by which the query takes it apart."""
+    busy(metrics)
+    labels: dict[str, set[str]] = {}
+    for sample in samples(metrics):
+        labels.setdefault(sample.name, set()).update(sample.labels)
+    board = json.loads(DASHBOARD.read_text())
+    assert board["schemaVersion"] >= 36
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert set(variables) == {"datasource", "model_name"}
+    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    queries = [target["expr"] for target in targets] + [variables["model_name"]["query"]["query"]]
+    assert len(queries) > 20
+    name = re.compile(r"\b(?:stride_|vllm:)\w+")
+    for query in queries:
+        asked = set(name.findall(query))
+        assert asked and asked <= labels.keys(), query
+        by = {label for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", query) for label in group.split(", ")}
+        by |= set(re.findall(r'(\w+)(?:=|!=|=~|!~)"', query))
+        assert by <= set().union(*(labels[each] for each in asked)), query
+    for target in targets:
+        assert target["datasource"]["uid"] == "${datasource}"
+        assert target["expr"].count('model_name=~"$model_name"') == len(name.findall(target["expr"]))
