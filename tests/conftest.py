@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from support.checkpoints import write
+from support.speaking import write_speaking
 
 settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stride")
@@ -30,3 +31,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return written[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_speaking(tmp_path_factory.mktemp("speaking"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -174,6 +175,57 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the output must be, vLLM's names. Exactly one of these:
+
+    json: a JSON schema, as text or as a mapping. json_object: any JSON object. regex: a regular expression that matches
+    all of the output. choice: one of these texts. grammar: EBNF with a rule called root.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        check_flag("structured_outputs.json_object", self.json_object)
+        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if len(given) != 1:
+            raise ValueError(
+                f"structured_outputs takes one of {', '.join(f.name for f in fields(self))}; got {len(given)} of them"
+            )
+        if isinstance(self.json, Mapping):
+            object.__setattr__(self, "json", json_text(self.json))
+        for name in ("json", "regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"structured_outputs.{name} must be text; got {shortened(value)}")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _strings(self.choice, "structured_outputs.choice"))
+            if not self.choice:
+                raise ValueError("structured_outputs.choice is empty; give at least one text")
+
+    @classmethod
+    def of(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
+        """Accept a mapping too. Raises ValueError for anything else."""
+        if isinstance(value, StructuredOutputs):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"structured_outputs takes a mapping; got {shortened(value)}")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(str(key) for key in set(value) - known)
+        if unknown:
+            raise ValueError(f"structured_outputs: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        return cls(**value)
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return next(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling of one request. Names, defaults and meaning are vLLM's; log-probabilities are of the raw logits.
 
@@ -202,6 +254,7 @@ class SamplingParams:
     logprobs: int | None = option(None, "log-probabilities of so many likeliest tokens a position of the output")
     prompt_logprobs: int | None = option(None, "the same for the prompt")
     priority: int = option(0, "lower is served first")
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -233,6 +286,12 @@ class SamplingParams:
             self._settle("bad_words_token_ids", _sequences("bad_words_token_ids", self.bad_words_token_ids))
         if self.logit_bias is not None:
             self._settle("logit_bias", _biases(self.logit_bias))
+        if self.structured_outputs is not None:
+            self._settle("structured_outputs", StructuredOutputs.of(self.structured_outputs))
+            if self.ignore_eos or self.min_tokens:
+                raise ValueError(
+                    "a grammar says where the output ends: with structured_outputs leave ignore_eos and min_tokens out"
+                )
         self._settle("speculation", Speculation.of(self.speculation))
 
     def _settle(self, name: str, value: Any) -> None:
@@ -253,6 +312,7 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or bool(self.bad_words)
             or bool(self.bad_words_token_ids)
+            or self.structured_outputs is not None
         )
 
 
@@ -288,6 +348,14 @@ def check_flag(name: str, value: Any) -> None:
     """Raise ValueError unless `value` is True or False: "no" would count as true."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False; got {value!r}")
+
+
+def json_text(value: Any) -> str:
+    """JSON with its keys in the order given, which schemas mean something by. Raises ValueError for what is none."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"this is no JSON ({error}); give plain values") from error
 
 
 def shortened(value: Any) -> str:

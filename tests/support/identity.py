@@ -89,7 +89,9 @@ def _unending(params: SamplingParams) -> SamplingParams:
 def teach(stand: Stand, job: Job) -> None:
     """Tell the tree drafter what plain decoding says and, where the request may stop early, what it would say next."""
     params = job.params
-    if params.min_tokens == 0 and (params.stop_token_ids or not params.ignore_eos or params == free_of(params)):
+    if params.structured_outputs is not None:
+        pass  # says itself where it ends
+    elif params.min_tokens == 0 and (params.stop_token_ids or not params.ignore_eos or params == free_of(params)):
         params = _unending(params)
     for sample in stand.plain(job.prompt, params).outputs:
         RandomTreeDrafter.teach(job.prompt, params.seed, sample.index, sample.token_ids)

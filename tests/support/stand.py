@@ -55,6 +55,8 @@ class Stand:
     dtype: str
     device: str = "cpu"
     mask_token_id: int | tuple[int, ...] = 63
+    options: dict[str, Any] = field(default_factory=dict)
+    """The engine's, where they are not the ones below."""
     _plain: dict[str, RequestOutput] = field(default_factory=dict)
 
     def llm(self, **options: Any) -> LLM:
@@ -71,7 +73,7 @@ class Stand:
             "max_num_seqs": 16,
             "num_pages": ROOM // options.get("page_size", 16),
         }
-        return LLM(str(self.path), **{**settings, **options})
+        return LLM(str(self.path), **{**settings, **self.options, **options})
 
     @cached_property
     def heads(self) -> list[str]:

@@ -53,7 +53,7 @@ class Drafters:
 
     def on_host(self, spans: tuple[Span, ...]) -> bool:
         """Whether something is drafted, and nothing of it on the device."""
-        return any(span.draft for span in spans) and all(span.request.host_bound for span in spans)
+        return any(span.draft for span in spans) and all(self._of(span.request).host_bound for span in spans)
 
     def propose(
         self,

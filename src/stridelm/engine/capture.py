@@ -181,6 +181,8 @@ class Capture:
         features = Feature(0)
         for span in spans:
             features |= engine.sampling.features(span.request.slot)
+        if features & Feature.GRAMMAR:  # its matchers run on the host
+            return None
         deepest = max(spans, key=lambda span: span.depth)
         return Kind(
             requests=padded_size(len(spans)),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
     from stridelm.engine.step import Run
 
+NOTHING_LEFT = "the grammar and the other parameters left no token"
 PromptLogprobs = list["dict[int, Logprob] | None"]
 
 
@@ -123,17 +124,24 @@ class Emitter:
         if armed and token in live.stop_ids:
             shown = token if params.include_stop_str_in_output else None
             return self._close(live, text, shown, "stop", token)
+        guide = self._engine.sampling.guide(request.slot)
+        if guide is not None:
+            guide.catch_up()
+            if guide.broken:  # no token was left, and what was drawn in its stead is not shown
+                return self._close(live, text, None, "abort", NOTHING_LEFT)
         if live.detokenizer is not None:
             safe, stop = live.stops.push(live.detokenizer.push([token]), armed)
             text.append(safe)
             if stop is not None:
                 return "stop", stop
+        if guide is not None and guide.ended:  # of a model without an end of text
+            return self._close(live, text, None, "stop", None)
         if count == params.max_tokens or request.known >= self._engine.parts.target.max_length:
             return self._close(live, text, None, "length", None)
         return None
 
     def _close(
-        self, live: _Live, text: list[str], shown: int | None, reason: str, stop_reason: int | None
+        self, live: _Live, text: list[str], shown: int | None, reason: str, stop_reason: int | str | None
     ) -> tuple[str, int | str | None]:
         """Let go of held-back text. `shown`: a last token whose text is still to be added."""
         if live.detokenizer is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +28,7 @@ from stridelm.run.graphs import GraphPool
 from stridelm.run.heads import Serving
 from stridelm.run.padded import build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
+from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
@@ -77,6 +78,7 @@ class Engine:
             config.max_num_batched_tokens,
             config.speculation,
             parts.tokenizer is not None,
+            lambda: self.grammars,
         )
         self.intake.check_default()
         self.emitter = Emitter(self)
@@ -187,7 +189,8 @@ class Engine:
         for request in plan.admitted:
             self.ledger.admit(request)
             self.tokens.admit(request.slot, request.token_ids, request.computed)
-            self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params))
+            guide = None if request.params.structured_outputs is None else self.grammars.guide(request)
+            self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params), guide)
             self.drafters.admit(request)
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
@@ -225,6 +228,12 @@ class Engine:
     def slots(self, plan: StepPlan) -> torch.Tensor:
         """[R] each span's row of the request table."""
         return upload([span.request.slot for span in plan.spans], self.parts.device)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Made when the first request asks: reading the tokenizer's vocabulary takes a while."""
+        assert self.tokenizer is not None
+        return Grammars(self.tokenizer, self.parts.target.vocab_size, self.parts.eos_ids)
 
     def stop_ids(self, request: Request) -> list[int]:
         """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""

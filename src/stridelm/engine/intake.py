@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stridelm.cache.ledger import Ledger
@@ -15,6 +15,7 @@ from stridelm.draft.base import Target
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
 from stridelm.params import SamplingParams, Speculation, token_ids
+from stridelm.sample.grammar import Grammars
 from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
 from stridelm.verify import RULES
@@ -31,6 +32,7 @@ class Intake:
     max_tokens_per_step: int
     default: Speculation
     has_tokenizer: bool
+    grammars: Callable[[], Grammars]
     _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
     """What was asked for -> what came of it. So a head's files are looked at once, and may go while the engine runs."""
 
@@ -62,7 +64,8 @@ class Intake:
             arrival=arrival,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stats=RequestStats(arrived_s=time.perf_counter()),
-            host_bound=drafter.host_bound,
+            # A matcher reads what was said before it says what may follow.
+            host_bound=drafter.host_bound or params.structured_outputs is not None,
             follower=drafter.follower,
         )
         self._check_fit(request)
@@ -113,6 +116,14 @@ class Intake:
                 "stop and bad_words need a tokenizer, and the engine was started with skip_tokenizer_init; "
                 "use stop_token_ids and bad_words_token_ids"
             )
+
+        if params.structured_outputs is not None:
+            if not self.has_tokenizer:
+                raise ValueError(
+                    "structured_outputs need a tokenizer, and the engine was started with skip_tokenizer_init; start "
+                    "it without"
+                )
+            self.grammars().compile(params.structured_outputs)
 
     def _check_ids(self, what: str, ids: Sequence[int]) -> None:
         size = self.target.vocab_size

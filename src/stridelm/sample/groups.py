@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.upload import upload
+
+if TYPE_CHECKING:
+    from stridelm.sample.grammar import Guide
 
 _SINGLE = tuple(f for f in Feature if f.value & (f.value - 1) == 0)
 
@@ -31,6 +35,8 @@ class Part:
     """PENALTIES: each row's entry in slots_U; None: row i has entry i."""
     max_top_k: int = 0
     """TOP_K: the largest among these rows."""
+    guides: tuple[Guide | None, ...] = ()
+    """GRAMMAR: each row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ def group(row_slots: Sequence[int], table: SamplingTable) -> Groups:
 def _part(feature: Feature, rows: list[int], slots: list[int], table: SamplingTable) -> Part:
     rows_G = _index(rows, len(slots), table.device)
     mine = [slots[row] for row in rows]
+    if feature is Feature.GRAMMAR:
+        return Part(rows_G, guides=tuple(map(table.guide, mine)))
     if feature is Feature.TOP_K:
         return Part(rows_G, max_top_k=max(map(table.top_k_of, mine)))
     if feature is Feature.PENALTIES:

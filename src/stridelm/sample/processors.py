@@ -1,6 +1,6 @@
 """What a request's parameters do to the logits of a row, exactly, with that row's own history.
 
-Order and meaning are vLLM's: bad words, logit bias, minimum tokens, penalties, temperature, min-p, top-k,
+Order and meaning are vLLM's: grammar, bad words, logit bias, minimum tokens, penalties, temperature, min-p, top-k,
 top-p. Nothing is remembered between steps: a history is read afresh from the token table, so a rejected
 draft, a preemption or another order of steps cannot leave anything behind.
 
@@ -14,15 +14,17 @@ row, P stop ids, C biases, B bad words, T tokens of a bad word's prefix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from stridelm.sample.grammar import Guide, allowed
 from stridelm.sample.groups import Part
 from stridelm.sample.mass import depths, nucleus
 from stridelm.sample.table import ANY, Feature, SamplingTable
+from stridelm.upload import upload
 
 _PROMPT = 1 << 32
 """What a prompt token adds to a count, so that one pass counts prompt and output apart."""
@@ -74,6 +76,37 @@ def check_rows(rows: Rows, history: TokenHistory) -> None:
         assert bool((live_ME.long().diff(dim=1) <= 0).all()), "extra tokens are not padded at the end"
     assert torch.equal(rows.positions - known_M, real_M), "a row's position is not the length of its history"
     assert rows.longest is None or bool((known_M <= rows.longest).all()), "a history is longer than `longest`"
+
+
+def grammar(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
+    """Forbid what the requests' grammars do not let stand behind the rows' outputs."""
+    mask_by_grammar(logits_GV, rows, part.guides, history)
+
+
+def mask_by_grammar(logits_GV: torch.Tensor, rows: Rows, guides: Sequence[Guide | None], history: TokenHistory) -> None:
+    """The same for rows some of which may have no grammar. Matchers run on the host, so it waits for the device."""
+    known, positions = history.known[rows.slots].tolist(), rows.positions.tolist()
+    extra = [[]] * len(known) if rows.extra is None else rows.extra.tolist()
+    masked: list[int] = []
+    masks: list[torch.Tensor] = []
+    for row, guide in enumerate(guides):
+        path = [token for token in extra[row] if token >= 0]
+        # A drafter may look further than it has tokens to show: what may stand there nobody can say.
+        if guide is None or known[row] + len(path) != positions[row]:
+            continue
+        guide.catch_up()
+        if guide.read < known[row]:  # drawn, and not emitted yet
+            path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
+        mask = guide.mask(path)
+        if mask is not None:
+            masked.append(row)
+            masks.append(mask)
+    if not masked:
+        return
+    masks_GW = torch.stack(masks).to(logits_GV.device)
+    forbidden_GV = ~allowed(masks_GW, logits_GV.shape[1])
+    index = upload(masked, logits_GV.device)
+    logits_GV.index_copy_(0, index, logits_GV.index_select(0, index).masked_fill_(forbidden_GV, -math.inf))
 
 
 def bad_words(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:
@@ -142,6 +175,7 @@ def top_p(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable,
 Processor = Callable[[torch.Tensor, Rows, Part, SamplingTable, TokenHistory], None]
 
 PIPELINE: dict[Feature, Processor] = {
+    Feature.GRAMMAR: grammar,
     Feature.BAD_WORDS: bad_words,
     Feature.BIAS: logit_bias,
     Feature.MIN_TOKENS: min_tokens,

@@ -18,7 +18,7 @@ import torch
 from stridelm.sample.groups import Groups, group
 from stridelm.sample.mass import UNIT, depths, masses
 from stridelm.sample.noise import gumbel
-from stridelm.sample.processors import PIPELINE, Rows, TokenHistory
+from stridelm.sample.processors import PIPELINE, Rows, TokenHistory, mask_by_grammar
 from stridelm.sample.table import Feature, SamplingTable
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Sampler:
         if wanted & Feature.EDITED:
             # The others are drawn from the copy too, and draw the same: the kernels compute in float32 whatever they
             # read, and a 16-bit logit is the same number there.
-            logits_MV = self._edited(logits_MV, rows, wanted)
+            logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
         log_min_p = table.log_min_p if wanted & Feature.MIN_P else None
         cut = self._cut(logits_MV, rows, wanted) if wanted & (Feature.TOP_K | Feature.TOP_P) else None
         return draw(
@@ -103,7 +103,7 @@ class Sampler:
         top_p = table.top_p if wanted & Feature.TOP_P else None
         return truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
 
-    def _edited(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> torch.Tensor:
+    def _edited(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], wanted: Feature) -> torch.Tensor:
         """float32 [M, V]: a copy of the logits, and in it, by kernels in PIPELINE's order, what is wanted of EDITED."""
         from stridelm.kernels import edit
 
@@ -117,6 +117,8 @@ class Sampler:
         def asked(feature: Feature) -> edit.Asked:
             return edit.Asked(table.needs, feature.value)
 
+        if Feature.GRAMMAR in wanted:
+            mask_by_grammar(edited_MV, rows, [table.guide(slot) for slot in row_slots], history)
         if Feature.BAD_WORDS in wanted:
             edit.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_last, table.bad_prefix)
         if Feature.BIAS in wanted:
@@ -147,7 +149,7 @@ class Sampler:
             return likeliest(self.processed(logits_MV, rows, row_slots))
         # The likeliest is so at any temperature, and is never cut off.
         wanted = self._wanted(row_slots)
-        return likeliest(self._edited(logits_MV, rows, wanted) if wanted & Feature.EDITED else logits_MV)
+        return likeliest(self._edited(logits_MV, rows, row_slots, wanted) if wanted & Feature.EDITED else logits_MV)
 
     def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] with which each row's token is drawn. A greedy row is certain of its argmax; a row left with
@@ -175,7 +177,7 @@ class Sampler:
         """`processed` on a GPU, from the device's tables as `_draw_by_kernels` is."""
         wanted = self._wanted(row_slots)
         if wanted & Feature.EDITED:
-            logits_MV = self._edited(logits_MV, rows, wanted)
+            logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
         # A greedy slot's temperature is 1.
         scaled_MV = logits_MV.float() / self.table.temperature[rows.slots][:, None]
         if wanted & (Feature.MIN_P | Feature.TOP_K | Feature.TOP_P):

@@ -17,6 +17,7 @@ import torch
 
 if TYPE_CHECKING:
     from stridelm.params import SamplingParams
+    from stridelm.sample.grammar import Guide
     from stridelm.types import Request
 
 GREEDY_BELOW = 1e-5
@@ -30,17 +31,18 @@ _ROOM = 8
 class Feature(enum.IntFlag):
     """What a row needs beyond an argmax of its raw logits, in the order in which it is applied."""
 
-    BAD_WORDS = 1
-    BIAS = 2
-    MIN_TOKENS = 4
-    PENALTIES = 8
-    SAMPLED = 16
-    MIN_P = 32
-    TOP_K = 64
-    TOP_P = 128
+    GRAMMAR = 1
+    BAD_WORDS = 2
+    BIAS = 4
+    MIN_TOKENS = 8
+    PENALTIES = 16
+    SAMPLED = 32
+    MIN_P = 64
+    TOP_K = 128
+    TOP_P = 256
     TRUNCATED = MIN_P | TOP_K | TOP_P
     LISTED = BAD_WORDS | BIAS | MIN_TOKENS
-    EDITED = LISTED | PENALTIES
+    EDITED = GRAMMAR | LISTED | PENALTIES
     ALL = EDITED | SAMPLED | TRUNCATED
 
 
@@ -83,6 +85,7 @@ class SamplingTable:
         (Feature.LISTED) is good for the generation in which it was captured, and for no other."""
         self._features = [Feature(0)] * slots
         self._top_ks = [0] * slots
+        self._guides: list[Guide | None] = [None] * slots
 
     def set(
         self,
@@ -90,13 +93,16 @@ class SamplingTable:
         request: Request,
         stop_ids: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        guide: Guide | None = None,
     ) -> None:
         """Write a request's parameters.
 
-        stop_ids: every token that ends it, eos and its own. bad_words: each one's token ids.
+        stop_ids: every token that ends it, eos and its own. bad_words: each one's token ids. guide: its grammar's.
         """
         params = request.params
         features = _features(params, bool(bad_words), bool(stop_ids), self.vocab_size)
+        features |= Feature.GRAMMAR if guide is not None else Feature(0)
+        self._guides[slot] = guide
         self._features[slot] = features
         self._top_ks[slot] = params.top_k
         self.version += 1
@@ -113,6 +119,10 @@ class SamplingTable:
     def features(self, slot: int) -> Feature:
         """What the slot's request needs. Never reads the device."""
         return self._features[slot]
+
+    def guide(self, slot: int) -> Guide | None:
+        """The slot's grammar, if its request has one."""
+        return self._guides[slot]
 
     def assume(self, features: Feature) -> None:
         """Let nobody's slot stand for requests with these features, while a step is captured."""

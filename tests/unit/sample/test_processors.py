@@ -34,14 +34,15 @@ def test_processed_logits_agree_with_the_slow_way(seed: int, step: float | None)
 
 
 def test_the_cases_hold_every_feature() -> None:
-    """Guards the test above: each feature occurs, in rows with and without extra tokens."""
+    """Guards the test above: each feature occurs, in rows with and without extra tokens. Grammars, which need a
+    tokenizer, have tests of their own."""
     seen = Feature(0)
     for seed in range(12):
         case = make_case(seed)
         for slot in case.row_slots:
             seen |= case.table.features(slot)
         assert {bool(extra) for extra in case.extras} == {True, False}
-    assert all(feature in seen for feature in Feature)
+    assert all(feature in seen for feature in Feature if feature is not Feature.GRAMMAR)
 
 
 @pytest.mark.parametrize("seed", range(4))

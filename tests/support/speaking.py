@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -32,9 +31,8 @@ def byte_level() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<eos>")
 
 
-@pytest.fixture(scope="session")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_speaking(path: Path) -> Path:
     """A tiny random qwen3 with a tokenizer, a context of 256 and 300 logits; it names no mask token."""
-    path = write(tmp_path_factory.mktemp("speaking"), "qwen3", vocab_size=300, tie_word_embeddings=True)
+    write(path, "qwen3", vocab_size=300, tie_word_embeddings=True)
     byte_level().save_pretrained(path)
     return path

@@ -1,0 +1,148 @@
+"""Grammars: which tokens may stand at a row, given what stands before it (xgrammar, arXiv 2411.15100).
+
+A Guide is one request's grammar and a matcher that has read the request's output. Like every history it belongs to the
+row: for a draft row the matcher reads on along the row's path, says what may follow, and is taken back by as much. So
+a rejected draft leaves nothing behind, and rows of a tree, of a window and of plain decoding are masked alike.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from stridelm.params import StructuredOutputs
+from stridelm.text.tokenizer import Tokenizer
+from stridelm.types import Request
+
+CACHE_BYTES = 256 << 20
+"""Memory that compiled grammars may keep, so that those asked for again need not be compiled."""
+REMEMBERED = 256
+MOST_SPACE = 32
+"""Most white space between two parts of JSON: a model that is unsure may go on with it for ever."""
+WORD = 32
+"""Tokens in a word of a mask."""
+
+
+class Grammars:
+    """Compiles what requests ask for."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """eos_ids: tokens that end a text; where a grammar is complete, they alone may follow.
+
+        Raises ValueError if xgrammar is not installed or cannot read the tokenizer.
+        """
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ValueError("structured outputs need xgrammar: pip install xgrammar") from error
+        self._xgrammar: Any = xgrammar
+        self._eos_ids = [token for token in eos_ids if 0 <= token < vocab_size]
+        try:
+            info = xgrammar.TokenizerInfo.from_huggingface(
+                tokenizer.hf, vocab_size=vocab_size, stop_token_ids=self._eos_ids or None
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"structured outputs are not to be had with this tokenizer: {error}") from error
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._words = -(-vocab_size // WORD)
+        self.compile = lru_cache(REMEMBERED)(self._compile)
+        """Raises ValueError for what is no grammar, or one that nothing matches."""
+
+    def guide(self, request: Request) -> Guide:
+        """For one admission of a request."""
+        assert request.params.structured_outputs is not None
+        return Guide(self._matcher(self.compile(request.params.structured_outputs)), request, self._words)
+
+    def _matcher(self, compiled: Any) -> Any:
+        return self._xgrammar.GrammarMatcher(
+            compiled, override_stop_tokens=self._eos_ids or None, terminate_without_stop_token=not self._eos_ids
+        )
+
+    def _compile(self, asked: StructuredOutputs) -> Any:
+        try:
+            compiled = self._compiled(asked)
+        except (RuntimeError, ValueError) as error:  # xgrammar's own errors are both
+            raise ValueError(f"structured_outputs: the {asked.kind} cannot be followed: {_reason(error)}") from error
+        mask = torch.zeros(1, self._words, dtype=torch.int32)
+        if self._matcher(compiled).fill_next_token_bitmask(mask) and not mask.any():
+            raise ValueError(f"structured_outputs: nothing can match the {asked.kind}; allow something")
+        return compiled
+
+    def _compiled(self, asked: StructuredOutputs) -> Any:
+        if asked.json is not None:
+            assert isinstance(asked.json, str)
+            return self._compiler.compile_json_schema(asked.json, max_whitespace_cnt=MOST_SPACE)
+        if asked.json_object:
+            return self._compiler.compile_json_schema(
+                '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_SPACE
+            )
+        if asked.regex is not None:
+            return self._compiler.compile_regex(asked.regex)
+        if asked.choice is not None:
+            words = " | ".join(json.dumps(word) for word in asked.choice)
+            return self._compiler.compile_grammar(f"root ::= {words}")
+        assert asked.grammar is not None
+        return self._compiler.compile_grammar(asked.grammar)
+
+
+class Guide:
+    """A request's grammar, as far as its output goes."""
+
+    def __init__(self, matcher: Any, request: Request, words: int) -> None:
+        self._matcher = matcher
+        self._request = request
+        self._words = words
+        self._read = 0
+        """Tokens of output that the matcher has read."""
+        self.broken = False
+        """The output is no longer the grammar's: other parameters had left no token that is."""
+
+    def catch_up(self) -> None:
+        """Read what the output has gained."""
+        output = self._request.output_ids
+        while self._read < len(output) and not self.broken and not self.ended:
+            self.broken = not self._matcher.accept_token(output[self._read])
+            self._read += not self.broken
+
+    @property
+    def ended(self) -> bool:
+        """Nothing may follow any more."""
+        return bool(self._matcher.is_terminated())
+
+    @property
+    def read(self) -> int:
+        """Tokens of the request, prompt and output, behind which the matcher stands."""
+        return len(self._request.prompt_ids) + self._read
+
+    def mask(self, path: Sequence[int]) -> torch.Tensor | None:
+        """[ceil(V / 32)] int32 on the host, a bit a token, lowest first: what may stand behind the output and `path`.
+        None where anything may, or where such a path cannot come about."""
+        taken = 0
+        for token in path:
+            if self.ended or not self._matcher.accept_token(token):
+                break
+            taken += 1
+        found = torch.empty(1, self._words, dtype=torch.int32)
+        masked = False
+        if taken == len(path) and not self.broken and not self.ended:
+            masked = self._matcher.fill_next_token_bitmask(found)
+        if taken:
+            self._matcher.rollback(taken)
+        return found[0] if masked else None
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message, without the time, its source's file and what it was given."""
+    text = re.sub(r"^\[[\d:]+\] \S+: |The JSON string is.*", "", str(error).strip(), flags=re.DOTALL)
+    return text.strip()[:200] or type(error).__name__
+
+
+def allowed(masks_GW: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[G, V] bool of masks [G, ceil(V / 32)] int32, wherever these are."""
+    bits = torch.arange(WORD, dtype=torch.int32, device=masks_GW.device)
+    return ((masks_GW[:, :, None] >> bits) & 1).view(len(masks_GW), -1)[:, :vocab_size].bool()
