@@ -15,9 +15,8 @@ import torch
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
-from stridelm.engine.emit import NOTHING_LEFT
 from stridelm.params import Speculation
-from stridelm.sample.grammar import Grammars, allowed
+from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 from stridelm.verify import RULES

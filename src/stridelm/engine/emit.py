@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
     from stridelm.engine.step import Run
 
-NOTHING_LEFT = "the grammar and the other parameters left no token"
 PromptLogprobs = list["dict[int, Logprob] | None"]
 
 
@@ -127,8 +126,8 @@ class Emitter:
         guide = self._engine.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()
-            if guide.broken:  # no token was left, and what was drawn in its stead is not shown
-                return self._close(live, text, None, "abort", NOTHING_LEFT)
+            if guide.broken is not None:  # what was drawn all the same is not shown
+                return self._close(live, text, None, "abort", guide.broken)
         if live.detokenizer is not None:
             safe, stop = live.stops.push(live.detokenizer.push([token]), armed)
             text.append(safe)

@@ -8,7 +8,9 @@ a rejected draft leaves nothing behind, and rows of a tree, of a window and of p
 from __future__ import annotations
 
 import json
+import random
 import re
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,8 +24,14 @@ from stridelm.types import Request
 CACHE_BYTES = 256 << 20
 """Memory that compiled grammars may keep, so that those asked for again need not be compiled."""
 REMEMBERED = 256
-MOST_SPACE = 32
+MOST_SPACE = 16
 """Most white space between two parts of JSON: a model that is unsure may go on with it for ever."""
+SLOW_S = 1.0
+"""A mask that takes longer ends its request: everybody else waits meanwhile. Usual are 50 microseconds."""
+TRIED, SLOW_TRIAL_S = 48, 0.25
+"""Tokens that a trial goes on for, and how long each may take."""
+NOTHING_LEFT = "the grammar and the other parameters left no token"
+TOO_SLOW = "the grammar takes too long to follow; make it simpler"
 WORD = 32
 """Tokens in a word of a mask."""
 
@@ -57,6 +65,20 @@ class Grammars:
         """For one admission of a request."""
         assert request.params.structured_outputs is not None
         return Guide(self._matcher(self.compile(request.params.structured_outputs)), request, self._words)
+
+    def try_out(self, asked: StructuredOutputs) -> None:
+        """Compile it and follow it for a while, wherever chance leads. Raises ValueError too if that is slow, which
+        compiling it may not have been: what may follow is ambiguous in too many ways."""
+        matcher, draw = self._matcher(self.compile(asked)), random.Random(0)
+        mask = torch.full((1, self._words), -1, dtype=torch.int32)
+        for _ in range(TRIED):
+            began = time.perf_counter()
+            matcher.fill_next_token_bitmask(mask)
+            if time.perf_counter() - began > SLOW_TRIAL_S:
+                raise ValueError(f"structured_outputs: {TOO_SLOW}")
+            may = torch.nonzero(allowed(mask, self._words * WORD)[0]).flatten().tolist()
+            if not may or not matcher.accept_token(draw.choice(may)) or matcher.is_terminated():
+                return
 
     def _matcher(self, compiled: Any) -> Any:
         return self._xgrammar.GrammarMatcher(
@@ -99,15 +121,17 @@ class Guide:
         self._words = words
         self._read = 0
         """Tokens of output that the matcher has read."""
-        self.broken = False
-        """The output is no longer the grammar's: other parameters had left no token that is."""
+        self.broken: str | None = None
+        """Why the output can no longer be the grammar's."""
 
     def catch_up(self) -> None:
         """Read what the output has gained."""
         output = self._request.output_ids
-        while self._read < len(output) and not self.broken and not self.ended:
-            self.broken = not self._matcher.accept_token(output[self._read])
-            self._read += not self.broken
+        while self._read < len(output) and self.broken is None and not self.ended:
+            if self._matcher.accept_token(output[self._read]):
+                self._read += 1
+            else:
+                self.broken = NOTHING_LEFT
 
     @property
     def ended(self) -> bool:
@@ -122,17 +146,19 @@ class Guide:
     def mask(self, path: Sequence[int]) -> torch.Tensor | None:
         """[ceil(V / 32)] int32 on the host, a bit a token, lowest first: what may stand behind the output and `path`.
         None where anything may, or where such a path cannot come about."""
-        taken = 0
+        taken, began = 0, time.perf_counter()
         for token in path:
             if self.ended or not self._matcher.accept_token(token):
                 break
             taken += 1
         found = torch.empty(1, self._words, dtype=torch.int32)
         masked = False
-        if taken == len(path) and not self.broken and not self.ended:
+        if taken == len(path) and self.broken is None and not self.ended:
             masked = self._matcher.fill_next_token_bitmask(found)
         if taken:
             self._matcher.rollback(taken)
+        if time.perf_counter() - began > SLOW_S:
+            self.broken = TOO_SLOW
         return found[0] if masked else None
 
 

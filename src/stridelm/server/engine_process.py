@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import zmq
@@ -19,7 +21,7 @@ from stridelm.config import EngineConfig
 from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
-from stridelm.params import SamplingParams
+from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
     Abort,
@@ -48,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_MS = 500
 """How long an idle engine waits for messages before it looks whether its parent is still there."""
+COMPILING_MS = 5
 REPORT_S = 0.25
 FAILURES = 3
 """Steps that may fail in a row before the process gives up and is started anew."""
@@ -114,6 +117,9 @@ class Loop:
         self._sender = sender
         self._parent = parent
         self._stopped = False
+        self._compiler = ThreadPoolExecutor(max_workers=1)
+        self._held: list[tuple[Submit, Future[list[Any]]]] = []
+        """What waits for its grammar."""
         self._failures = 0
         self._reported = 0.0
         self._settled = False
@@ -123,6 +129,7 @@ class Loop:
         """Until told to stop, or until the parent is gone."""
         while not self._stopped and os.getppid() == self._parent:
             self._take()
+            self._release()
             deltas = self._step() if self.engine.busy else []
             report = self._report()
             if deltas or report is not None:
@@ -130,7 +137,7 @@ class Loop:
 
     def _take(self) -> None:
         """Handle all messages that have come; wait for one only if there is nothing to run."""
-        timeout = 0 if self.engine.busy else IDLE_MS
+        timeout = 0 if self.engine.busy else COMPILING_MS if self._held else IDLE_MS
         while self._receiver.poll(timeout):
             message = to_engine(self._receiver.recv())
             self._settled = False
@@ -146,6 +153,21 @@ class Loop:
                 self._stopped = True
 
     def _submit(self, message: Submit) -> None:
+        """Queue all jobs; those with a grammar once it is compiled, which happens on a thread."""
+        asked = {StructuredOutputs.of(g) for job in message.jobs if (g := job.params.get("structured_outputs"))}
+        if not asked:
+            self._queue(message)
+            return
+        compiling = self._compiler.submit(lambda: [self.engine.grammars.compile(one) for one in asked])
+        self._held.append((message, compiling))
+
+    def _release(self) -> None:
+        """Queue what was held back for a grammar that is compiled now."""
+        for held in [held for held in self._held if held[1].done()]:
+            self._held.remove(held)
+            self._queue(held[0])  # a grammar that would not compile is refused there, as it was here
+
+    def _queue(self, message: Submit) -> None:
         """Queue all jobs, or say why one of them cannot be served and keep none."""
         added: list[str] = []
         try:
@@ -167,6 +189,9 @@ class Loop:
     def _abort(self, ids: list[str]) -> None:
         """Drop requests and say what they had cost; those that are gone already are no matter."""
         ended = []
+        for held in [held for held in self._held if any(job.id in ids for job in held[0].jobs)]:
+            self._held.remove(held)
+            self._send(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
             if request is not None and self.engine.abort(id):

@@ -37,7 +37,7 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
             announce(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
             await server.serve(sockets=[listener])
         finally:
-            await service.supervisor.stop()
+            await service.stop()
 
 
 def _listen(host: str, port: int) -> socket.socket:

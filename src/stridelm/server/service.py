@@ -10,8 +10,10 @@ from pathlib import Path
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
+from stridelm.params import StructuredOutputs
 from stridelm.server.config import ServerConfig
 from stridelm.server.errors import ApiError, overloaded, timed_out, unavailable
+from stridelm.server.grammar_desk import Desk
 from stridelm.server.link import Generation, Link, Sample
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
@@ -44,6 +46,7 @@ class Service:
         self.report: Report | None = None
         """The engine's last word on itself."""
         self.draining = False
+        self._desk: Desk | None = None
 
     @property
     def ready(self) -> Ready:
@@ -79,6 +82,7 @@ class Service:
         """Start the samples, all or none. Raises ApiError if they cannot be served, or not now."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
+        await self._check_grammars(samples)
         link = self.link
         if len(link.open) + len(samples) > self.config.max_queue:
             raise overloaded(len(link.open))
@@ -90,6 +94,20 @@ class Service:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
+
+    async def _check_grammars(self, samples: Sequence[Sample]) -> None:
+        asked = {sample.params.structured_outputs for sample in samples} - {None}
+        for structured in asked:
+            assert isinstance(structured, StructuredOutputs)
+            if self._desk is None:
+                self._desk = Desk(self.ready.model, self.ready.vocab_size)
+            await self._desk.check(structured)
+
+    async def stop(self) -> None:
+        """End the engine and whatever else was started."""
+        if self._desk is not None:
+            await self._desk.close()
+        await self.supervisor.stop()
 
     async def drain(self) -> None:
         """Take nothing in any more, and wait until what runs has ended: by itself, or at the deadline by being cut."""

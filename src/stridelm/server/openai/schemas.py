@@ -29,6 +29,23 @@ class StreamOptions(BaseModel):
     """vLLM's: usage in every event."""
 
 
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """The output always follows the schema."""
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class SamplingFields(BaseModel):
     """What completions and chat have in common. Names of vLLM's where OpenAI has none."""
 
@@ -61,6 +78,14 @@ class SamplingFields(BaseModel):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = None
     return_token_ids: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: one of json, json_object, regex, choice, grammar."""
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Words | None = None
+    guided_grammar: str | None = None
+    """vLLM's older names for the same."""
+    response_format: ResponseFormat | None = None
     speculation: dict[str, Any] | str | None = None
     """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
 
@@ -75,6 +100,9 @@ class SamplingFields(BaseModel):
             *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "speculation", "n"),
         )
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
+        structured = self._structured()
+        if structured is not None:
+            given["structured_outputs"] = structured
         if self.logit_bias is not None:
             given["logit_bias"] = _by_id(self.logit_bias)
         if self.stream_options is not None and not self.stream:
@@ -83,6 +111,25 @@ class SamplingFields(BaseModel):
             return SamplingParams(**given, **more)
         except ValueError as error:
             raise bad_request(str(error)) from error
+
+    def _structured(self) -> dict[str, Any] | None:
+        """Whichever way it was asked for. Raises ApiError for several at once."""
+        asked: list[dict[str, Any]] = [] if self.structured_outputs is None else [self.structured_outputs]
+        for name in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                asked.append({name: value})
+        form = self.response_format
+        if form is not None:
+            if (form.type == "json_schema") != (form.json_schema is not None):
+                raise bad_request("response_format: json_schema goes with the type json_schema", "response_format")
+            if form.json_schema is not None:
+                asked.append({"json": form.json_schema.schema_})
+            elif form.type == "json_object":
+                asked.append({"json_object": True})
+        if len(asked) > 1:
+            raise bad_request("the output's structure is asked for in several ways; leave all but one out")
+        return asked[0] if asked else None
 
 
 class CompletionRequest(SamplingFields):
