@@ -32,10 +32,9 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     with _listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
         try:
             await service.supervisor.start()
-            server = _Server(service)
             host, port = listener.getsockname()[:2]
-            announce(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            await server.serve(sockets=[listener])
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            await _Server(service, lambda: announce(service, address)).serve(sockets=[listener])
         finally:
             await service.stop()
 
@@ -52,9 +51,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but a signal first lets what runs come to its end."""
+    """Uvicorn, but a signal first lets what runs come to its end. `announce` is called once it listens."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, announce: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 build_app(service),
@@ -66,7 +65,12 @@ class _Server(uvicorn.Server):
             )
         )
         self._service = service
+        self._announce = announce
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second does not wait."""
