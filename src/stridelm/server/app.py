@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stridelm import __version__
-from stridelm.server import ops
+from stridelm.server import ops, playground
 from stridelm.server.border import OPEN_PATHS, Border
 from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.native import generate, info
 from stridelm.server.openai import chat, completions, models
 from stridelm.server.replies import ClientGone, error_reply
 from stridelm.server.service import Service
@@ -30,7 +31,7 @@ def build_app(service: Service) -> FastAPI:
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (completions, chat, models, ops):
+    for part in (completions, chat, models, generate, info, ops, playground):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -19,7 +19,7 @@ from stridelm.server.logs import ACCESS
 from stridelm.server.replies import error_reply
 
 MIB = 1 << 20
-OPEN_PATHS = ("/", "/health", "/metrics")
+OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
 """Asked for without a key, unless metrics are protected; the page asks for one itself."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stridelm.engine.figures import RequestMetrics
-from stridelm.server.link import Generation, Link
+from stridelm.server.link import Generation
 from stridelm.server.messages import Delta, Finish, Scores
 
 
@@ -34,15 +34,12 @@ class Gathered:
         return self.finish
 
 
-async def gather(link: Link, generation: Generation) -> list[Gathered]:
-    """All samples, to their ends. Raises ApiError if the engine dies; a caller who is cancelled drops them."""
+async def gather(generation: Generation) -> list[Gathered]:
+    """All samples, to their ends. Raises ApiError if the engine dies."""
     samples = [Gathered() for _ in generation.ids]
-    try:
-        while arrived := await generation.next():
-            for index, delta in arrived:
-                samples[index].take(delta)
-    finally:
-        link.abandon(generation)
+    while arrived := await generation.next():
+        for index, delta in arrived:
+            samples[index].take(delta)
     return samples
 
 

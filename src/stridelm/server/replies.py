@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,52 +37,48 @@ class ClientGone(Exception):
 
 
 class EventStream(Response):
-    """Sends events as they come. When the client goes away the iterator is closed at once, whether or not there is
-    anything to send: what it holds is given back then."""
+    """Sends events as they come. `close` is called at the end, which is at once when the client goes away, whether or
+    not there is anything to send: what the events come from is given back then."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         self.status_code = 200
         self.background = None
-        self.body_iterator = events
+        self._events, self._close = events, close
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()  # raises what it raised
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-            await self.body_iterator.aclose()  # type: ignore[attr-defined]
+        with suppress(ClientGone):
+            await _unless_gone(receive, self._send_all(send), self._close)
 
     async def _send_all(self, send: Send) -> None:
-        async for chunk in self.body_iterator:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._events:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def while_connected(request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None]) -> T:
+    """What `work` gives. Raises ClientGone, with the work cancelled, if the client goes away first. `close` is called
+    at the end in any case: a coroutine that is cancelled before its first line could not do it itself."""
+    return await _unless_gone(request.receive, work, close)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. Cancels it and raises ClientGone if the client goes away first."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(request.receive))
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T], close: Callable[[], None]) -> T:
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
         return working.result()
     finally:
+        close()
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

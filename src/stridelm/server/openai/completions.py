@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, gather, speculation_of
-from stridelm.server.link import Generation, Link, Sample
+from stridelm.server.link import Generation, Sample
 from stridelm.server.messages import Delta, Score, Scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, usage_of, wants_usage
@@ -32,10 +33,11 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     link = service.link
     generation = await service.generate(samples)
     request.state.generation = generation
+    close = partial(link.abandon, generation)
     answer = _Answer(service, body, prompts, params)
     if body.stream:
-        return EventStream(answer.events(link, generation))
-    gathered = await while_connected(request, gather(link, generation))
+        return EventStream(answer.events(generation), close)
+    gathered = await while_connected(request, gather(generation), close)
     return json_reply(answer.whole(gathered))
 
 
@@ -94,7 +96,7 @@ class _Answer:
         choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
         return self._heading.around(choices=choices, usage=usage.as_json())
 
-    async def events(self, link: Link, generation: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer as it comes. A failure on the way is the last event."""
         usage = Usage(sum(map(len, self._prompts)))
         last, always = wants_usage(self._body)
@@ -114,8 +116,6 @@ class _Answer:
                 yield event(self._heading.around(choices=[], usage=usage.as_json()))
         except ApiError as error:
             yield event(error.body)
-        finally:
-            link.abandon(generation)
         yield DONE
 
     def _event(self, index: int, delta: Delta, lengths: list[int], usage: Usage, always: bool) -> bytes:

@@ -78,6 +78,9 @@ class SamplingFields(BaseModel):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = None
     return_token_ids: bool | None = None
+    no_stop_trim: Literal[False] | None = None
+    return_hidden_states: Literal[False] | None = None
+    """SGLang's router writes these two into every request; other values have no effect here and are refused."""
     structured_outputs: dict[str, Any] | None = None
     """vLLM's: one of json, json_object, regex, choice, grammar."""
     guided_json: dict[str, Any] | str | None = None
@@ -165,6 +168,9 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    """From SGLang's router too: what a model thinks is not told apart here."""
 
 
 def _by_id(bias: Mapping[str, float]) -> dict[int, float]:

@@ -1,0 +1,261 @@
+"""POST /generate: SGLang's own API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.params import SamplingParams
+from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.link import Generation, Sample
+from stridelm.server.native.rids import Call, rids_of
+from stridelm.server.native.schemas import GenerateRequest, NativeSampling, unset
+from stridelm.server.native.told import Task, Told
+from stridelm.server.openai.shared import check_model
+from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.service import Service
+
+router = APIRouter()
+T = TypeVar("T")
+
+ANY_JSON = "$$ANY$$"
+"""SGLang's schema for any object."""
+ANY_CONFIDENCE = 1e-9
+"""Every row's largest probability is over this."""
+
+
+@router.post("/generate", response_model=None)
+@router.put("/generate", response_model=None)
+async def generate(body: GenerateRequest, request: Request) -> Response:
+    """Complete one prompt or several, or score them."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    tasks = await _tasks(body, service)
+    samples = [sample for task in tasks for sample in [Sample(task.prompt_ids, task.params)] * task.params.n]
+    many = body.is_list or len(samples) > 1
+    link = service.link
+    call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
+    rids_of(request.app).take(call)
+    try:
+        generation = await service.generate(samples)
+    except BaseException:
+        call.end()
+        raise
+    call.start(link, generation)
+    request.state.generation = generation
+    each = [task for task in tasks for _ in range(task.params.n)]
+    told = [Told(rid, task, generation.began, service.tokenizer) for rid, task in zip(call.rids, each, strict=True)]
+    answer, close = _Answer(generation, told, many), partial(link.abandon, generation)
+    if body.stream:
+        return EventStream(answer.events(), close)
+    return json_reply(await while_connected(request, answer.whole(), close))
+
+
+class _Answer:
+    def __init__(self, generation: Generation, samples: list[Told], many: bool) -> None:
+        self._generation = generation
+        self._samples = samples
+        self._many = many
+
+    async def whole(self) -> Any:
+        """The answer to a request that is not streamed: an object, or a list of them. Raises ApiError if the engine
+        dies."""
+        while await self._grown():
+            pass
+        answers = [sample.answer() for sample in self._samples]
+        return answers if self._many else answers[0]
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as it comes, each event with all of its sample so far. A failure on the way is the last."""
+        try:
+            while grown := await self._grown():
+                yield b"".join(event(self._event(index)) for index in grown)
+        except ApiError as error:
+            yield event(error.body)
+        yield DONE
+
+    async def _grown(self) -> list[int]:
+        """The samples that something has come for since the last call; none when all have ended."""
+        arrived = await self._generation.next()
+        for index, delta in arrived:
+            self._samples[index].take(delta)
+        return sorted({index for index, _ in arrived})
+
+    def _event(self, index: int) -> dict[str, Any]:
+        answer = self._samples[index].answer()
+        return {**answer, "index": index} if self._many else answer
+
+
+# What was asked for
+
+
+async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
+    """Raises ApiError for what cannot be had."""
+    if not unset(body.token_ids_logprob):
+        raise bad_request(
+            "token_ids_logprob: log-probabilities of chosen tokens cannot be had; use top_logprobs_num",
+            "token_ids_logprob",
+        )
+    if not unset(body.return_hidden_states):
+        raise bad_request(
+            "return_hidden_states: hidden states stay in the engine's process; leave it out", "return_hidden_states"
+        )
+    prompts = await _prompts(body, service)
+    count = len(prompts)
+    sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
+    scored = _each("return_logprob", body.return_logprob, count, False)
+    starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
+    tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
+    if len({one.n or 1 for one in sampling}) > 1:
+        raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
+    tasks = []
+    for ids, one, wanted, start, top in zip(prompts, sampling, scored, starts, tops, strict=True):
+        told_from = _told_from(start, len(ids)) if wanted else None
+        params = _params(body, one, service, _asked_scores(told_from, len(ids), top))
+        tasks.append(Task(ids, params, one.scores_only, told_from, top, bool(body.return_text_in_logprobs)))
+    return tasks
+
+
+async def _prompts(body: GenerateRequest, service: Service) -> list[list[int]]:
+    """Each prompt's token ids."""
+    if (body.text is None) == (body.input_ids is None):
+        raise bad_request("give either text or input_ids", "text")
+    ids: Any = body.input_ids
+    if ids is not None:
+        return ids if isinstance(ids[0], list) else [ids]
+    texts = [body.text] if isinstance(body.text, str) else body.text or []
+    try:
+        return [await service.encode(text) for text in texts]
+    except ValueError as error:
+        raise bad_request(str(error), "text") from error
+
+
+def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
+    """One for each prompt."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise bad_request(f"{name} has {len(value)} entries for {count} prompts; give one for all, or one each", name)
+    return value
+
+
+def _told_from(start: int, length: int) -> int:
+    if start > length:
+        raise bad_request(
+            f"logprob_start_len {start} is over the prompt's {length} tokens; lower it, or -1 for the output alone",
+            "logprob_start_len",
+        )
+    return length if start == -1 else start
+
+
+def _asked_scores(told_from: int | None, length: int, top: int) -> dict[str, int]:
+    if told_from is None:
+        return {}
+    return {"logprobs": top} if told_from == length else {"logprobs": top, "prompt_logprobs": top}
+
+
+def _params(
+    body: GenerateRequest, sampling: NativeSampling, service: Service, scores: dict[str, int]
+) -> SamplingParams:
+    more: dict[str, Any] = {**scores, **_structure(sampling)}
+    speculation = _speculation(sampling, service)
+    if speculation is None:
+        speculation = body.speculation
+    if speculation is not None:
+        more["speculation"] = speculation
+    if body.priority is not None:
+        more["priority"] = -body.priority
+    return sampling.sampling(**more)
+
+
+def _structure(sampling: NativeSampling) -> dict[str, Any]:
+    """What the output must be. Raises ApiError for several at once."""
+    if sampling.structural_tag is not None:
+        raise bad_request("structural_tag cannot be had; use json_schema, regex or ebnf", "structural_tag")
+    asked: list[dict[str, Any]] = []
+    if sampling.json_schema is not None:
+        anything = sampling.json_schema == ANY_JSON
+        asked.append({"json_object": True} if anything else {"json": sampling.json_schema})
+    if sampling.regex is not None:
+        asked.append({"regex": sampling.regex})
+    if sampling.ebnf is not None:
+        asked.append({"grammar": sampling.ebnf})
+    if len(asked) > 1:
+        raise bad_request("json_schema, regex and ebnf say the same thing; give one of them", "sampling_params")
+    return {"structured_outputs": asked[0]} if asked else {}
+
+
+# Mask-token decoding, as its own server is asked for it
+
+
+def _speculation(sampling: NativeSampling, service: Service) -> dict[str, Any] | str | None:
+    """What the sampling parameters say of speculation, under either name."""
+    if sampling.mtp_enabled is None:
+        given = sampling.model_dump(exclude_none=True)
+        idle = [name for name in given if name.startswith("mtp_")]
+        if idle:
+            raise bad_request(f"{idle[0]} would have no effect without mtp_enabled; set it", idle[0])
+        return sampling.speculation
+    if sampling.speculation is not None:
+        raise bad_request("speculation and mtp_enabled say the same thing; give one of them", "speculation")
+    threshold = _threshold(sampling)
+    if not sampling.mtp_enabled:
+        return "off"
+    if sampling.mtp_k is None:
+        raise bad_request("mtp_enabled needs mtp_k, the most tokens a step; give it", "mtp_k")
+    _check_masks(sampling, service)
+    _check_temperature(sampling)
+    if sampling.mtp_k == 1:
+        return "off"
+    told = {"drafter": "mask", "depth": sampling.mtp_k - 1, "acceptance": "trust"}
+    if threshold:
+        return {**told, "confidence": threshold}
+    # A request inherits the server's confidence; without a threshold of its own it wants whole windows.
+    return told if service.engine_config.confidence is None else {**told, "confidence": ANY_CONFIDENCE}
+
+
+def _threshold(sampling: NativeSampling) -> float | None:
+    """Least confidence of an emitted token; None for windows that are emitted whole."""
+    strategy, apart = sampling.mtp_strategy, sampling.mtp_conf_threshold
+    name, *given = strategy.split("+") if isinstance(strategy, str) else strategy or [""]
+    if name in ("", "none"):
+        if apart is not None:
+            raise bad_request("mtp_conf_threshold would have no effect without mtp_strategy", "mtp_conf_threshold")
+        return None
+    if not sampling.mtp_enabled:
+        raise bad_request("mtp_strategy would have no effect without mtp_enabled; set it", "mtp_strategy")
+    try:
+        thresholds = {float(one) for one in [*given, apart] if one is not None}
+    except ValueError:
+        thresholds = set()
+    if name != "conf_adapt" or len(thresholds) != 1 or not 0.0 <= min(thresholds) <= 1.0:
+        raise bad_request(
+            'mtp_strategy is ["conf_adapt", 0.9], or "conf_adapt" with the threshold, from 0 to 1, in '
+            "mtp_conf_threshold",
+            "mtp_strategy",
+        )
+    return thresholds.pop()
+
+
+def _check_masks(sampling: NativeSampling, service: Service) -> None:
+    """Raise ApiError for mask tokens that are not the server's."""
+    masks = service.ready.mask_ids
+    single = sampling.mtp_mask_id is None or masks == [sampling.mtp_mask_id]
+    first = sampling.mtp_min_mask_id is None or masks[:1] == [sampling.mtp_min_mask_id]
+    last = sampling.mtp_max_mask_id is None or masks[-1:] == [sampling.mtp_max_mask_id]
+    if not (single and first and last):
+        has = f"mask ids are {masks}" if masks else "model has no mask token"
+        raise bad_request(f"mtp_mask_id: this server's {has}; leave the parameter out, or give it so", "mtp_mask_id")
+
+
+def _check_temperature(sampling: NativeSampling) -> None:
+    own = 1.0 if sampling.temperature is None else sampling.temperature
+    if sampling.mtp_temperature not in (None, own):
+        raise bad_request(
+            f"mtp_temperature: all tokens of a step are drawn at the request's temperature, {own:g}; leave it out",
+            "mtp_temperature",
+        )

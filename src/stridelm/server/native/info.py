@@ -1,0 +1,231 @@
+"""What SGLang's clients, router and benchmark ask a server beside /generate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import PlainTextResponse, Response
+
+from stridelm import __version__
+from stridelm.params import SamplingParams
+from stridelm.server.errors import bad_request, unavailable
+from stridelm.server.gather import gather
+from stridelm.server.link import Link, Sample
+from stridelm.server.messages import Flush
+from stridelm.server.native.rids import rids_of
+from stridelm.server.native.schemas import AbortRequest, DetokenizeRequest, TokenizeRequest
+from stridelm.server.openai.shared import check_model
+from stridelm.server.replies import json_reply
+from stridelm.server.service import Service
+
+router = APIRouter()
+
+HEALTH_S = 20.0
+POLL_S = 0.02
+PRIVATE = ("api_key", "chat_template", "served_model_name", "model", "drafter_model")
+"""Options that are secret, hold a path of the server, or are told under another name."""
+
+Seconds = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
+
+
+@router.get("/health_generate", response_model=None)
+async def health_generate(request: Request) -> Response:
+    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503."""
+    service: Service = request.app.state.service
+    if service.why_unhealthy is not None:
+        raise unavailable(service.why_unhealthy)
+    signs = [asyncio.ensure_future(sign) for sign in (_one_token(service.link), _another_step(service))]
+    try:
+        seen, _ = await asyncio.wait(signs, timeout=HEALTH_S, return_when=asyncio.FIRST_COMPLETED)
+        for sign in seen:
+            sign.result()  # raises if the engine died
+    finally:
+        for sign in signs:
+            sign.cancel()
+        await asyncio.gather(*signs, return_exceptions=True)
+    if not seen:
+        raise unavailable(f"the engine gave no sign of life for {HEALTH_S:g} s")
+    return json_reply({"status": "ok"})
+
+
+async def _one_token(link: Link) -> None:
+    generation = await link.submit([Sample([0], SamplingParams(max_tokens=1, temperature=0.0))])
+    try:
+        await gather(generation)
+    finally:
+        link.abandon(generation)
+
+
+async def _another_step(service: Service) -> None:
+    before = _steps(service)
+    while _steps(service) <= before:
+        await asyncio.sleep(POLL_S)
+
+
+def _steps(service: Service) -> int:
+    return 0 if service.report is None else service.report.stats.steps
+
+
+@router.get("/model_info", response_model=None)
+@router.get("/get_model_info", response_model=None)
+async def model_info(request: Request) -> Response:
+    """The model, as the operator named it."""
+    service: Service = request.app.state.service
+    config = json.loads((Path(service.ready.model) / "config.json").read_text(encoding="utf-8"))
+    told = {
+        **_paths(service),
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": config.get("model_type"),
+        "architectures": config.get("architectures"),
+    }
+    return json_reply(told)
+
+
+@router.get("/server_info", response_model=None)
+@router.get("/get_server_info", response_model=None)
+async def server_info(request: Request) -> Response:
+    """How the server was started, what came of it, and how it does."""
+    service: Service = request.app.state.service
+    engine, ready = service.engine_config, service.ready
+    options = {**asdict(engine), **asdict(service.config)}
+    told = {
+        **{name: value for name, value in options.items() if name not in PRIVATE},
+        **_paths(service),
+        "served_model_name": service.names[0],
+        "drafter_model": [Path(path).name for path in engine.drafter_models],
+        "drafter": ready.drafter,
+        "depth": ready.depth,
+        "acceptance": ready.acceptance,
+        "mask_token_id": ready.mask_ids,
+        "device": ready.device,
+        "dtype": ready.dtype,
+        "context_length": ready.context,
+        "max_running_requests": engine.max_num_seqs,
+        "max_prefill_tokens": engine.max_num_batched_tokens,
+        "max_total_tokens": ready.pages * ready.page_size,
+        "dp_size": 1,
+        "tp_size": 1,
+        "version": __version__,
+        "internal_states": [_state(service)],
+    }
+    return json_reply(told)
+
+
+def _paths(service: Service) -> dict[str, str]:
+    model = service.engine_config.model
+    named = service.names[0] if model is None else str(model)
+    return {"model_path": named, "tokenizer_path": named}
+
+
+def _state(service: Service) -> dict[str, Any]:
+    report = service.report
+    if report is None:
+        return {"avg_spec_accept_length": None}
+    stats = report.stats
+    # Each time that a request is given tokens, all but one of them were drafted.
+    turns = stats.emitted - stats.accepted
+    return {
+        "avg_spec_accept_length": stats.emitted / turns if turns > 0 else None,
+        "running_requests": report.running,
+        "waiting_requests": report.waiting,
+        "steps": stats.steps,
+        "emitted_tokens": stats.emitted,
+        "drafted_tokens": stats.drafted,
+        "accepted_tokens": stats.accepted,
+    }
+
+
+@router.get("/get_load", response_model=None)
+async def load(request: Request) -> Response:
+    """What the router weighs servers by."""
+    service: Service = request.app.state.service
+    report = service.report
+    held = 0 if report is None else max(pages["held"] for pages in report.pages.values())
+    told = {
+        "dp_rank": 0,
+        "num_reqs": service.open_samples,
+        "num_waiting_reqs": 0 if report is None else report.waiting,
+        "num_tokens": held * service.ready.page_size,
+    }
+    return json_reply([told])
+
+
+@router.post("/flush_cache", response_model=None)
+@router.get("/flush_cache", response_model=None)
+async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
+    """Forget cached prefixes. timeout: seconds to wait for requests that still run; then it is refused."""
+    service: Service = request.app.state.service
+    deadline = asyncio.get_running_loop().time() + timeout
+    while service.open_samples and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(POLL_S)
+    if service.open_samples:
+        raise bad_request("the cache was not flushed, because requests are running; wait for them, or set timeout")
+    service.link.send(Flush())
+    return PlainTextResponse("Cache flushed.\n")
+
+
+@router.post("/abort_request", response_model=None)
+async def abort_request(body: AbortRequest, request: Request) -> Response:
+    """End a request, or all. What it had generated is its answer. It is no error if it has ended already."""
+    service: Service = request.app.state.service
+    if body.abort_all:
+        link = service.link
+        for generation in {id(one): one for one, _ in link.open.values()}.values():
+            link.cut(generation)
+    elif body.rid:
+        rids_of(request.app).abort(body.rid)
+    else:
+        raise bad_request("give the rid of a request, or abort_all", "rid")
+    return Response(status_code=200)
+
+
+@router.post("/tokenize", response_model=None)
+@router.post("/v1/tokenize", response_model=None)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """A text's token ids, or those of several."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    try:
+        ids = [await service.encode(text, body.add_special_tokens) for text in texts]
+    except ValueError as error:
+        raise bad_request(str(error), "prompt") from error
+    words: Any = [None] * len(ids)
+    if body.return_token_strs:
+        words = [service.tokenizer.hf.convert_ids_to_tokens(one) for one in ids]
+    single = isinstance(body.prompt, str)
+    told = {
+        "tokens": ids[0] if single else ids,
+        "count": len(ids[0]) if single else [len(one) for one in ids],
+        "max_model_len": service.ready.context,
+        "token_strs": words[0] if single else words,
+    }
+    return json_reply(told)
+
+
+@router.post("/detokenize", response_model=None)
+@router.post("/v1/detokenize", response_model=None)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, under SGLang's name and under vLLM's. If the request does not say what becomes of special
+    tokens, SGLang's is without them and vLLM's with them."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    tokens: Any = body.tokens
+    single = not tokens or isinstance(tokens[0], int)
+    many: list[list[int]] = [tokens] if single else tokens
+    size = service.ready.vocab_size
+    if any(token >= size for ids in many for token in ids):
+        raise bad_request(f"tokens: ids are from 0 to {size - 1}, the model's vocabulary", "tokens")
+    without, skip = body.skip_special_tokens is not False, body.skip_special_tokens is True
+    texts = [service.tokenizer.decode(ids, without) for ids in many]
+    prompts = [service.tokenizer.decode(ids, skip) for ids in many]
+    return json_reply({"text": texts[0], "prompt": prompts[0]} if single else {"text": texts, "prompt": prompts})

@@ -1,0 +1,142 @@
+"""What is told of a sample, in SGLang's shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from stridelm.engine.figures import RequestMetrics
+from stridelm.params import SamplingParams
+from stridelm.server.gather import Gathered
+from stridelm.server.messages import Delta, Finish, Score, Scores
+from stridelm.server.openai.completions import finite
+from stridelm.text.tokenizer import Tokenizer
+
+WEIGHTS = "default"
+"""What SGLang calls weights that were never exchanged."""
+ABORTED = "the request was aborted"
+
+Triple = list[Any]
+"""Log-probability, token id, text if asked for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt, and what is wanted of it."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    scores_only: bool
+    """The one token that is drawn nevertheless is left out."""
+    told_from: int | None
+    """First position of the prompt that has its log-probability told. None: nothing has, the output neither."""
+    top: int
+    """Likeliest tokens told at each position."""
+    with_text: bool
+
+
+class Told:
+    """One sample as clients are told of it. began: time.monotonic() of the request."""
+
+    def __init__(self, rid: str, task: Task, began: float, tokenizer: Tokenizer) -> None:
+        self._rid = rid
+        self._task = task
+        self._began = began
+        self._tokenizer = tokenizer
+        self._sample = Gathered()
+        self._seconds = 0.0
+        self._input: list[Triple] = []
+        self._input_top: list[list[Triple] | None] = []
+        self._output: list[Triple] = []
+        self._output_top: list[list[Triple] | None] = []
+
+    def take(self, delta: Delta) -> None:
+        if self._task.scores_only:
+            delta = Delta(delta.id, [], [], 0, None, delta.prompt_logprobs, delta.finish)
+        self._sample.take(delta)
+        if delta.finish is not None:
+            self._seconds = time.monotonic() - self._began
+        if self._task.told_from is None:
+            return
+        if delta.prompt_logprobs is not None:
+            self._take_prompt(delta.prompt_logprobs[self._task.told_from :])
+        for entry in delta.logprobs or ():
+            self._output.append(self._triple(entry[0]))
+            self._output_top.append(self._likeliest(entry))
+
+    def answer(self) -> dict[str, Any]:
+        """All of it so far."""
+        sample, task = self._sample, self._task
+        meta: dict[str, Any] = {
+            "id": self._rid,
+            "finish_reason": None,
+            "prompt_tokens": len(task.prompt_ids),
+            "weight_version": WEIGHTS,
+            "completion_tokens": len(sample.token_ids),
+        }
+        if task.told_from is not None:
+            meta |= {"input_token_logprobs": self._input, "output_token_logprobs": self._output}
+            meta["output_token_logprobs_length"] = len(self._output)
+            if task.top:
+                meta |= {"input_top_logprobs": self._input_top, "output_top_logprobs": self._output_top}
+        if sample.finish is not None:
+            meta |= self._ended(sample.finish)
+        return {"text": sample.text, "output_ids": sample.token_ids, "meta_info": meta}
+
+    def _ended(self, finish: Finish) -> dict[str, Any]:
+        """What is known at the end alone."""
+        ids, metrics = self._sample.token_ids, finish.metrics
+        meta = {
+            "finish_reason": self._finish_reason(finish),
+            "cached_tokens": metrics.cached_tokens,
+            "e2e_latency": self._seconds,
+            "drafter": metrics.drafter,
+            "acceptance": metrics.acceptance,
+            "lossless": metrics.lossless,
+        }
+        return meta if self._task.scores_only or metrics.drafter == "none" else meta | _speculated(metrics, len(ids))
+
+    def _finish_reason(self, finish: Finish) -> dict[str, Any]:
+        ids = self._sample.token_ids
+        if finish.reason == "abort":
+            return {"type": "abort", "message": ABORTED}
+        if finish.reason == "length" or self._task.scores_only:
+            return {"type": "length", "length": len(ids)}
+        return {"type": "stop", "matched": ids[-1] if finish.stop_reason is None else finish.stop_reason}
+
+    def _take_prompt(self, entries: Sequence[Scores | None]) -> None:
+        """The first is told without a score: SGLang never has it, and its clients leave it out of their sums."""
+        assert self._task.told_from is not None
+        token = self._task.prompt_ids[self._task.told_from]
+        self._input.append([None, token, self._tokenizer.token_text(token) if self._task.with_text else None])
+        self._input_top.append(None)
+        for entry in entries[1:]:
+            assert entry is not None
+            self._input.append(self._triple(entry[0]))
+            self._input_top.append(self._likeliest(entry))
+
+    def _likeliest(self, entry: Scores) -> list[Triple] | None:
+        best = sorted((one for one in entry if one.rank <= self._task.top), key=lambda one: one.rank)
+        return [self._triple(one) for one in best[: self._task.top]] or None
+
+    def _triple(self, score: Score) -> Triple:
+        return [finite(score.logprob), score.token, score.text if self._task.with_text else None]
+
+
+def _speculated(metrics: RequestMetrics, tokens: int) -> dict[str, Any]:
+    """What became of a sample's drafts, under SGLang's names."""
+    steps, accepted_at = metrics.steps, metrics.accepted_at
+    upto = [steps, *accepted_at, 0]  # steps that accepted so many drafts at least
+    histogram = [more - fewer for more, fewer in pairwise(upto)]
+    return {
+        "spec_verify_ct": steps,
+        "spec_accept_length": tokens / steps if steps else 0.0,
+        "spec_accept_rate": metrics.accepted / metrics.drafted if metrics.drafted else 0.0,
+        "spec_num_correct_drafts": metrics.accepted,
+        "spec_num_proposed_drafts": metrics.drafted,
+        "spec_accept_histogram": histogram,
+        "spec_correct_drafts_histogram": histogram,
+    }

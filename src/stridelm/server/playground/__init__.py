@@ -1,0 +1,81 @@
+"""GET /: a page to try the model in, and to see which of its tokens were guessed.
+
+The page is one file. Its policy lets the browser run the script and the style that are in the file and nothing else,
+and send requests to this server alone: what a model says cannot become part of the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.draft import DRAFTERS
+from stridelm.server.replies import json_reply
+from stridelm.server.service import Service
+from stridelm.verify import RULES
+
+router = APIRouter()
+
+LOSSY = ("trust",)
+"""Rules offered beside those that are lossless."""
+PAGE = (Path(__file__).parent / "index.html").read_bytes()
+
+
+def _hashes(element: str) -> str:
+    """The hash of each such element's content (https://www.w3.org/TR/CSP3/#grammardef-hash-source)."""
+    contents = re.findall(rf"<{element}>(.*?)</{element}>".encode(), PAGE, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; script-src {_hashes('script')}; style-src {_hashes('style')}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@router.get("/", response_model=None)
+async def page() -> Response:
+    """The page itself, which holds nothing of the model."""
+    return Response(PAGE, headers=HEADERS, media_type="text/html")
+
+
+@router.get("/playground/facts", response_model=None)
+async def facts(request: Request) -> Response:
+    """What the page offers: the model, how it is drafted for by default, and what else could be asked for."""
+    service: Service = request.app.state.service
+    ready = service.ready
+    # Which drafters can run the engine knows alone; one that cannot is refused with its reason when it is asked for.
+    drafters = [name for name in DRAFTERS if name != "none"]
+    rules = [_rule(name) for name in RULES if RULES.get(name).lossless or name in {*LOSSY, ready.acceptance}]
+    return json_reply(
+        {
+            "model": service.names[0],
+            "drafter": ready.drafter,
+            "depth": ready.depth,
+            "acceptance": ready.acceptance,
+            "context": ready.context,
+            "device": ready.device,
+            "dtype": ready.dtype,
+            "drafters": drafters,
+            "rules": rules,
+        }
+    )
+
+
+def _rule(name: str) -> dict[str, Any]:
+    """coupled: text as without it. own_first: of a step's tokens the first is the model's own, not the last."""
+    rule = RULES.get(name)
+    return {"name": name, "lossless": rule.lossless, "coupled": rule.coupled, "own_first": rule.trusts_probes}
