@@ -3,10 +3,7 @@ grammar's own."""
 
 from __future__ import annotations
 
-import json
-import random
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +11,18 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
-from stridelm.draft import DRAFTERS
 from stridelm.params import Speculation
 from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 from stridelm.verify import RULES
 from support.checkpoints import EOS
-from support.identity import check_identity, tree_speculations
-from support.stand import Job, Stand, accepted, all_speculations, speculation
+from support.grammar import GRAMMARS, check_grammar, check_rule, jobs_of
+from support.identity import check_identity
+from support.stand import Stand
 from support.tree_drafter import registered
 
 pytest.importorskip("xgrammar")
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"id": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 2}},
-    "required": ["id", "tags"],
-}
-Check = Callable[[str], bool]
-
-
-def is_item(text: str) -> bool:
-    value = json.loads(text)
-    return set(value) == {"id", "tags"} and isinstance(value["id"], int) and set(value["tags"]) <= {"a", "bb"}
-
-
-def balanced(text: str) -> bool:
-    half = len(text) // 2
-    return text == "(" * half + "x" + ")" * half
-
-
-GRAMMARS: dict[str, tuple[dict[str, Any], Check]] = {
-    "json": ({"json": SCHEMA}, is_item),
-    "json_object": ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
-    "regex": ({"regex": "[0-9]{2,6}-(ab|abc|b)+"}, lambda text: bool(re.fullmatch("[0-9]{2,6}-(ab|abc|b)+", text))),
-    "choice": ({"choice": ["yes", "yesterday", "né"]}, lambda text: text in ("yes", "yesterday", "né")),
-    "grammar": ({"grammar": 'root ::= "(" root ")" | "x"'}, balanced),
-}
-MORE: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    "truncation": {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    "logprobs": {"logprobs": 2, "logit_bias": {5: 2.0}},
-}
-LONGEST = 28
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,39 +36,16 @@ def stand(speaking: Path) -> Stand:
     return Stand(speaking, "float32", options={"skip_tokenizer_init": False})
 
 
-def jobs_of(stand: Stand, name: str, temperature: float, kinds: list[dict[str, Any]]) -> list[Job]:
-    """A job for each way to speculate; prompts and further parameters take turns."""
-    draw = random.Random(f"{name} {temperature}")
-    jobs = []
-    for i, kind in enumerate(kinds):
-        prompt = [draw.randrange(3, 290) for _ in range(draw.randint(2, 20))]
-        more = MORE[sorted(MORE)[i % len(MORE)]]
-        params = SamplingParams(
-            temperature=temperature, seed=i, max_tokens=LONGEST, structured_outputs=GRAMMARS[name][0], **more
-        )
-        jobs.append(Job(prompt, params, kind))
-    return jobs
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_identity(stand: Stand, name: str, temperature: float) -> None:
-    """Every drafter at every depth, chains and trees, half of them at each temperature, in one batch with requests that
-    have no grammar."""
-    kinds = [*all_speculations(stand), *tree_speculations()][int(temperature) :: 2]
-    jobs = jobs_of(stand, name, temperature, kinds)
-    free = [Job(job.prompt, SamplingParams(temperature=temperature, seed=9, max_tokens=12)) for job in jobs[:3]]
-    outputs = check_identity(stand, [*jobs, *free], max_num_batched_tokens=64)
-    ended = [out.outputs[0].text for out in outputs[: len(jobs)] if out.outputs[0].finish_reason == "stop"]
-    assert all(GRAMMARS[name][1](text) for text in ended)
-    assert len(ended) > len(jobs) // 3 or name.startswith("json")
-    assert accepted(outputs[: len(jobs)]) > 0
+    check_grammar(stand, name, temperature)
 
 
 @pytest.mark.parametrize("name", ["json", "regex"])
 def test_pages_run_out(stand: Stand, name: str) -> None:
     """A request that comes back reads its output anew and goes on with the same."""
-    jobs = jobs_of(stand, name, 1.0, [{"drafter": "ngram", "depth": 3, "prompt_lookup_min": 1}] * 10)
+    jobs = jobs_of(name, 1.0, [{"drafter": "ngram", "depth": 3, "prompt_lookup_min": 1}] * 10)
     llm = stand.llm(page_size=4, num_pages=32)
     check_identity(stand, jobs, llm=llm)
     assert llm.engine.stats.preemptions
@@ -113,15 +54,8 @@ def test_pages_run_out(stand: Stand, name: str) -> None:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not RULES.get(rule).simulated])
 @pytest.mark.parametrize("name", ["json", "choice"])
 def test_every_rule(stand: Stand, name: str, rule: str) -> None:
-    """Whichever rule decides, lossy ones and trusted windows among them: what ends is the grammar's."""
-    able = [DRAFTERS.get(drafter) for drafter in DRAFTERS]
-    able = [kind for kind in able if kind.why_not(stand.target) is None]
-    fit = [kind for kind in able if RULES.get(rule).works_with(kind.rules, kind.branches)]
-    kinds = [speculation(stand, kind.name, rule=rule) for kind in fit]
-    outputs = stand.run(jobs_of(stand, name, 1.0, kinds))
-    ended = [out.outputs[0].text for out in outputs if out.outputs[0].finish_reason == "stop"]
-    assert {out.outputs[0].finish_reason for out in outputs} <= {"stop", "length"}
-    assert all(GRAMMARS[name][1](text) for text in ended) and (ended or name == "json")
+    """Whichever rule decides, lossy ones and trusted windows among them."""
+    check_rule(stand, name, rule)
 
 
 def test_masks_are_what_may_follow(speaking: Path) -> None:

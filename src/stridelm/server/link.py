@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sample:
-    """What is to be generated: one prompt and how, `index` of it."""
+    """One prompt and how it is to be completed. The very same object again is the prompt's next sample."""
 
     prompt_ids: list[int]
     params: SamplingParams
@@ -61,7 +61,7 @@ class Generation:
         """What the samples that have ended cost."""
         self.tokens = 0
         self.on_end: Callable[[], None] = lambda: None
-        """Called when the last sample ends."""
+        """Called when the last sample ends, at least once."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = set(range(count))
         self._arrived: list[tuple[int, Delta]] = []

@@ -16,7 +16,14 @@ from stridelm.cli.serve import read_configs
 from support.server import PROMPT, Served, serving, settle, until
 
 KEY = "open-sesame"
-LONG = {"model": "small", "prompt": PROMPT, "max_tokens": 480, "extra_body": {"ignore_eos": True, "speculation": "off"}}
+LONG = {
+    "model": "small",
+    "prompt": PROMPT,
+    "max_tokens": 480,
+    "logprobs": 20,
+    "extra_body": {"ignore_eos": True, "speculation": "off"},
+}
+"""Takes seconds anywhere."""
 
 
 @pytest.fixture(scope="module")
