@@ -88,7 +88,7 @@ def test_graph() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens = case.sampler.draw(case.logits, case.rows, nobody)
-        edited = case.sampler._edited(case.logits, case.rows, Feature.EDITED)
+        edited = case.sampler._edited(case.logits, case.rows, nobody, Feature.EDITED)
     for turn in range(1, 6):
         options: dict[str, Any] = {"longest": 3000 - 500 * turn, "listed": 250, "device": "cuda"}
         case.become(make_case(turn, VOCAB, others=SAMPLED, **options))

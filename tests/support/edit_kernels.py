@@ -76,7 +76,7 @@ class Case:
         wanted = Feature(0)
         for slot in self.slots:
             wanted |= self.table.features(slot)
-        return self.sampler._edited(self.logits, self.rows, wanted)
+        return self.sampler._edited(self.logits, self.rows, self.slots, wanted)
 
     def wanted(self) -> torch.Tensor:
         """The processors' logits of the real rows; what it takes a greedy request to have no more than edits."""

@@ -125,7 +125,7 @@ def test_two_dataclasses_share_a_parser() -> None:
     """The engine's configuration and the sampling parameters, as the commands use them."""
     parser = argparse.ArgumentParser()
     add_options(parser.add_argument_group("engine"), EngineConfig)
-    add_options(parser.add_argument_group("sampling"), SamplingParams, skip=("speculation",))
+    add_options(parser.add_argument_group("sampling"), SamplingParams, skip=("speculation", "structured_outputs"))
     args = parser.parse_args(["--depth", "3", "--temperature", "0", "--stop", "\n\n", "--logit-bias", "7=-100"])
     assert read_options(args, EngineConfig).depth == 3
     params = read_options(args, SamplingParams)

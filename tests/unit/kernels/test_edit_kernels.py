@@ -189,7 +189,7 @@ def test_a_captured_step_serves_other_requests() -> None:
     case.table.assume(Feature.EDITED)
 
     def launched() -> torch.Tensor:
-        return case.sampler._edited(case.logits, case.rows, case.table.features(-1))
+        return case.sampler._edited(case.logits, case.rows, case.slots, case.table.features(-1))
 
     assert torch.equal(launched()[case.real], case.wanted())
     case.become(other)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from stridelm import SamplingParams
