@@ -116,10 +116,7 @@ class Speculation:
             return cls(drafter="none" if value == "off" else value)
         if not isinstance(value, Mapping):
             raise ValueError(f"speculation takes a mapping, a drafter's name or 'off'; got {value!r}")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(str(key) for key in set(value) - known)
-        if unknown:
-            raise ValueError(f"unknown speculation option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        _check_options(cls, value, "speculation")
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
@@ -213,10 +210,7 @@ class StructuredOutputs:
             return value
         if not isinstance(value, Mapping):
             raise ValueError(f"structured_outputs takes a mapping; got {shortened(value)}")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(str(key) for key in set(value) - known)
-        if unknown:
-            raise ValueError(f"structured_outputs: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        _check_options(cls, value, "structured_outputs")
         return cls(**value)
 
     @property
@@ -362,6 +356,14 @@ def shortened(value: Any) -> str:
     """What was given, for an error message of one line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_options(cls: type[Speculation] | type[StructuredOutputs], value: Mapping[str, Any], what: str) -> None:
+    """Raise ValueError for a key that is none of the class's fields."""
+    known = {f.name for f in fields(cls)}
+    unknown = sorted(str(key) for key in set(value) - known)
+    if unknown:
+        raise ValueError(f"unknown {what} option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
 
 def _settle_number(owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool) -> None:

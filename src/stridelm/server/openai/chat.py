@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,13 +10,13 @@ from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.gather import Gathered, gather, speculation_of
+from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.link import Generation, Sample
 from stridelm.server.messages import Delta, Score, Scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.schemas import ChatMessage, ChatRequest
-from stridelm.server.openai.shared import Heading, Usage, check_model, usage_of, wants_usage
-from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
+from stridelm.server.replies import DONE, event
 from stridelm.server.service import Service
 
 router = APIRouter()
@@ -30,15 +29,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     check_model(service, body.model)
     params = _params(body)
     prompt = await _prompt(body, service)
-    link = service.link
-    generation = await service.generate([Sample(prompt, params)] * params.n)
-    request.state.generation = generation
-    close = partial(link.abandon, generation)
-    answer = _Answer(service, body, prompt, params)
-    if body.stream:
-        return EventStream(answer.events(generation), close)
-    gathered = await while_connected(request, gather(generation), close)
-    return json_reply(answer.whole(gathered))
+    samples = [Sample(prompt, params)] * params.n
+    return await reply(request, samples, _Answer(service, body, prompt, params), bool(body.stream))
 
 
 def _params(body: ChatRequest) -> SamplingParams:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,12 +10,12 @@ from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.gather import Gathered, gather, speculation_of
+from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.link import Generation, Sample
 from stridelm.server.messages import Delta, Score, Scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Heading, Usage, check_model, usage_of, wants_usage
-from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
+from stridelm.server.replies import DONE, event
 from stridelm.server.service import Service
 
 router = APIRouter()
@@ -30,15 +29,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     params = _params(body)
     prompts = await _prompts(body, service)
     samples = [sample for ids in prompts for sample in [Sample(ids, params)] * params.n]
-    link = service.link
-    generation = await service.generate(samples)
-    request.state.generation = generation
-    close = partial(link.abandon, generation)
-    answer = _Answer(service, body, prompts, params)
-    if body.stream:
-        return EventStream(answer.events(generation), close)
-    gathered = await while_connected(request, gather(generation), close)
-    return json_reply(answer.whole(gathered))
+    return await reply(request, samples, _Answer(service, body, prompts, params), bool(body.stream))
 
 
 def _params(body: CompletionRequest) -> SamplingParams:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from stridelm.server.errors import ApiError
-from stridelm.server.gather import Gathered
+from stridelm.server.gather import Gathered, gather
+from stridelm.server.link import Generation, Sample
 from stridelm.server.openai.schemas import SamplingFields
+from stridelm.server.replies import EventStream, json_reply, while_connected
 from stridelm.server.service import Service
 
 
@@ -66,6 +72,25 @@ def usage_of(prompts: Sequence[list[int]], samples: Sequence[Gathered], n: int, 
         completion=sum(len(sample.token_ids) - spare for sample in samples),
         cached=sum(samples[i].ended.metrics.cached_tokens for i in range(0, len(samples), n)),
     )
+
+
+class Answer(Protocol):
+    """A request's answer, whole or as it comes."""
+
+    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]: ...
+
+    def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
+
+
+async def reply(request: Request, samples: Sequence[Sample], answer: Answer, stream: bool) -> Response:
+    """Generate the samples and send the answer. Raises ApiError if they cannot be served."""
+    service: Service = request.app.state.service
+    link = service.link
+    request.state.generation = generation = await service.generate(samples)
+    close = partial(link.abandon, generation)
+    if stream:
+        return EventStream(answer.events(generation), close)
+    return json_reply(answer.whole(await while_connected(request, gather(generation), close)))
 
 
 def wants_usage(request: SamplingFields) -> tuple[bool, bool]:
