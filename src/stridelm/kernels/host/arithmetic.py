@@ -31,13 +31,16 @@ def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
-# Workers beyond torch's would fight with it for the cores, even idle ones: they are woken for every call.
-nb.config.NUMBA_NUM_THREADS = torch.get_num_threads()
-
-
 def follow_torch() -> None:
-    """Use as many threads as torch does now."""
-    nb.set_num_threads(min(torch.get_num_threads(), nb.config.NUMBA_NUM_THREADS))
+    """Use as many threads as torch does now, and leave torch its number.
+
+    Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which is torch's too: without
+    the second line a process that was told to compute with one thread would go on with one a core.
+    """
+    threads = torch.get_num_threads()
+    nb.set_num_threads(min(threads, nb.config.NUMBA_NUM_THREADS))
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def widen(stored: Any) -> Any:
