@@ -10,6 +10,8 @@ from numbers import Number
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
@@ -30,6 +32,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    hidden_states: torch.Tensor | None = None
+    """[P + T - 1, H] float32: a row for each position of prompt and output that was computed, all but the last."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics | None = None
@@ -189,6 +193,9 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
         sample.logprobs += output.logprobs
         gained = sum(entry[token].logprob for entry, token in zip(output.logprobs, output.new_token_ids, strict=True))
         sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + gained
+    if output.hidden_states is not None:
+        before = () if sample.hidden_states is None else (sample.hidden_states,)
+        sample.hidden_states = torch.cat((*before, output.hidden_states))
     if output.prompt_logprobs is not None and index == 0:
         job.prompt_logprobs = output.prompt_logprobs
     if output.finished:

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROBS = 64
+MAX_LOGPROB_TOKEN_IDS = 1024
 """Most alternatives reported a position."""
 _WORD = 2**31 - 1
 """Largest count that may be asked for."""
@@ -176,7 +177,8 @@ class StructuredOutputs:
     """What the output must be, vLLM's names. Exactly one of these:
 
     json: a JSON schema, as text or as a mapping. json_object: any JSON object. regex: a regular expression that matches
-    all of the output. choice: one of these texts. grammar: EBNF with a rule called root.
+    all of the output. choice: one of these texts. grammar: EBNF with a rule called root. structural_tag: xgrammar's, as
+    JSON text or as a mapping: structure behind a trigger, anything before it.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -184,6 +186,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_flag("structured_outputs.json_object", self.json_object)
@@ -192,10 +195,11 @@ class StructuredOutputs:
             raise ValueError(
                 f"structured_outputs takes one of {', '.join(f.name for f in fields(self))}; got {len(given)} of them"
             )
-        if isinstance(self.json, Mapping):
-            object.__setattr__(self, "json", json_text(self.json))
-        for name in ("json", "regex", "grammar"):
+        for name in ("json", "regex", "grammar", "structural_tag"):
             value = getattr(self, name)
+            if isinstance(value, Mapping) and name in ("json", "structural_tag"):
+                value = json_text(value)
+                object.__setattr__(self, name, value)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"structured_outputs.{name} must be text; got {shortened(value)}")
         if self.choice is not None:
@@ -247,6 +251,8 @@ class SamplingParams:
     seed: int | None = option(None, "same seed, same output; drawn anew if not given")
     logprobs: int | None = option(None, "log-probabilities of so many likeliest tokens a position of the output")
     prompt_logprobs: int | None = option(None, "the same for the prompt")
+    logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are told beside those")
+    return_hidden_states: bool = option(False, "what the model's head read at each position")
     priority: int = option(0, "lower is served first")
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
@@ -266,11 +272,12 @@ class SamplingParams:
         _settle_number(self, "logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         _settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         _settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
+        self._settle_chosen()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
             )
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_hidden_states"):
             check_flag(name, getattr(self, name))
         self._settle("stop", None if self.stop is None else _strings(self.stop, "stop"))
         self._settle("bad_words", None if self.bad_words is None else _strings(self.bad_words, "bad_words"))
@@ -291,6 +298,29 @@ class SamplingParams:
     def _settle(self, name: str, value: Any) -> None:
         """Set a field of this frozen class, from its own construction."""
         object.__setattr__(self, name, value)
+
+    def _settle_chosen(self) -> None:
+        if self.logprob_token_ids is None:
+            return
+        chosen = list(dict.fromkeys(token_ids("logprob_token_ids", self.logprob_token_ids)))
+        if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(f"logprob_token_ids has {len(chosen)} ids; at most {MAX_LOGPROB_TOKEN_IDS} can be told")
+        if self.logprobs is None and self.prompt_logprobs is None:
+            raise ValueError(
+                "logprob_token_ids would have no effect without logprobs or prompt_logprobs; set one of them, to 0 for "
+                "the chosen ids alone"
+            )
+        self._settle("logprob_token_ids", chosen)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether every row of the prompt is told of, so that none may come from the prefix cache."""
+        return self.prompt_logprobs is not None or self.return_hidden_states
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the host reads a step's rows, not its verdict alone."""
+        return self.logprobs is not None or self.reads_prompt
 
     @property
     def stops(self) -> tuple[str, ...]:

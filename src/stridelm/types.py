@@ -226,7 +226,7 @@ class ForwardBatch:
     every_row: bool = False
     """The decision rows are all rows, in order."""
     prompt_rows: torch.Tensor | None = None
-    """[P] int64 rows whose logits score the next prompt token, for requests that want prompt log-probabilities."""
+    """[P] int64 rows that the next prompt token stands behind, for requests that are told of their prompt's rows."""
 
     @property
     def row_counts(self) -> Sequence[int]:
@@ -327,10 +327,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class Logprob:
-    """One entry of a position's log-probabilities, in vLLM's shape. `rank` counts from 1."""
+    """One entry of a position's log-probabilities, in vLLM's shape.
+
+    `rank` counts from 1; None of a token that is neither the position's own nor among the likeliest asked for.
+    """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str | None = None
 
 
@@ -342,6 +345,9 @@ class StepOutput:
     new_token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    hidden_states: torch.Tensor | None = None
+    """[T, H] float32 on the CPU: for each new token the row that decided it, and before the first of all those of the
+    prompt's other positions."""
     pieces: list[str] = field(default_factory=list)
     """The text that each of the new tokens made final."""
     accepted: int = 0

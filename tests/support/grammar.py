@@ -19,6 +19,15 @@ SCHEMA = {
     "properties": {"id": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 2}},
     "required": ["id", "tags"],
 }
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<n>",
+        "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+        "end": "</n>",
+    },
+}
 Check = Callable[[str], bool]
 
 
@@ -32,12 +41,18 @@ def balanced(text: str) -> bool:
     return text == "(" * half + "x" + ")" * half
 
 
+def is_tagged(text: str) -> bool:
+    begin, value, end = text[:3], text[3:-4], text[-4:]
+    return (begin, end) == ("<n>", "</n>") and isinstance(json.loads(value), int)
+
+
 GRAMMARS: dict[str, tuple[dict[str, Any], Check]] = {
     "json": ({"json": SCHEMA}, is_item),
     "json_object": ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
     "regex": ({"regex": "[0-9]{2,6}-(ab|abc|b)+"}, lambda text: bool(re.fullmatch("[0-9]{2,6}-(ab|abc|b)+", text))),
     "choice": ({"choice": ["yes", "yesterday", "né"]}, lambda text: text in ("yes", "yesterday", "né")),
     "grammar": ({"grammar": 'root ::= "(" root ")" | "x"'}, balanced),
+    "structural_tag": ({"structural_tag": TAG}, is_tagged),
 }
 MORE: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -38,7 +38,8 @@ FEATURES: dict[str, Feature] = {
         "stop_token_ids": [free[2]],
     },
     "samples": lambda free: {"n": 3},
-    "logprobs": lambda free: {"logprobs": 3, "prompt_logprobs": 2},
+    "logprobs": lambda free: {"logprobs": 3, "prompt_logprobs": 2, "logprob_token_ids": [7, 1, 30]},
+    "hidden_states": lambda free: {"return_hidden_states": True},
     "everything": lambda free: {
         "top_k": 12,
         "top_p": 0.9,

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Target
@@ -121,12 +123,14 @@ class Stand:
 
 
 def assert_same(got: RequestOutput, wanted: RequestOutput, label: object = "") -> None:
-    """Both say the same: tokens, reasons and log-probabilities, sample by sample."""
+    """Both say the same: tokens, reasons, log-probabilities and hidden states, sample by sample."""
     assert len(got.outputs) == len(wanted.outputs)
     for ours, theirs in zip(got.outputs, wanted.outputs):
         said = (ours.token_ids, ours.finish_reason, ours.stop_reason)
         assert said == (theirs.token_ids, theirs.finish_reason, theirs.stop_reason), label
         _assert_same_logprobs(ours.logprobs, theirs.logprobs, label)
+        states = ours.hidden_states, theirs.hidden_states
+        assert all(one is None for one in states) or torch.equal(*states), label
     _assert_same_logprobs(got.prompt_logprobs, wanted.prompt_logprobs, label)
 
 

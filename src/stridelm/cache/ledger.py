@@ -78,7 +78,7 @@ class Ledger:
 
     def _hit(self, request: Request) -> dict[str, list[int]]:
         """Page group -> pages that already hold the request's longest cached prefix, the same length in each."""
-        if not self._prefix_caching or request.params.prompt_logprobs is not None:
+        if not self._prefix_caching or request.params.reads_prompt:
             return {}
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "skip_tokenizer_init": False}
 """EngineConfig for a single prompt given as text: nobody to share with."""
-UNSEEN = ("n", "logprobs", "prompt_logprobs", "priority", "structured_outputs", "speculation")
+SEEN_BY_PROGRAMS = ("logprobs", "prompt_logprobs", "logprob_token_ids", "return_hidden_states")
+UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "structured_outputs", "speculation")
 """SamplingParams without effect here: one sample is shown, as text, and nobody waits beside it."""
 DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0}
 """Where the command differs from SamplingParams: a passage rather than a line, and the same one each time."""

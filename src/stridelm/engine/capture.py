@@ -163,7 +163,7 @@ class Capture:
             request = span.request
             if not span.decides or span.real > (window_leftover(request) if request.whole else 1):
                 return None  # a prompt, or its end: padded to it, all the others would run as many rows
-            if request.params.logprobs is not None or request.params.prompt_logprobs is not None:
+            if request.params.reads_rows:
                 return None
         kind = self._about(spans)
         if kind is None:

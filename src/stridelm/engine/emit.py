@@ -7,23 +7,21 @@ limit cuts exactly where plain decoding would have stopped, and whatever the ste
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from stridelm.engine.introspect import Introspection, OfTokens
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import count_acceptance
-from stridelm.run.eager import Logits
-from stridelm.sample.logprobs import as_dicts, raw_logprobs
 from stridelm.text.detokenize import Detokenizer
 from stridelm.text.stops import StopStrings
-from stridelm.types import ForwardBatch, Logprob, Request, Span, StepOutput, Verdict
-from stridelm.upload import upload
+from stridelm.types import Request, Span, StepOutput
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
     from stridelm.engine.step import Run
-
-PromptLogprobs = list["dict[int, Logprob] | None"]
 
 
 @dataclass(slots=True)
@@ -34,13 +32,13 @@ class _Live:
     stops: StopStrings
     stop_ids: frozenset[int]
     eos_ids: frozenset[int]
-    prompt_logprobs: PromptLogprobs = field(default_factory=list)
 
 
 class Emitter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._live: dict[str, _Live] = {}
+        self._inside = Introspection(engine.tokenizer)
 
     def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> list[StepOutput]:
         """Read a step's outcome into outputs; finished requests leave the engine here.
@@ -51,10 +49,7 @@ class Emitter:
         engine = self._engine
         engine.stats.steps += 1
         engine.stats.rows += run.rows
-        logprobs = {}
-        if run.detail is not None:
-            self._score_prompts(run.detail.batch, run.detail.logits)
-            logprobs = self._score_tokens(run.detail.batch, run.detail.logits, run.detail.verdict)
+        told = {} if run.detail is None else self._inside.read(run.detail)
         outputs = []
         for i, span in enumerate(spans):
             if not alive[i]:
@@ -64,19 +59,22 @@ class Emitter:
             engine.stats.drafted += outcome.drafted[i]
             engine.stats.accepted += outcome.accepted[i]
             if outcome.tokens[i]:
-                outputs.append(self._emit_span(request, outcome.tokens[i], outcome.accepted[i], logprobs.get(i), now))
+                outputs.append(
+                    self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
+                )
         return outputs
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that ends without finishing here."""
         self._live.pop(request.id, None)
+        self._inside.forget(request)
 
     def _emit_span(
         self,
         request: Request,
         tokens: list[int],
         accepted: int,
-        logprobs: list[dict[int, Logprob]] | None,
+        told: OfTokens,
         now: float,
     ) -> StepOutput:
         engine, live = self._engine, self._state(request)
@@ -98,19 +96,27 @@ class Emitter:
         output = StepOutput(
             request,
             tokens[:taken],
-            logprobs=None if logprobs is None else logprobs[:taken],
-            prompt_logprobs=(live.prompt_logprobs or [None])
-            if first and request.params.prompt_logprobs is not None
-            else None,
+            logprobs=None if told.logprobs is None else told.logprobs[:taken],
+            hidden_states=None if told.states is None else told.states[:taken],
             pieces=pieces,
             accepted=min(accepted, taken - request.whole),  # of a window, the first token is nobody's guess
             finished=finish is not None,
         )
+        if first:
+            self._add_prompt(output)
         if finish:
             stats.finished_s = now
             engine.finish(request, *finish)
             self.forget(request)
         return output
+
+    def _add_prompt(self, output: StepOutput) -> None:
+        """What was told of the prompt's rows goes with the first tokens."""
+        params, prompt = output.request.params, self._inside.prompt(output.request)
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = prompt.logprobs
+        if output.hidden_states is not None and prompt.states is not None:
+            output.hidden_states = torch.cat((prompt.states, output.hidden_states))
 
     def _end_at(
         self, request: Request, live: _Live, token: int, text: list[str]
@@ -167,51 +173,3 @@ class Emitter:
                 frozenset(engine.parts.eos_ids),
             )
         return self._live[request.id]
-
-    def _score_tokens(
-        self, batch: ForwardBatch, logits: Logits, verdict: Verdict
-    ) -> dict[int, list[dict[int, Logprob]]]:
-        """Span -> log-probabilities of its emitted tokens, for the requests that want them."""
-        wanted = [i for i, span in enumerate(batch.spans) if span.decides and span.request.params.logprobs is not None]
-        if not wanted:
-            return {}
-        index = upload(wanted, verdict.tokens.device)
-        rows, tokens = verdict.rows[index].clamp(min=0), verdict.tokens[index].clamp(min=0)
-        widest = max(batch.spans[i].request.params.logprobs or 0 for i in wanted)
-        scores = raw_logprobs(logits.decisions.index_select(0, rows.flatten()), tokens.flatten(), widest)
-        columns = rows.shape[1]
-        counts = [batch.spans[i].request.params.logprobs or 0 for i in wanted for _ in range(columns)]
-        entries = self._with_text(as_dicts(scores, counts))
-        return {i: entries[n * columns : (n + 1) * columns] for n, i in enumerate(wanted)}
-
-    def _score_prompts(self, batch: ForwardBatch, logits: Logits) -> None:
-        """Fill in the log-probabilities of prompt tokens that this step's rows score."""
-        if logits.prompt is None or batch.prompt_rows is None or not batch.prompt_rows.shape[0]:
-            return
-        targets: list[tuple[Request, int]] = []
-        for span in batch.spans:
-            targets += _scored_positions(span)
-        tokens = upload([r.prompt_ids[at] for r, at in targets], logits.prompt.device)
-        counts = [r.params.prompt_logprobs or 0 for r, _ in targets]
-        entries = self._with_text(as_dicts(raw_logprobs(logits.prompt, tokens, max(counts)), counts))
-        for (request, at), entry in zip(targets, entries, strict=True):
-            scored = self._state(request).prompt_logprobs
-            scored.extend([None] * (len(request.prompt_ids) - len(scored)))
-            scored[at] = entry
-
-    def _with_text(self, entries: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
-        tokenizer = self._engine.tokenizer
-        if tokenizer is not None:
-            for entry in entries:
-                for token, logprob in entry.items():
-                    logprob.decoded_token = tokenizer.token_text(token)
-        return entries
-
-
-def _scored_positions(span: Span) -> list[tuple[Request, int]]:
-    """Prompt positions whose tokens the span's real rows score."""
-    request = span.request
-    if request.params.prompt_logprobs is None:
-        return []
-    last = min(span.start + span.real, len(request.prompt_ids) - 1)
-    return [(request, at + 1) for at in range(span.start, last)]

@@ -170,15 +170,11 @@ class Engine:
     # What the step asks of the wiring.
 
     def lag_behind(self, flight: Flight | None) -> int:
-        """Launched steps to leave unread behind this one. Log-probabilities and traces are read off the step's own
-        tensors, so it lands at once; with nothing launched, what is in flight lands."""
+        """Launched steps to leave unread behind this one. Log-probabilities, hidden states and traces are read off the
+        step's own tensors, so it lands at once; with nothing launched, what is in flight lands."""
         if flight is None or self.tracer is not None or self.timed:
             return 0
-        scored = any(
-            span.request.params.logprobs is not None or span.request.params.prompt_logprobs is not None
-            for span in flight.plan.spans
-        )
-        return 0 if scored else self.lag
+        return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag
 
     def enter(self, plan: StepPlan) -> None:
         """Apply the plan to the queue, the ledger and the request table."""

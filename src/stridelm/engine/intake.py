@@ -109,6 +109,7 @@ class Intake:
     def _check_params(self, params: SamplingParams) -> None:
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_ids("logit_bias", list(params.logit_bias or ()))
+        self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         for words in params.bad_words_token_ids or ():
             self._check_ids("bad_words_token_ids", words)
         if not self.has_tokenizer and (params.stops or params.bad_words):

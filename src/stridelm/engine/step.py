@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Detail:
-    """What traces and log-probabilities look at."""
+    """What traces, log-probabilities and hidden states are read from."""
 
     draft: Draft
     batch: ForwardBatch

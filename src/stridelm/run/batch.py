@@ -149,7 +149,7 @@ def _decisions(layout: _Layout, spans: tuple[Span, ...], width: int) -> tuple[np
 
 
 def _prompt_rows(layout: _Layout, spans: tuple[Span, ...], device: torch.device) -> torch.Tensor | None:
-    wanted = [s.request.params.prompt_logprobs is not None for s in spans]
+    wanted = [s.request.params.reads_prompt for s in spans]
     if not any(wanted):
         return None
     ends = np.array([len(s.request.prompt_ids) for s in spans])

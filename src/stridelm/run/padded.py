@@ -194,12 +194,12 @@ def laid_out(
 
 def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
     """Where prompts are scored. A prompt's spans are exact: nothing of them depends on what is in flight."""
-    if not any(span.request.params.prompt_logprobs is not None for span in spans):
+    if not any(span.request.params.reads_prompt for span in spans):
         return None
     rows: list[int] = []
     first = 0
     for span, bound in zip(spans, bounds, strict=True):
-        if span.request.params.prompt_logprobs is not None:
+        if span.request.params.reads_prompt:
             scored = min(span.real, len(span.request.prompt_ids) - 1 - span.start)
             rows += range(first, first + max(0, scored))
         first += bound

@@ -108,6 +108,9 @@ class Grammars:
         if asked.choice is not None:
             words = " | ".join(json.dumps(word) for word in asked.choice)
             return self._compiler.compile_grammar(f"root ::= {words}")
+        if asked.structural_tag is not None:
+            assert isinstance(asked.structural_tag, str)
+            return self._compiler.compile_structural_tag(_mapping(asked.structural_tag))
         assert asked.grammar is not None
         return self._compiler.compile_grammar(asked.grammar)
 
@@ -162,9 +165,21 @@ class Guide:
         return found[0] if masked else None
 
 
+def _mapping(text: str) -> dict[str, Any]:
+    """Read here, because xgrammar's error would repeat the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
 def _reason(error: Exception) -> str:
-    """xgrammar's message, without the time, its source's file and what it was given."""
-    text = re.sub(r"^\[[\d:]+\] \S+: |The JSON string is.*", "", str(error).strip(), flags=re.DOTALL)
+    """xgrammar's message, without the time, its source's file, the condition there and what it was given."""
+    noise = r"^\[[\d:]+\] \S+: |Check failed: \(.*?\) is false: |The JSON string is.*"
+    text = re.sub(noise, "", str(error).strip(), flags=re.DOTALL)
     return text.strip()[:200] or type(error).__name__
 
 

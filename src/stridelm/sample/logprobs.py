@@ -1,6 +1,6 @@
 """Log-probabilities of the raw logits: computed on the device, made vLLM's dictionaries after the step.
 
-Legend: M rows, V vocabulary, N alternatives reported a row.
+Legend: M rows, V vocabulary, N alternatives and K chosen tokens reported a row.
 """
 
 from __future__ import annotations
@@ -31,22 +31,31 @@ class RawLogprobs:
     """[M, N] int64, the likeliest first, the lowest id first among equals."""
     top_logprobs: torch.Tensor
     """[M, N] float32."""
+    chosen_ids: torch.Tensor
+    """[M, K] int64: the tokens that were asked for by id."""
+    chosen_logprobs: torch.Tensor
+    """[M, K] float32."""
 
 
-def raw_logprobs(logits_MV: torch.Tensor, tokens_M: torch.Tensor, top: int = 0) -> RawLogprobs:
-    """Report `tokens_M` and the `top` likeliest tokens of each row."""
-    chosen_M1 = tokens_M[:, None]
+def raw_logprobs(
+    logits_MV: torch.Tensor, tokens_M: torch.Tensor, top: int = 0, chosen_MK: torch.Tensor | None = None
+) -> RawLogprobs:
+    """Report `tokens_M`, the `top` likeliest tokens and those of `chosen_MK` (int64 ids), of each row."""
+    own_M1 = tokens_M[:, None]
+    if chosen_MK is None:
+        chosen_MK = own_M1[:, :0]
     depth_MV = depths(logits_MV)
-    chosen_depth_M1 = depth_MV.gather(1, chosen_M1)
     log_total_M1 = (masses(depth_MV).sum(-1, keepdim=True).double().log() - math.log(UNIT)).float()
-    greater_M = (logits_MV > logits_MV.gather(1, chosen_M1)).sum(-1)
+    greater_M = (logits_MV > logits_MV.gather(1, own_M1)).sum(-1)
     top_ids_MN = top_tokens(logits_MV, min(top, logits_MV.shape[1]))
     return RawLogprobs(
         tokens=tokens_M,
-        logprobs=(-chosen_depth_M1 - log_total_M1).squeeze(1),
+        logprobs=(-depth_MV.gather(1, own_M1) - log_total_M1).squeeze(1),
         ranks=greater_M + 1,
         top_ids=top_ids_MN,
         top_logprobs=-depth_MV.gather(1, top_ids_MN) - log_total_M1,
+        chosen_ids=chosen_MK,
+        chosen_logprobs=-depth_MV.gather(1, chosen_MK) - log_total_M1,
     )
 
 
@@ -65,18 +74,25 @@ def top_tokens(logits_MV: torch.Tensor, count: int) -> torch.Tensor:
     return _LOW32 - (keys_MN & _LOW32)
 
 
-def as_dicts(raw: RawLogprobs, counts: Sequence[int] | None = None) -> list[dict[int, Logprob]]:
-    """vLLM's shape: a dictionary a row, first the reported token, which is always there, then the likeliest.
+def as_dicts(
+    raw: RawLogprobs, counts: Sequence[int] | None = None, chosen: Sequence[int] | None = None
+) -> list[dict[int, Logprob]]:
+    """vLLM's shape: a dictionary a row, first the reported token, which is always there, then the likeliest, then those
+    asked for by id.
 
-    counts: how many alternatives each row reports; None: all that were computed. Reads the device: call it
-    after the step. A token among the alternatives has its place there as its rank.
+    counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. Reads the
+    device: call it after the step. A token among the alternatives has its place there as its rank.
     """
     if counts is None:
         counts = [raw.top_ids.shape[1]] * raw.tokens.shape[0]
-    columns = (raw.tokens, raw.logprobs, raw.ranks, raw.top_ids, raw.top_logprobs)
-    token, logprob, rank, top_ids, top_logprobs = (column.tolist() for column in columns)
+    if chosen is None:
+        chosen = [raw.chosen_ids.shape[1]] * raw.tokens.shape[0]
+    columns = (raw.tokens, raw.logprobs, raw.ranks, raw.top_ids, raw.top_logprobs, raw.chosen_ids, raw.chosen_logprobs)
+    token, logprob, rank, top_ids, top_logprobs, chosen_ids, chosen_logprobs = (column.tolist() for column in columns)
     rows = [{t: Logprob(p, r)} for t, p, r in zip(token, logprob, rank)]
-    for m, count in enumerate(counts):
-        likeliest = zip(top_ids[m][:count], top_logprobs[m])
-        rows[m].update({t: Logprob(p, place) for place, (t, p) in enumerate(likeliest, start=1)})
+    for m, entry in enumerate(rows):
+        likeliest = zip(top_ids[m][: counts[m]], top_logprobs[m])
+        entry.update({t: Logprob(p, place) for place, (t, p) in enumerate(likeliest, start=1)})
+        for t, p in zip(chosen_ids[m][: chosen[m]], chosen_logprobs[m]):
+            entry.setdefault(t, Logprob(p, None))
     return rows

@@ -26,6 +26,9 @@ class ServerConfig:
     request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
     drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
     max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
+    enable_return_hidden_states: bool = option(
+        False, "let requests of /generate ask for hidden states, which are large"
+    )
     access_log: bool = option(True, "a line for each request, with its acceptance")
     log_json: bool = option(False, "log lines are JSON objects")
 
@@ -38,7 +41,7 @@ class ServerConfig:
             self._settle("request_timeout", timeout)
         self._settle("drain_timeout", number("drain_timeout", self.drain_timeout, 0.0, 1e6))
         self._settle("max_restarts", number("max_restarts", self.max_restarts, 0, 1000, whole=True))
-        for name in ("protect_metrics", "access_log", "log_json"):
+        for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
             check_flag(name, getattr(self, name))
         for name in ("api_key", "served_model_name"):
             self._settle(name, _names(name, getattr(self, name)))

@@ -102,6 +102,7 @@ def _facts(engine: Engine) -> Ready:
         why=why,
         context=target.max_length,
         vocab_size=target.vocab_size,
+        hidden_size=parts.model.spec.hidden_size,
         device=str(parts.device),
         dtype=str(parts.pool.keys[0].dtype).removeprefix("torch."),
         pages=engine.ledger.total(),
@@ -241,6 +242,7 @@ def _delta(output: StepOutput) -> Delta:
         output.accepted,
         logprobs,
         _prompt_scores(request, output.prompt_logprobs),
+        None if output.hidden_states is None else output.hidden_states.numpy().tobytes(),
         _finish(request) if output.finished else None,
     )
 

@@ -18,6 +18,7 @@ class Gathered:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Scores] = field(default_factory=list)
     prompt_logprobs: list[Scores | None] | None = None
+    hidden_states: bytes = b""
     finish: Finish | None = None
 
     def take(self, delta: Delta) -> None:
@@ -26,6 +27,7 @@ class Gathered:
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
+        self.hidden_states += delta.hidden_states or b""
         self.finish = delta.finish or self.finish
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -80,6 +81,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     context: int
     """Most tokens of prompt and output."""
     vocab_size: int
+    hidden_size: int
     device: str
     dtype: str
     pages: int
@@ -108,12 +110,18 @@ class Score(msgspec.Struct, array_like=True):
 
     token: int
     logprob: float
-    rank: int
+    rank: int | None
     text: str | None
 
 
 Scores = list[Score]
-"""Of one position: the token that stands there first, then the likeliest."""
+"""Of one position: the token that stands there first, then the likeliest, then those asked for by id."""
+
+
+def likeliest(entry: Scores, top: int) -> Scores:
+    """The `top` likeliest of a position, the likeliest first."""
+    ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
+    return [one for _, one in sorted(ranked, key=itemgetter(0))][:top]
 
 
 class Finish(msgspec.Struct, array_like=True):
@@ -133,6 +141,8 @@ class Delta(msgspec.Struct, array_like=True):
     """How many of the tokens were guessed (types.StepOutput)."""
     logprobs: list[Scores] | None = None
     prompt_logprobs: list[Scores | None] | None = None
+    hidden_states: bytes | None = None
+    """float32 in this machine's order, Ready.hidden_size numbers a row (types.StepOutput)."""
     finish: Finish | None = None
 
     @property

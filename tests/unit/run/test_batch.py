@@ -143,7 +143,7 @@ def _check_decisions(world: World, rows: list[dict[str, Any]]) -> None:
     scored = [
         n
         for n, row in enumerate(rows)
-        if world.spans[row["span"]].request.params.prompt_logprobs is not None
+        if world.spans[row["span"]].request.params.reads_prompt
         and row["draft"] < 0
         and row["storage"] + 1 < len(world.spans[row["span"]].request.prompt_ids)
     ]

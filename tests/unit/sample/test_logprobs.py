@@ -16,7 +16,8 @@ def test_numbers_and_ranks_agree_with_the_slow_way(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(20, 1001, generator=generator) * 4).to(dtype)
     tokens = torch.randint(1001, (20,), generator=generator)
-    raw = raw_logprobs(logits, tokens, top=5)
+    chosen = torch.randint(1001, (20, 4), generator=generator)
+    raw = raw_logprobs(logits, tokens, top=5, chosen_MK=chosen)
     expected = logits.double().log_softmax(-1)
     order = logits.float().sort(dim=-1, descending=True, stable=True).indices
     for m, token in enumerate(tokens.tolist()):
@@ -24,6 +25,7 @@ def test_numbers_and_ranks_agree_with_the_slow_way(dtype: torch.dtype) -> None:
         assert int(raw.ranks[m]) == 1 + sum(x > logits[m, token] for x in logits[m])
         assert raw.top_ids[m].tolist() == order[m, :5].tolist()
         torch.testing.assert_close(raw.top_logprobs[m].double(), expected[m, order[m, :5]], rtol=1e-5, atol=3e-6)
+        torch.testing.assert_close(raw.chosen_logprobs[m].double(), expected[m, chosen[m]], rtol=1e-5, atol=3e-6)
 
 
 def test_equals_come_lowest_id_first() -> None:
@@ -57,3 +59,12 @@ def test_dictionaries_have_the_token_first_and_each_row_its_own_count() -> None:
     assert rows[2] == {1: Logprob(pytest.approx(3 - lse, abs=1e-6), 1)}
     assert [list(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1])))] == [[0], [2], [1]]
     assert [len(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1]), top=9))] == [4, 4, 4]
+
+
+def test_chosen_tokens_stand_last_and_have_no_rank_of_their_own() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 3)
+    raw = raw_logprobs(logits, torch.tensor([0, 2, 1]), top=1, chosen_MK=torch.tensor([[3, 1], [3, 0], [0, 0]]))
+    rows = as_dicts(raw, chosen=[2, 1, 0])
+    assert [list(row) for row in rows] == [[0, 1, 3], [2, 1, 3], [1]]
+    assert [entry.rank for entry in rows[0].values()] == [4, 1, None]
+    assert rows[0][3].logprob == rows[1][3].logprob

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from stridelm.server.link import Generation
 from stridelm.server.messages import Abort
 from stridelm.server.native.rids import Call, Rids
 from stridelm.text.tokenizer import Tokenizer
-from support.server import PROMPT, Served, llm, offline, settle
+from support.server import PROMPT, Served, llm, offline, serving, settle
 
 OTHER = "import os\n\n\ndef walk(path):\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
@@ -201,6 +202,43 @@ def test_which_logprobs_are_told(served: Served) -> None:
     assert all(one[2] is None for one in whole["input_token_logprobs"] + whole["output_token_logprobs"])
     end = post(served, input_ids=ids(), sampling_params=settings, return_logprob=True, logprob_start_len=len(ids()))
     assert end["meta_info"]["input_token_logprobs"] == []
+
+
+@pytest.mark.parametrize("chosen", [[300, 7], [[300, 7], [9]]], ids=["for all", "one each"])
+def test_logprobs_of_chosen_tokens(served: Served, chosen: list[Any]) -> None:
+    """In the order asked for, at every position, whether likely or not."""
+    settings = {"temperature": 0, "max_new_tokens": 3}
+    asked = {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": chosen}
+    answers = post(served, text=[PROMPT, OTHER], sampling_params=settings, return_text_in_logprobs=True, **asked)
+    each = [chosen, chosen] if isinstance(chosen[0], int) else chosen
+    for answer, prompt, wanted in zip(answers, (PROMPT, OTHER), each, strict=True):
+        params = {"temperature": 0, "max_tokens": 3, "logprobs": 0, "prompt_logprobs": 0, "logprob_token_ids": wanted}
+        out = llm().generate(prompt, SamplingParams(**params))[0]
+        first, *told = answer["meta_info"]["input_token_ids_logprobs"]
+        told += answer["meta_info"]["output_token_ids_logprobs"]
+        entries = [*out.prompt_logprobs[1:], *out.outputs[0].logprobs]
+        assert first is None and told == [
+            [[pytest.approx(entry[t].logprob, abs=1e-5), t, tokenizer().token_text(t)] for t in wanted]
+            for entry in entries
+        ]
+
+
+def test_hidden_states(tmp_path: Path) -> None:
+    """Those of the offline API: the prompt's in one list, then a vector for each token that was run."""
+    with serving(tmp_path, "--enable-return-hidden-states") as server:
+        settings = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+        asked = {"text": [PROMPT, OTHER], "return_hidden_states": [True, False], "sampling_params": settings}
+        answer, other = post(server, **asked)
+        *_, last = events(server, text=PROMPT, return_hidden_states=True, sampling_params=settings)
+        scored = post(server, text=PROMPT, return_hidden_states=True, sampling_params={"max_new_tokens": 0})
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, return_hidden_states=True)
+    expected = llm().generate(PROMPT, params)[0].outputs[0].hidden_states
+    assert expected is not None
+    prompt, *rest = answer["meta_info"]["hidden_states"]
+    assert [*prompt, *rest] == expected.tolist() and len(prompt) == len(ids())
+    assert last["meta_info"]["hidden_states"] == answer["meta_info"]["hidden_states"]
+    assert scored["meta_info"]["hidden_states"] == [prompt]
+    assert "hidden_states" not in other["meta_info"]
 
 
 def test_scoring_generates_nothing(served: Served) -> None:
@@ -572,6 +610,7 @@ def test_aborted_before_the_engine_has_it() -> None:
         ({"sampling_params": {"ebnf": "secret"}}, "root"),
         ({"sampling_params": {"regex": "secret", "ebnf": "secret"}}, "give one"),
         ({"sampling_params": {"structural_tag": "secret"}}, "structural_tag"),
+        ({"sampling_params": {"structural_tag": "{}", "ebnf": "secret"}}, "give one"),
         ({"sampling_params": {"speculation": {"drafter": "nobody"}}}, "nobody"),
         ({"sampling_params": [{}, {}]}, "2 entries for 1 prompts"),
         ({"text": ["secret", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "n must be the same"),
@@ -579,8 +618,10 @@ def test_aborted_before_the_engine_has_it() -> None:
         ({"return_logprob": True, "logprob_start_len": 99}, "logprob_start_len"),
         ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
         ({"return_logprob": True, "top_logprobs_num": 65}, "top_logprobs_num"),
-        ({"return_logprob": True, "token_ids_logprob": [1]}, "token_ids_logprob"),
-        ({"return_hidden_states": True}, "hidden states"),
+        ({"return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [10**6]}, "logprob_token_ids"),
+        ({"text": ["secret", "b"], "return_logprob": True, "token_ids_logprob": [[1]]}, "1 entries for 2"),
+        ({"return_hidden_states": True}, "--enable-return-hidden-states"),
         ({"rid": ["a", "b"]}, "rid"),
         ({"rid": ""}, "rid"),
         ({"text": ["secret", "b"], "rid": ["a", "a"]}, "rid"),

@@ -34,8 +34,8 @@ def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
 def follow_torch() -> None:
     """Use as many threads as torch does now, and leave torch its number.
 
-    Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which is torch's too: without
-    the second line a process that was told to compute with one thread would go on with one a core.
+    Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which is torch's too: a
+    process that was told to compute with one thread would go on with one a core.
     """
     threads = torch.get_num_threads()
     nb.set_num_threads(min(threads, nb.config.NUMBA_NUM_THREADS))

@@ -13,7 +13,7 @@ from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.link import Generation, Sample
 from stridelm.server.native.rids import Call, rids_of
-from stridelm.server.native.schemas import GenerateRequest, NativeSampling, unset
+from stridelm.server.native.schemas import GenerateRequest, NativeSampling
 from stridelm.server.native.told import Task, Told
 from stridelm.server.openai.shared import check_model
 from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
@@ -48,7 +48,8 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     call.start(link, generation)
     request.state.generation = generation
     each = [task for task in tasks for _ in range(task.params.n)]
-    told = [Told(rid, task, generation.began, service.tokenizer) for rid, task in zip(call.rids, each, strict=True)]
+    speech = service.tokenizer, service.ready.hidden_size
+    told = [Told(rid, task, generation.began, *speech) for rid, task in zip(call.rids, each, strict=True)]
     answer, close = _Answer(generation, told, many), partial(link.abandon, generation)
     if body.stream:
         return EventStream(answer.events(), close)
@@ -95,27 +96,29 @@ class _Answer:
 
 async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
     """Raises ApiError for what cannot be had."""
-    if not unset(body.token_ids_logprob):
-        raise bad_request(
-            "token_ids_logprob: log-probabilities of chosen tokens cannot be had; use top_logprobs_num",
-            "token_ids_logprob",
-        )
-    if not unset(body.return_hidden_states):
-        raise bad_request(
-            "return_hidden_states: hidden states stay in the engine's process; leave it out", "return_hidden_states"
-        )
     prompts = await _prompts(body, service)
     count = len(prompts)
     sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
     scored = _each("return_logprob", body.return_logprob, count, False)
     starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
     tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
+    chosen = _each_chosen(body.token_ids_logprob, count)
+    shown = _each("return_hidden_states", body.return_hidden_states, count, False)
+    if any(shown) and not service.config.enable_return_hidden_states:
+        raise bad_request(
+            "return_hidden_states: this server was not started for it; leave it out, or start the server with "
+            "--enable-return-hidden-states",
+            "return_hidden_states",
+        )
     if len({one.n or 1 for one in sampling}) > 1:
         raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
     tasks = []
-    for ids, one, wanted, start, top in zip(prompts, sampling, scored, starts, tops, strict=True):
+    for ids, one, wanted, start, top, picked, states in zip(
+        prompts, sampling, scored, starts, tops, chosen, shown, strict=True
+    ):
         told_from = _told_from(start, len(ids)) if wanted else None
-        params = _params(body, one, service, _asked_scores(told_from, len(ids), top))
+        more: dict[str, Any] = {"return_hidden_states": True} if states else {}
+        params = _params(body, one, service, more | _asked_scores(told_from, len(ids), top, picked))
         tasks.append(Task(ids, params, one.scores_only, told_from, top, bool(body.return_text_in_logprobs)))
     return tasks
 
@@ -143,6 +146,12 @@ def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[
     return value
 
 
+def _each_chosen(value: list[int] | list[list[int] | None] | None, count: int) -> list[list[int]]:
+    """Ids whose log-probabilities each prompt wants. A list of ids is for all prompts."""
+    nested: Any = value if value and not isinstance(value[0], int) else [value] * count
+    return [ids or [] for ids in _each("token_ids_logprob", nested, count, [])]
+
+
 def _told_from(start: int, length: int) -> int:
     if start > length:
         raise bad_request(
@@ -152,16 +161,15 @@ def _told_from(start: int, length: int) -> int:
     return length if start == -1 else start
 
 
-def _asked_scores(told_from: int | None, length: int, top: int) -> dict[str, int]:
+def _asked_scores(told_from: int | None, length: int, top: int, chosen: list[int]) -> dict[str, Any]:
     if told_from is None:
         return {}
-    return {"logprobs": top} if told_from == length else {"logprobs": top, "prompt_logprobs": top}
+    asked: dict[str, Any] = {"logprobs": top} if told_from == length else {"logprobs": top, "prompt_logprobs": top}
+    return {**asked, "logprob_token_ids": chosen} if chosen else asked
 
 
-def _params(
-    body: GenerateRequest, sampling: NativeSampling, service: Service, scores: dict[str, int]
-) -> SamplingParams:
-    more: dict[str, Any] = {**scores, **_structure(sampling)}
+def _params(body: GenerateRequest, sampling: NativeSampling, service: Service, asked: dict[str, Any]) -> SamplingParams:
+    more: dict[str, Any] = {**asked, **_structure(sampling)}
     speculation = _speculation(sampling, service)
     if speculation is None:
         speculation = body.speculation
@@ -174,8 +182,6 @@ def _params(
 
 def _structure(sampling: NativeSampling) -> dict[str, Any]:
     """What the output must be. Raises ApiError for several at once."""
-    if sampling.structural_tag is not None:
-        raise bad_request("structural_tag cannot be had; use json_schema, regex or ebnf", "structural_tag")
     asked: list[dict[str, Any]] = []
     if sampling.json_schema is not None:
         anything = sampling.json_schema == ANY_JSON
@@ -184,8 +190,12 @@ def _structure(sampling: NativeSampling) -> dict[str, Any]:
         asked.append({"regex": sampling.regex})
     if sampling.ebnf is not None:
         asked.append({"grammar": sampling.ebnf})
+    if sampling.structural_tag is not None:
+        asked.append({"structural_tag": sampling.structural_tag})
     if len(asked) > 1:
-        raise bad_request("json_schema, regex and ebnf say the same thing; give one of them", "sampling_params")
+        raise bad_request(
+            "json_schema, regex, ebnf and structural_tag say the same thing; give one of them", "sampling_params"
+        )
     return {"structured_outputs": asked[0]} if asked else {}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from stridelm.params import MAX_LOGPROBS, SamplingParams
+from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
 
 MOST_PROMPTS = 1024
@@ -50,6 +50,8 @@ Word = Annotated[str, Field(max_length=MOST_WORD)]
 Rid = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]
+Chosen = Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
+OneOrEachIds = Chosen | Annotated[list[Chosen | None], Field(max_length=MOST_PROMPTS)]
 Start = Annotated[int, Field(ge=-1)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -152,8 +154,8 @@ class GenerateRequest(BaseModel):
     """First position of the prompt that is told; -1 for the output alone."""
     top_logprobs_num: Top | Annotated[list[Top], Field(max_length=MOST_PROMPTS)] | None = None
     return_text_in_logprobs: bool | None = None
-    token_ids_logprob: Any = None
-    return_hidden_states: Any = None
+    token_ids_logprob: OneOrEachIds | None = None
+    return_hidden_states: bool | Annotated[list[bool], Field(max_length=MOST_PROMPTS)] | None = None
 
     log_metrics: Literal[True] | None = None
     no_logs: bool | None = None

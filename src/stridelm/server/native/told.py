@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.server.gather import Gathered
-from stridelm.server.messages import Delta, Finish, Score, Scores
+from stridelm.server.messages import Delta, Finish, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
 from stridelm.text.tokenizer import Tokenizer
 
@@ -41,21 +44,24 @@ class Task:
 class Told:
     """One sample as clients are told of it. began: time.monotonic() of the request."""
 
-    def __init__(self, rid: str, task: Task, began: float, tokenizer: Tokenizer) -> None:
+    def __init__(self, rid: str, task: Task, began: float, tokenizer: Tokenizer, hidden_size: int) -> None:
         self._rid = rid
         self._task = task
         self._began = began
         self._tokenizer = tokenizer
+        self._hidden_size = hidden_size
         self._sample = Gathered()
         self._seconds = 0.0
         self._input: list[Triple] = []
         self._input_top: list[list[Triple] | None] = []
+        self._input_chosen: list[list[Triple] | None] = []
         self._output: list[Triple] = []
         self._output_top: list[list[Triple] | None] = []
+        self._output_chosen: list[list[Triple] | None] = []
 
     def take(self, delta: Delta) -> None:
         if self._task.scores_only:
-            delta = Delta(delta.id, [], [], 0, None, delta.prompt_logprobs, delta.finish)
+            delta = msgspec.structs.replace(delta, token_ids=[], pieces=[], accepted=0, logprobs=None)
         self._sample.take(delta)
         if delta.finish is not None:
             self._seconds = time.monotonic() - self._began
@@ -66,6 +72,7 @@ class Told:
         for entry in delta.logprobs or ():
             self._output.append(self._triple(entry[0]))
             self._output_top.append(self._likeliest(entry))
+            self._output_chosen.append(self._chosen(entry))
 
     def answer(self) -> dict[str, Any]:
         """All of it so far."""
@@ -82,6 +89,9 @@ class Told:
             meta["output_token_logprobs_length"] = len(self._output)
             if task.top:
                 meta |= {"input_top_logprobs": self._input_top, "output_top_logprobs": self._output_top}
+            if task.params.logprob_token_ids:
+                meta["input_token_ids_logprobs"] = self._input_chosen
+                meta["output_token_ids_logprobs"] = self._output_chosen
         if sample.finish is not None:
             meta |= self._ended(sample.finish)
         return {"text": sample.text, "output_ids": sample.token_ids, "meta_info": meta}
@@ -97,6 +107,8 @@ class Told:
             "acceptance": metrics.acceptance,
             "lossless": metrics.lossless,
         }
+        if self._task.params.return_hidden_states:
+            meta["hidden_states"] = self._states()
         return meta if self._task.scores_only or metrics.drafter == "none" else meta | _speculated(metrics, len(ids))
 
     def _finish_reason(self, finish: Finish) -> dict[str, Any]:
@@ -113,14 +125,25 @@ class Told:
         token = self._task.prompt_ids[self._task.told_from]
         self._input.append([None, token, self._tokenizer.token_text(token) if self._task.with_text else None])
         self._input_top.append(None)
+        self._input_chosen.append(None)
         for entry in entries[1:]:
             assert entry is not None
             self._input.append(self._triple(entry[0]))
             self._input_top.append(self._likeliest(entry))
+            self._input_chosen.append(self._chosen(entry))
 
     def _likeliest(self, entry: Scores) -> list[Triple] | None:
-        best = sorted((one for one in entry if one.rank <= self._task.top), key=lambda one: one.rank)
-        return [self._triple(one) for one in best[: self._task.top]] or None
+        return [self._triple(one) for one in likeliest(entry, self._task.top)] or None
+
+    def _chosen(self, entry: Scores) -> list[Triple] | None:
+        by_id = {one.token: one for one in entry}
+        return [self._triple(by_id[token]) for token in self._task.params.logprob_token_ids or ()] or None
+
+    def _states(self) -> list[Any]:
+        """A list of the prompt's vectors, then the vector of each output token but the last, which was never run."""
+        rows = np.frombuffer(self._sample.hidden_states, np.float32).reshape(-1, self._hidden_size).tolist()
+        length = len(self._task.prompt_ids)
+        return [rows[:length], *rows[length:]]
 
     def _triple(self, score: Score) -> Triple:
         return [finite(score.logprob), score.token, score.text if self._task.with_text else None]

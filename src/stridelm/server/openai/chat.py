@@ -12,7 +12,7 @@ from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.link import Generation, Sample
-from stridelm.server.messages import Delta, Score, Scores
+from stridelm.server.messages import Delta, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.schemas import ChatMessage, ChatRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
@@ -147,8 +147,7 @@ class _Answer:
         top = self._body.top_logprobs or 0
         return {
             "content": [
-                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in entry if one.rank <= top]}
-                for entry in scores
+                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in likeliest(entry, top)]} for entry in scores
             ]
         }
 

@@ -12,7 +12,7 @@ from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.link import Generation, Sample
-from stridelm.server.messages import Delta, Score, Scores
+from stridelm.server.messages import Delta, Score, Scores, likeliest
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
 from stridelm.server.replies import DONE, event
@@ -174,12 +174,17 @@ def legacy_logprobs(scores: Sequence[Scores | None], top: int, offset: int) -> d
         found["text_offset"].append(offset)
         found["tokens"].append(own.text or "")
         found["token_logprobs"].append(None if unscored else finite(own.logprob))
-        likeliest = [one for one in entry if one.rank <= top] if top else []
         # The token itself is listed too where it is not among the likeliest, as OpenAI does.
-        found["top_logprobs"].append(
-            None if unscored else {one.text or "": finite(one.logprob) for one in [*likeliest, own]}
-        )
+        found["top_logprobs"].append(None if unscored else _by_text([*likeliest(entry, top), own]))
         offset += len(own.text or "")
+    return found
+
+
+def _by_text(entries: Scores) -> dict[str, float]:
+    """Text -> log-probability. Of tokens with one text, such as parts of characters, the first counts."""
+    found: dict[str, float] = {}
+    for one in entries:
+        found.setdefault(one.text or "", finite(one.logprob))
     return found
 
 

@@ -82,7 +82,7 @@ class SamplingFields(BaseModel):
     return_hidden_states: Literal[False] | None = None
     """SGLang's router writes these two into every request; other values have no effect here and are refused."""
     structured_outputs: dict[str, Any] | None = None
-    """vLLM's: one of json, json_object, regex, choice, grammar."""
+    """vLLM's: one of json, json_object, regex, choice, grammar, structural_tag."""
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Words | None = None

@@ -1,0 +1,132 @@
+"""What requests are told of a step's rows beside their tokens: log-probabilities of the raw logits, hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stridelm.sample.logprobs import as_dicts, raw_logprobs
+from stridelm.types import ForwardBatch, Logprob, Request, Span
+from stridelm.upload import upload
+
+if TYPE_CHECKING:
+    from stridelm.engine.step import Detail
+    from stridelm.text.tokenizer import Tokenizer
+
+Entries = list[dict[int, Logprob]]
+
+
+@dataclass(slots=True)
+class OfTokens:
+    """What is told of the tokens that a step decided for one request, dropped ones included."""
+
+    logprobs: Entries | None = None
+    states: torch.Tensor | None = None
+    """[T, H] float32 on the CPU."""
+
+
+@dataclass(slots=True)
+class OfPrompt:
+    """What is known of a prompt so far; complete once its first token is there."""
+
+    logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
+    """By position. Nothing comes before the first token."""
+    states: torch.Tensor | None = None
+    """[P - 1, H] float32 on the CPU: all positions but the last, whose row decides the first token."""
+
+
+class Introspection:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._prompts: dict[str, OfPrompt] = {}
+
+    def read(self, detail: Detail) -> dict[int, OfTokens]:
+        """Span -> what is told of its tokens, for requests that want it; what there is of prompts is kept."""
+        self._read_prompts(detail)
+        return self._read_tokens(detail)
+
+    def prompt(self, request: Request) -> OfPrompt:
+        return self._prompts.get(request.id) or OfPrompt()
+
+    def forget(self, request: Request) -> None:
+        self._prompts.pop(request.id, None)
+
+    def _read_tokens(self, detail: Detail) -> dict[int, OfTokens]:
+        batch, verdict = detail.batch, detail.verdict
+        told: dict[int, OfTokens] = {}
+        scored = _deciding(batch, [s.request.params.logprobs is not None for s in batch.spans])
+        if scored:
+            index = upload(scored, verdict.tokens.device)
+            rows, tokens = verdict.rows[index].clamp(min=0), verdict.tokens[index].clamp(min=0)
+            each = [batch.spans[i].request for i in scored for _ in range(rows.shape[1])]
+            counts = [request.params.logprobs or 0 for request in each]
+            logits = detail.logits.decisions.index_select(0, rows.flatten())
+            entries = iter(self._entries(logits, tokens.flatten(), each, counts))
+            for i in scored:
+                told.setdefault(i, OfTokens()).logprobs = [next(entries) for _ in range(rows.shape[1])]
+        shown = _deciding(batch, [s.request.params.return_hidden_states for s in batch.spans])
+        if shown:
+            decisions = verdict.rows[upload(shown, verdict.rows.device)].clamp(min=0)
+            states = detail.logits.states.final[batch.decisions[decisions]].float().cpu()
+            for i, mine in zip(shown, states):
+                told.setdefault(i, OfTokens()).states = mine
+        return told
+
+    def _read_prompts(self, detail: Detail) -> None:
+        batch, logits = detail.batch, detail.logits
+        if logits.prompt is None or batch.prompt_rows is None or not batch.prompt_rows.shape[0]:
+            return
+        places = [(span.request, at) for span in batch.spans for at in _told_positions(span)]
+        scored = [n for n, (request, _) in enumerate(places) if request.params.prompt_logprobs is not None]
+        if scored:
+            each = [places[n][0] for n in scored]
+            tokens = upload([places[n][0].prompt_ids[places[n][1] + 1] for n in scored], logits.prompt.device)
+            counts = [request.params.prompt_logprobs or 0 for request in each]
+            rows = logits.prompt[upload(scored, logits.prompt.device)]
+            for n, entry in zip(scored, self._entries(rows, tokens, each, counts), strict=True):
+                request, at = places[n]
+                known = self._of(request).logprobs
+                known.extend([None] * (len(request.prompt_ids) - len(known)))
+                known[at + 1] = entry
+        if any(request.params.return_hidden_states for request, _ in places):
+            states = logits.states.final[batch.prompt_rows].float().cpu()
+            for (request, at), row in zip(places, states, strict=True):
+                if request.params.return_hidden_states:
+                    mine = self._of(request)
+                    if mine.states is None:
+                        mine.states = row.new_zeros(len(request.prompt_ids) - 1, len(row))
+                    mine.states[at] = row
+
+    def _of(self, request: Request) -> OfPrompt:
+        return self._prompts.setdefault(request.id, OfPrompt())
+
+    def _entries(
+        self, logits: torch.Tensor, tokens: torch.Tensor, each: Sequence[Request], counts: Sequence[int]
+    ) -> Entries:
+        """A dictionary for each row of [M, V] logits, of the request whose row it is."""
+        chosen = [request.params.logprob_token_ids or () for request in each]
+        widest = max(map(len, chosen))
+        padded = np.array([[*ids, *[0] * (widest - len(ids))] for ids in chosen], dtype=np.int64)
+        asked = upload(padded, logits.device)
+        entries = as_dicts(raw_logprobs(logits, tokens, max(counts), asked), counts, [len(ids) for ids in chosen])
+        if self._tokenizer is not None:
+            for entry in entries:
+                for token, logprob in entry.items():
+                    logprob.decoded_token = self._tokenizer.token_text(token)
+        return entries
+
+
+def _deciding(batch: ForwardBatch, wanted: Sequence[bool]) -> list[int]:
+    return [i for i, (span, wants) in enumerate(zip(batch.spans, wanted, strict=True)) if wants and span.decides]
+
+
+def _told_positions(span: Span) -> range:
+    """Prompt positions that the span's real rows stand at and that are told of: all but the prompt's last."""
+    request = span.request
+    if not request.params.reads_prompt:
+        return range(0)
+    return range(span.start, min(span.start + span.real, len(request.prompt_ids) - 1))
