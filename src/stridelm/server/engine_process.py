@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from stridelm.config import EngineConfig
+from stridelm.draft import DRAFTERS
 from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
@@ -100,6 +101,7 @@ def _facts(engine: Engine) -> Ready:
         depth=spoken.depth or 0,
         acceptance=spoken.rule,
         why=why,
+        drafters=[name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None],
         context=target.max_length,
         vocab_size=target.vocab_size,
         hidden_size=parts.model.spec.hidden_size,

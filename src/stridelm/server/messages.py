@@ -78,6 +78,8 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     acceptance: str
     why: str
     """Why this drafter."""
+    drafters: list[str]
+    """All that requests may ask for."""
     context: int
     """Most tokens of prompt and output."""
     vocab_size: int

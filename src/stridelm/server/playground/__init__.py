@@ -15,7 +15,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stridelm.draft import DRAFTERS
 from stridelm.server.replies import json_reply
 from stridelm.server.service import Service
 from stridelm.verify import RULES
@@ -57,8 +56,6 @@ async def facts(request: Request) -> Response:
     """What the page offers: the model, how it is drafted for by default, and what else could be asked for."""
     service: Service = request.app.state.service
     ready = service.ready
-    # Which drafters can run the engine knows alone; one that cannot is refused with its reason when it is asked for.
-    drafters = [name for name in DRAFTERS if name != "none"]
     rules = [_rule(name) for name in RULES if RULES.get(name).lossless or name in {*LOSSY, ready.acceptance}]
     return json_reply(
         {
@@ -69,7 +66,7 @@ async def facts(request: Request) -> Response:
             "context": ready.context,
             "device": ready.device,
             "dtype": ready.dtype,
-            "drafters": drafters,
+            "drafters": [name for name in ready.drafters if name != "none"],
             "rules": rules,
         }
     )
