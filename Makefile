@@ -3,27 +3,30 @@
 #   make demo    complete a Python file with the built-in model, and print how fast it went
 #   make test    the tests that need no GPU
 #   make check   lint, format, types
+#   make audit   known vulnerabilities of what Stride runs on
 #   make bench   measure the drafters against plain decoding
 #   make setup   only install, with the development tools and the pre-commit hooks
 #
 # PYTHON    the interpreter that .venv is made with (3.10 to 3.12)
 # PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
 #           CUDA, a tenth of the size
+# EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores
 # ARGS      passed to the command behind demo, test and bench
 
 PYTHON   ?= python3
 VENV     ?= .venv
 PIP_ARGS ?=
+EXTRAS   ?= dev
 JOBS     ?= 2
 ARGS     ?=
 
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 USE      := $(VENV)/.installed
-DEVELOP  := $(VENV)/.installed-dev
+DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: demo test check format bench setup clean
+.PHONY: demo test check audit format bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -36,6 +39,9 @@ check: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: $(DEVELOP)
+	$(BIN)/python tools/audit.py
 
 format: $(DEVELOP)
 	$(BIN)/ruff check --fix .
@@ -63,5 +69,5 @@ $(USE): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(DEVELOP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing Stride and its development tools into $(VENV) (once; PyTorch is large)"
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ $(USE)

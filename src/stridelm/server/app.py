@@ -13,6 +13,7 @@ from starlette.responses import Response
 from stridelm import __version__
 from stridelm.server import ops, playground
 from stridelm.server.border import OPEN_PATHS, Border
+from stridelm.server.document import complete
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.native import generate, info
 from stridelm.server.openai import chat, completions, models
@@ -33,6 +34,7 @@ def build_app(service: Service) -> FastAPI:
     app.state.service = service
     for part in (completions, chat, models, generate, info, ops, playground):
         app.include_router(part.router)
+    complete(app.openapi())  # which is kept
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

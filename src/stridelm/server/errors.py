@@ -21,6 +21,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message = message.encode(errors="backslashreplace").decode()  # it may quote what no encoding of an answer takes
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after

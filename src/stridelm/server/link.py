@@ -147,9 +147,15 @@ class Link:
             Job(id, sample.prompt_ids, plain(replace(sample.params, n=1)), index, seed)
             for id, sample, (index, seed) in zip(generation.ids, samples, _numbered(samples), strict=True)
         ]
+        try:
+            message = encode(Submit(generation.group, jobs))
+        except OverflowError as error:
+            raise bad_request("a number of the request has more than 64 bits; lower it") from error
+        except UnicodeEncodeError as error:
+            raise bad_request("a text of the request is not valid Unicode; leave lone surrogates out") from error
         self._groups[generation.group] = generation
         self.open.update({id: (generation, i) for i, id in enumerate(generation.ids)})
-        self.send(Submit(generation.group, jobs))
+        self._post(message)
         try:
             await generation.accepted
         except BaseException:  # a client that left while it was being asked
@@ -182,7 +188,10 @@ class Link:
 
     def send(self, message: ToEngine) -> None:
         """Never waits: there is no high-water mark."""
-        self._sender.send(encode(message), zmq.NOBLOCK)
+        self._post(encode(message))
+
+    def _post(self, message: bytes) -> None:
+        self._sender.send(message, zmq.NOBLOCK)
 
     async def _read(self) -> None:
         while True:

@@ -6,6 +6,7 @@ keeps every space as it came (no clean-up): a stream could not take one back, an
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -122,11 +123,13 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The chat as one text, special tokens included. `variables` go to the template.
 
-        Raises ValueError if the tokenizer has no chat template, or the template refuses the messages.
+        Raises ValueError if the tokenizer has no chat template, the template refuses the messages, or a variable is an
+        option of the rendering itself: a template among them is a program, and may run for ever.
         """
         if not self.hf.chat_template:
             raise ValueError(
@@ -135,11 +138,16 @@ class Tokenizer:
             )
         from jinja2 import TemplateError
 
+        variables = variables or {}
+        options = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"documents"}
+        if taken := sorted(variables.keys() & options):
+            raise ValueError(f"{taken[0]} is no variable of a chat template; leave it out")
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tokenize=False,
                 **variables,
             )
@@ -155,10 +163,9 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: Any,
     ) -> list[int]:
         """Token ids of a chat: `render_chat`, encoded without adding special tokens a second time."""
-        text = self.render_chat(messages, tools, add_generation_prompt, **variables)
+        text = self.render_chat(messages, tools, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
 
 

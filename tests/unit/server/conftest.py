@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.server import Served, serving, settle
+from support.server import Served, serving, settle, until
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +18,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def served(server: Served) -> Iterator[Served]:
-    """The server; afterwards nothing runs, no page is held, and it answers."""
+    """The server; afterwards nothing is open or runs, and it answers."""
     yield server
     figures = settle(server)
     assert figures["stride_requests_running"] == 0
     with server.http() as client:
+        until("no sample is open", lambda: client.get("/get_load").json()[0]["num_reqs"] == 0, 10)
         assert client.get("/health").status_code == 200

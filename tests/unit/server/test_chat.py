@@ -66,6 +66,8 @@ def test_logprobs(served: Served) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"extra_body": {"continue_final_message": True, "add_generation_prompt": True}}, "continue_final_message"),
+        ({"extra_body": {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}}, "variable"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": 1}}}, "template"),
     ],
     ids=str,
 )

@@ -7,6 +7,8 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.builtin import builtin_path
+from stridelm.server.messages import Score
+from stridelm.server.openai.completions import legacy_logprobs
 from stridelm.text.tokenizer import Tokenizer
 from support.server import PROMPT, Served, llm, offline
 
@@ -120,6 +122,13 @@ def test_echo_scores_the_prompt(served: Served) -> None:
     expected = llm().generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
     own = [entry[t].logprob for entry, t in zip(expected.prompt_logprobs[1:], tokens[1:])]
     assert scored.token_logprobs[1:] == pytest.approx(own, abs=1e-5)
+
+
+def test_likeliest_of_tokens_that_look_alike() -> None:
+    """Parts of characters have one text; the likeliest token's number stands by it, whichever token was said."""
+    entry = [Score(7, -3.0, 2, "\ufffd"), Score(9, -0.1, 1, "\ufffd")]
+    found = legacy_logprobs([entry], 1, 0)
+    assert (found["token_logprobs"], found["top_logprobs"]) == ([-3.0], [{"\ufffd": -0.1}])
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,10 @@ async def _prompt(body: ChatRequest, service: Service) -> list[int]:
             "continue_final_message",
         )
     opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
-    variables = dict(body.chat_template_kwargs or {})
-    if going_on:
-        variables["continue_final_message"] = True
     tools = None if body.tool_choice == "none" else body.tools
+    messages = [_message(one) for one in body.messages]
     try:
-        text = service.tokenizer.render_chat([_message(one) for one in body.messages], tools, opens, **variables)
+        text = service.tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
         return await service.encode(text, add_special_tokens=False)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
