@@ -115,9 +115,16 @@ def kernel(function: Any) -> Any:
 
 def in_order(function: Any) -> Any:
     """Compile a part of a kernel whose sums are added as written."""
-    return nb.njit(fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
+    return _part(function, IN_ORDER)
 
 
 def by_lanes(function: Any) -> Any:
     """Compile a part of a kernel whose sums are split over lanes."""
-    return nb.njit(fastmath=BY_LANES, error_model="numpy", cache=True)(function)
+    return _part(function, BY_LANES)
+
+
+def _part(function: Any, fastmath: set[str]) -> Any:
+    """Built into its caller whatever the compiler thinks of it. As a function of its own it would be there twice in the
+    process that compiles, optimised apart and with its sums over other lanes, and the caller read from disk would find
+    the other one: a machine's first run would have other bits than all later ones."""
+    return nb.njit(fastmath=fastmath, error_model="numpy", forceinline=True)(function)
