@@ -94,7 +94,7 @@ def test_parameters_bite(stands: Callable[[str, str], Stand], feature: str) -> N
     stand = stands("qwen3", "float32")
     free = [stand.plain(p, sampling(stand, p, 1.0, "nothing")) for p in prompts(stand, 4)]
     bitten = [stand.plain(p, sampling(stand, p, 1.0, feature)) for p in prompts(stand, 4)]
-    if feature in ("nothing", "samples", "logprobs"):
+    if feature in ("nothing", "samples", "logprobs", "hidden_states"):
         assert [o.outputs[0].token_ids for o in bitten] == [o.outputs[0].token_ids for o in free]
     else:
         assert all(b.outputs[0].token_ids != f.outputs[0].token_ids for b, f in zip(bitten, free))

@@ -258,7 +258,6 @@ def test_stop_frees_the_request(sheet: Sheet) -> None:
     ("asked", "words"),
     [
         ({"depth": 99}, "depth 99 is over 64, the most rows a draft may have; lower it"),
-        ({"drafter": "medusa"}, "drafter 'medusa' cannot run on this model"),
         ({"drafter": "ngram", "acceptance": "trust"}, "acceptance 'trust' does not work with drafter 'ngram'"),
         ({"max_tokens": 3_000_000_000}, "max_tokens must be an integer from 1"),
     ],
