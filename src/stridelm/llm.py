@@ -32,11 +32,18 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    hidden_states: torch.Tensor | None = None
-    """[P + T - 1, H] float32: a row for each position of prompt and output that was computed, all but the last."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics | None = None
+    _states: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
+    """As they came: put together when they are looked at, and not, the prompt's among them, at every step."""
+
+    @property
+    def hidden_states(self) -> torch.Tensor | None:
+        """[P + T - 1, H] float32: a row for each position of prompt and output that was computed, all but the last."""
+        if len(self._states) > 1:
+            self._states = [torch.cat(self._states)]
+        return self._states[0] if self._states else None
 
 
 @dataclass(slots=True)
@@ -194,8 +201,7 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
         gained = sum(entry[token].logprob for entry, token in zip(output.logprobs, output.new_token_ids, strict=True))
         sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + gained
     if output.hidden_states is not None:
-        before = () if sample.hidden_states is None else (sample.hidden_states,)
-        sample.hidden_states = torch.cat((*before, output.hidden_states))
+        sample._states.append(output.hidden_states)
     if output.prompt_logprobs is not None and index == 0:
         job.prompt_logprobs = output.prompt_logprobs
     if output.finished:

@@ -10,8 +10,9 @@ from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROBS = 64
-MAX_LOGPROB_TOKEN_IDS = 1024
 """Most alternatives reported a position."""
+MAX_LOGPROB_TOKEN_IDS = 1024
+"""Most tokens reported because they were asked for by id."""
 _WORD = 2**31 - 1
 """Largest count that may be asked for."""
 _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")

@@ -18,7 +18,7 @@ class Gathered:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Scores] = field(default_factory=list)
     prompt_logprobs: list[Scores | None] | None = None
-    hidden_states: bytes = b""
+    hidden_states: bytearray = field(default_factory=bytearray)
     finish: Finish | None = None
 
     def take(self, delta: Delta) -> None:
