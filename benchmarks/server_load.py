@@ -2,10 +2,11 @@
 
     python benchmarks/server_load.py [MODEL] --streams 64 --seconds 300 --speculation random --json results/load.json
 
-Three processes beside this one: first the engine by itself, driven without HTTP; then `stride serve`, which is two.
-Every stream asks for one completion after another, streamed. Reported: tokens a second over the offline API's at as
-many streams, percentiles of the time to the first token and between tokens, resident memory of both server processes
-over time, errors, and pages that are held when all is over. At one stream, what HTTP adds to a token.
+Three processes beside this one: `stride serve`, which is two, and the engine by itself, driven without HTTP, which is
+timed before and after the server, since machines drift; --turns has them take turns more often. Every stream asks for
+one completion after another, streamed, and offline for the same ones. Reported: tokens a second over the offline API's
+at as many streams, a token's time behind the first likewise, percentiles of the time to the first token and between
+tokens, resident memory of both server processes over time, errors, and pages that are held when all is over.
 
 --speculation is a drafter's name, "auto", or "random": each request one of all that can run, or none, with the seed of
 the draw fixed. CPU threads are what the machine has: HTTP, the engine and this client share them.
@@ -22,24 +23,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from stridelm.bench.drive import Job, drive
+from stridelm.bench.drive import Job, Run, drive
 from stridelm.bench.environment import environment
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.prompts import load_prompts
-from stridelm.bench.stand import encode, open_engine
+from stridelm.bench.stand import open_engine
 from stridelm.draft import DRAFTERS
 from stridelm.params import SamplingParams
 
 OFFLINE_S = 20.0
-"""About how long the offline API is timed for."""
+"""About how long the offline API is timed for, at most, whenever it is its turn."""
 SAMPLE_S = 5.0
 WARM_SHARE = 0.2
 """Of the time, at its beginning: what memory grows by then is not held against the server."""
@@ -53,7 +57,12 @@ class Settings:
     max_tokens: int
     temperature: float
     speculation: str
+    turns: int
     offline: bool = False
+
+    @property
+    def turn_s(self) -> float:
+        return self.seconds / self.turns
 
 
 @dataclass
@@ -76,17 +85,18 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--speculation", default="auto")
+    parser.add_argument("--turns", type=int, default=1, help="parts of the time, the offline API timed between them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = vars(parser.parse_args())
     path = args.pop("json")
     settings = Settings(**args)
     if settings.offline:
-        sys.stdout.write(json.dumps(offline(settings)) + "\n")
+        offline(settings)
         return 0
-    alone = subprocess.run([sys.executable, *sys.argv, "--offline"], check=True, stdout=subprocess.PIPE, text=True)
-    found = {"offline_tokens_per_s": json.loads(alone.stdout.splitlines()[-1]), **asyncio.run(online(settings))}
-    found["over_offline"] = found["tokens_per_s"] / found["offline_tokens_per_s"]
+    found = asyncio.run(online(settings))
+    for name in ("tokens_per_s", "token_s"):
+        found[f"{name}_over_offline"] = found[name] / mean(run[name] for run in found["offline"])
     show(settings, found)
     if path is not None:
         record = {"benchmark": "server_load", "settings": asdict(settings), "result": found}
@@ -101,27 +111,61 @@ def choices(speculation: str) -> list[dict[str, Any] | str | None]:
     return [None if speculation == "auto" else speculation]
 
 
-def params_of(settings: Settings, draw: random.Random) -> dict[str, Any]:
-    asked = draw.choice(choices(settings.speculation))
+def asks(settings: Settings, turn: int, index: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What one stream asks for in one turn, request after request: a prompt, and how it is to be completed."""
+    texts, draw = [prompt.text for prompt in load_prompts().prompts], random.Random(turn * settings.streams + index)
     shared = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "ignore_eos": True}
-    return {**shared, "seed": draw.randrange(1 << 30), **({} if asked is None else {"speculation": asked})}
+    while True:
+        asked = draw.choice(choices(settings.speculation))
+        spoken = {} if asked is None else {"speculation": asked}
+        yield draw.choice(texts), {**shared, "seed": draw.randrange(1 << 30), **spoken}
 
 
-def offline(settings: Settings) -> float:
-    """Tokens a second of the engine by itself: the second of two runs, as long as the first says that it takes."""
+def offline(settings: Settings) -> None:
+    """The engine by itself, in a process of its own: a line of input is the number of a turn, one of output its
+    figures. Each turn runs as many requests as the last one says that there is time for."""
     engine = open_engine(settings.model, settings.streams, prefix_caching=True)
-    prompts, draw = encode(engine, load_prompts()), random.Random(1)
-    count, rate = 2 * settings.streams, 0.0
+    assert engine.tokenizer is not None
     default = {"speculation": "auto"} if settings.speculation == "auto" else {}
-    for _ in range(2):
-        jobs = [
-            Job(prompts[i % len(prompts)], SamplingParams(**{**default, **params_of(settings, draw)}))
-            for i in range(count)
-        ]
+    each = 2
+    for line in chain(["0"], iter(sys.stdin.readline, "")):  # the first to warm up
+        streams = [asks(settings, int(line), index) for index in range(settings.streams)]
+        asked = [next(stream) for _ in range(each) for stream in streams]
+        jobs = [Job(engine.tokenizer.encode(text), SamplingParams(**{**default, **options})) for text, options in asked]
         run = drive(engine, jobs, settings.streams)
-        rate = run.tokens / run.seconds
-        count = max(count, round(OFFLINE_S * rate / settings.max_tokens))
-    return rate
+        seconds = min(OFFLINE_S, settings.turn_s)
+        each = max(2, round(seconds * run.tokens_per_s / settings.max_tokens / settings.streams))
+        sys.stdout.write(json.dumps({"tokens_per_s": run.tokens_per_s, "token_s": behind_the_first(run)}) + "\n")
+        sys.stdout.flush()
+
+
+class Offline:
+    """`offline` from outside."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, *sys.argv, "--offline"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._figures()
+
+    def turn(self, number: int) -> dict[str, float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+        return self._figures()
+
+    def end(self) -> None:
+        self._process.communicate("")
+
+    def _figures(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        figures: dict[str, float] = json.loads(self._process.stdout.readline())
+        return figures
+
+
+def behind_the_first(run: Run) -> float:
+    """Seconds that a token took which came behind its request's first ones."""
+    emissions = [timeline.emissions for timeline in run.timelines]
+    return sum(e[-1][0] - e[0][0] for e in emissions) / sum(count for e in emissions for _, count in e[1:])
 
 
 async def online(settings: Settings) -> dict[str, Any]:
@@ -132,22 +176,30 @@ async def online(settings: Settings) -> dict[str, Any]:
     try:
         assert server.stdout is not None
         host, port = re.findall(r"http://([^:]+):(\d+)", server.stdout.readline())[0]
+        alone = Offline()
         seen, memory = Seen(), asyncio.create_task(watch_memory(server.pid))
-        texts, end = [prompt.text for prompt in load_prompts().prompts], time.monotonic() + settings.seconds
-        began = time.monotonic()
-        await asyncio.gather(*(stream(host, int(port), i, texts, end, settings, seen) for i in range(settings.streams)))
-        seconds = time.monotonic() - began
+        turns, seconds = [await asyncio.to_thread(alone.turn, 0)], 0.0
+        for turn in range(settings.turns):
+            began = time.monotonic()
+            end = began + settings.turn_s
+            streams = (asks(settings, turn, index) for index in range(settings.streams))
+            await asyncio.gather(*(stream(host, int(port), asked, end, seen) for asked in streams))
+            seconds += time.monotonic() - began
+            turns.append(await asyncio.to_thread(alone.turn, turn))
         memory.cancel()
         held = await pages_held(host, int(port))
         resident = memory_of(await asyncio.gather(memory, return_exceptions=True))
+        alone.end()
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
     return {
+        "offline": turns,
         "requests": seen.requests,
         "tokens": seen.tokens,
         "seconds": seconds,
         "tokens_per_s": seen.tokens / seconds,
+        "token_s": mean(seen.between_s),
         "errors": seen.errors[:10],
         "ttft_s": asdict(Percentiles.of(seen.first_s)),
         "itl_s": asdict(Percentiles.of(seen.between_s)),
@@ -157,14 +209,12 @@ async def online(settings: Settings) -> dict[str, Any]:
     }
 
 
-async def stream(
-    host: str, port: int, index: int, texts: list[str], end: float, settings: Settings, seen: Seen
-) -> None:
+async def stream(host: str, port: int, asked: Iterator[tuple[str, dict[str, Any]]], end: float, seen: Seen) -> None:
     """One request after another until it is time, on one connection."""
-    draw = random.Random(index)
     reader, writer = await asyncio.open_connection(host, port)
     while time.monotonic() < end:
-        body = {"prompt": draw.choice(texts), "stream": True, "return_token_ids": True, **params_of(settings, draw)}
+        text, options = next(asked)
+        body = {"prompt": text, "stream": True, "return_token_ids": True, **options}
         try:
             await complete(reader, writer, json.dumps(body).encode(), seen)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
@@ -248,8 +298,10 @@ def show(settings: Settings, found: dict[str, Any]) -> None:
     table = Table("", "", title=title, title_justify="left")
     ms = {name: " / ".join(f"{1000 * v:.1f}" for v in found[name].values()) for name in ("ttft_s", "itl_s")}
     rows = {
-        "offline, tokens/s": f"{found['offline_tokens_per_s']:,.0f}",
-        "served, tokens/s": f"{found['tokens_per_s']:,.0f} ({found['over_offline']:.0%})",
+        "offline, tokens/s, each turn": " / ".join(f"{run['tokens_per_s']:,.0f}" for run in found["offline"]),
+        "served, tokens/s": f"{found['tokens_per_s']:,.0f} ({found['tokens_per_s_over_offline']:.1%})",
+        "offline, ms a token": " / ".join(f"{1000 * run['token_s']:.2f}" for run in found["offline"]),
+        "served, ms a token": f"{1000 * found['token_s']:.2f} ({found['token_s_over_offline'] - 1:+.1%})",
         "requests, errors": f"{found['requests']:,}, {len(found['errors'])}",
         "TTFT, p50 / p90 / p99 ms": ms["ttft_s"],
         "ITL, p50 / p90 / p99 ms": ms["itl_s"],

@@ -9,7 +9,8 @@ from numbers import Integral
 from os import PathLike
 from typing import Any, Literal
 
-from stridelm.params import Speculation, check_flag, number, option, token_ids
+from stridelm.params import Speculation
+from stridelm.values import check_flag, number, option, token_ids
 
 DEFAULT_CAPTURE_MEMORY = 2.0
 """GiB."""

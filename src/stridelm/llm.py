@@ -15,8 +15,9 @@ import torch
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
-from stridelm.params import SamplingParams, shortened, token_ids
+from stridelm.params import SamplingParams
 from stridelm.types import Logprob, StepOutput
+from stridelm.values import shortened, token_ids
 
 logger = logging.getLogger(__name__)
 

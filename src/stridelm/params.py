@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import ast
-import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from typing import Any
+
+from stridelm.values import (
+    check_flag,
+    check_options,
+    json_text,
+    number,
+    option,
+    sequences,
+    settle_number,
+    shortened,
+    strings,
+    token_ids,
+)
 
 MAX_LOGPROBS = 64
 """Most alternatives reported a position."""
@@ -17,8 +28,6 @@ _WORD = 2**31 - 1
 """Largest count that may be asked for."""
 _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
 """Fields of Speculation that say how a rule accepts."""
-
-
 MAX_BRANCHES = 64
 """Most rows of a draft, and so most branches."""
 SAMPLE_METHODS = ("greedy", "probabilistic")
@@ -35,11 +44,6 @@ def _paths(value: Sequence[Sequence[int]] | str) -> tuple[tuple[int, ...], ...]:
     if not all(isinstance(rank, int) for path in paths for rank in path):
         raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}")
     return paths
-
-
-def option(default: Any, text: str) -> Any:
-    """A field with its help text, which the command line shows."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +96,20 @@ class Speculation:
                 f"draft_sample_method must be {' or '.join(SAMPLE_METHODS)}; got {shortened(self.draft_sample_method)}"
             )
         for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
-            _settle_number(self, name, 0, _WORD, whole=True, optional=True)
+            settle_number(self, name, 0, _WORD, whole=True, optional=True)
         for name in ("draft_topk", "num_draft_tokens"):
-            _settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
+            settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
         if self.token_tree is not None:
             object.__setattr__(self, "token_tree", _paths(self.token_tree))
         self._split_acceptance()
-        _settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
-        _settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
-        _settle_number(self, "posterior_threshold", 0.0, 1.0, optional=True)
-        _settle_number(self, "posterior_alpha", 0.0, _WORD, optional=True)
-        _settle_number(self, "relaxed_topk", 1, _WORD, whole=True, optional=True)
-        _settle_number(self, "relaxed_delta", 0.0, 1.0, optional=True)
-        _settle_number(self, "suffix_decoding_max_spec_factor", 0.0, _WORD, open_low=True, optional=True)
-        _settle_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0, optional=True)
+        settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
+        settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
+        settle_number(self, "posterior_threshold", 0.0, 1.0, optional=True)
+        settle_number(self, "posterior_alpha", 0.0, _WORD, optional=True)
+        settle_number(self, "relaxed_topk", 1, _WORD, whole=True, optional=True)
+        settle_number(self, "relaxed_delta", 0.0, 1.0, optional=True)
+        settle_number(self, "suffix_decoding_max_spec_factor", 0.0, _WORD, open_low=True, optional=True)
+        settle_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0, optional=True)
 
     @classmethod
     def of(cls, value: Speculation | Mapping[str, Any] | str | None) -> Speculation:
@@ -118,7 +122,7 @@ class Speculation:
             return cls(drafter="none" if value == "off" else value)
         if not isinstance(value, Mapping):
             raise ValueError(f"speculation takes a mapping, a drafter's name or 'off'; got {value!r}")
-        _check_options(cls, value, "speculation")
+        check_options(cls, value, "speculation")
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
@@ -204,7 +208,7 @@ class StructuredOutputs:
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"structured_outputs.{name} must be text; got {shortened(value)}")
         if self.choice is not None:
-            object.__setattr__(self, "choice", _strings(self.choice, "structured_outputs.choice"))
+            object.__setattr__(self, "choice", strings("structured_outputs.choice", self.choice))
             if not self.choice:
                 raise ValueError("structured_outputs.choice is empty; give at least one text")
 
@@ -215,7 +219,7 @@ class StructuredOutputs:
             return value
         if not isinstance(value, Mapping):
             raise ValueError(f"structured_outputs takes a mapping; got {shortened(value)}")
-        _check_options(cls, value, "structured_outputs")
+        check_options(cls, value, "structured_outputs")
         return cls(**value)
 
     @property
@@ -259,20 +263,20 @@ class SamplingParams:
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
     def __post_init__(self) -> None:
-        _settle_number(self, "n", 1, 1024, whole=True)
-        _settle_number(self, "temperature", 0.0, 100.0)
-        _settle_number(self, "top_k", -1, _WORD, whole=True)
-        _settle_number(self, "top_p", 0.0, 1.0, open_low=True)
-        _settle_number(self, "min_p", 0.0, 1.0)
-        _settle_number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
-        _settle_number(self, "presence_penalty", -2.0, 2.0)
-        _settle_number(self, "frequency_penalty", -2.0, 2.0)
-        _settle_number(self, "min_tokens", 0, _WORD, whole=True)
-        _settle_number(self, "max_tokens", 1, _WORD, whole=True, optional=True)
-        _settle_number(self, "seed", -(2**63), 2**63 - 1, whole=True, optional=True)
-        _settle_number(self, "logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
-        _settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
-        _settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
+        settle_number(self, "n", 1, 1024, whole=True)
+        settle_number(self, "temperature", 0.0, 100.0)
+        settle_number(self, "top_k", -1, _WORD, whole=True)
+        settle_number(self, "top_p", 0.0, 1.0, open_low=True)
+        settle_number(self, "min_p", 0.0, 1.0)
+        settle_number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
+        settle_number(self, "presence_penalty", -2.0, 2.0)
+        settle_number(self, "frequency_penalty", -2.0, 2.0)
+        settle_number(self, "min_tokens", 0, _WORD, whole=True)
+        settle_number(self, "max_tokens", 1, _WORD, whole=True, optional=True)
+        settle_number(self, "seed", -(2**63), 2**63 - 1, whole=True, optional=True)
+        settle_number(self, "logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
+        settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
+        settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
         self._settle_chosen()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
@@ -280,12 +284,12 @@ class SamplingParams:
             )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_hidden_states"):
             check_flag(name, getattr(self, name))
-        self._settle("stop", None if self.stop is None else _strings(self.stop, "stop"))
-        self._settle("bad_words", None if self.bad_words is None else _strings(self.bad_words, "bad_words"))
+        self._settle("stop", None if self.stop is None else strings("stop", self.stop))
+        self._settle("bad_words", None if self.bad_words is None else strings("bad_words", self.bad_words))
         if self.stop_token_ids is not None:
             self._settle("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         if self.bad_words_token_ids is not None:
-            self._settle("bad_words_token_ids", _sequences("bad_words_token_ids", self.bad_words_token_ids))
+            self._settle("bad_words_token_ids", sequences("bad_words_token_ids", self.bad_words_token_ids))
         if self.logit_bias is not None:
             self._settle("logit_bias", _biases(self.logit_bias))
         if self.structured_outputs is not None:
@@ -339,89 +343,6 @@ class SamplingParams:
             or bool(self.bad_words_token_ids)
             or self.structured_outputs is not None
         )
-
-
-def number(name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False) -> float:
-    """`value` as Python's own number, numpy's being taken too.
-
-    Raises ValueError unless it is a finite number in [low, high], or (low, high] if `open_low`.
-    """
-    bad = isinstance(value, bool) or not isinstance(value, Integral if whole else Real)
-    if bad or not low <= value <= high or (open_low and value == low):  # NaN is in no range
-        kind = "an integer" if whole else "a number"
-        raise ValueError(f"{name} must be {kind} {'above' if open_low else 'from'} {low} to {high}; got {value!r}")
-    return int(value) if whole or isinstance(value, int) else float(value)
-
-
-def token_ids(name: str, value: Any) -> list[int]:
-    """`value` as a list of Python's own integers: from any sequence of whole numbers, numpy array or tensor.
-
-    Raises ValueError for anything else, text and bytes included.
-    """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, str | bytes | bytearray | Mapping | Set) or not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be a list of token ids; got {shortened(value)}")
-    ids = list(value)
-    wrong = [t for t in ids if type(t) is not int and (isinstance(t, bool) or not isinstance(t, Integral))]
-    if wrong:
-        raise ValueError(f"{name}: token ids must be whole numbers; got {shortened(wrong[:4])}")
-    return [int(t) for t in ids]
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is True or False: "no" would count as true."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False; got {value!r}")
-
-
-def json_text(value: Any) -> str:
-    """JSON with its keys in the order given, which schemas mean something by. Raises ValueError for what is none."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"this is no JSON ({error}); give plain values") from error
-
-
-def shortened(value: Any) -> str:
-    """What was given, for an error message of one line."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _check_options(cls: type[Speculation] | type[StructuredOutputs], value: Mapping[str, Any], what: str) -> None:
-    """Raise ValueError for a key that is none of the class's fields."""
-    known = {f.name for f in fields(cls)}
-    unknown = sorted(str(key) for key in set(value) - known)
-    if unknown:
-        raise ValueError(f"unknown {what} option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-
-
-def _settle_number(owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool) -> None:
-    """Check a field of a frozen dataclass, from its own construction, and make it a plain number."""
-    value = getattr(owner, name)
-    if value is not None or not optional:
-        object.__setattr__(owner, name, number(name, value, low, high, **limits))
-
-
-def _strings(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, Mapping):
-        raise ValueError(f"{name} takes a string or a list of strings; got {shortened(value)}")
-    values = (value,) if isinstance(value, str) else tuple(value)
-    if any(not isinstance(word, str) for word in values):
-        raise ValueError(f"{name} takes a string or a list of strings; got {shortened(value)}")
-    if not all(values):
-        raise ValueError(f"{name} holds an empty string, which would match everywhere; remove it")
-    return values
-
-
-def _sequences(name: str, value: Any) -> list[list[int]]:
-    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
-        raise ValueError(f"{name} takes a list of lists of token ids; got {shortened(value)}")
-    sequences = [token_ids(name, ids) for ids in value]
-    if not all(sequences):
-        raise ValueError(f"{name} holds an empty sequence; remove it")
-    return sequences
 
 
 def _biases(value: Any) -> dict[int, float]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from stridelm.params import option
+from stridelm.values import option
 
 
 @dataclass(frozen=True)

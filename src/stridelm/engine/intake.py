@@ -14,10 +14,11 @@ from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import Target
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
-from stridelm.params import SamplingParams, Speculation, token_ids
+from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.grammar import Grammars
 from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
+from stridelm.values import token_ids
 from stridelm.verify import RULES
 
 SETTLED = 256

@@ -22,11 +22,11 @@ from stridelm.draft.settle import settle
 from stridelm.kernels.ops import Turn
 from stridelm.models.layers.decoder import Decoder, LayerKV
 from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
-from stridelm.params import token_ids
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
 from stridelm.types import MAX_DRAFT_ROWS
+from stridelm.values import token_ids
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stridelm.params import check_flag, number, option
+from stridelm.values import check_flag, number, option
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     that cannot be listened at.
     """
     service = Service(config, engine)
-    with _listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
+    with listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
         try:
             await service.supervisor.start()
             host, port = listener.getsockname()[:2]
@@ -39,10 +39,13 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
             await service.stop()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Raises ValueError if it cannot be had."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Only where the protocol is named does asyncio send small pieces at once (TCP_NODELAY). Else a body waits up to
+        # 40 ms, until its headers are acknowledged, and a token until the last one is.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:

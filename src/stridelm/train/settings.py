@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stridelm.params import option
+from stridelm.values import option
 
 
 @dataclass(frozen=True)

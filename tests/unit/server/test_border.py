@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from socket import IPPROTO_TCP, TCP_NODELAY
 from typing import Any
 
 import openai
@@ -13,6 +15,7 @@ import pytest
 
 from stridelm.cli.main import build_parser
 from stridelm.cli.serve import read_configs
+from stridelm.server.run import listen
 from support.server import PROMPT, Served, serving, settle, until
 
 KEY = "open-sesame"
@@ -36,6 +39,26 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
         settle(served)
         assert served.stop() == 0, served.log.read_text(encoding="utf-8")
+
+
+def test_pieces_are_sent_at_once() -> None:
+    """Whoever answers at the server's socket never waits until the last piece is acknowledged (Nagle's algorithm)."""
+
+    async def answering() -> bool:
+        nodelay = asyncio.get_running_loop().create_future()
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            socket = writer.get_extra_info("socket")
+            nodelay.set_result(socket.getsockopt(IPPROTO_TCP, TCP_NODELAY) != 0)
+            writer.close()
+
+        async with await asyncio.start_server(answer, sock=listen("127.0.0.1", 0)) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            found = await nodelay
+            writer.close()
+        return found
+
+    assert asyncio.run(answering())
 
 
 @pytest.mark.parametrize("key", ["wrong", "", KEY + "x", KEY[:-1], "é"])
