@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.attention.tiles import BLOCK, TileGroup, tile_groups
+from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import DeviceGeometry, Geometry
 
@@ -128,10 +128,15 @@ def _slice_values(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
-    """Batched product, b's matrices transposed if asked. cuBLAS chooses its kernel by the batch too, and another kernel
-    adds in another order: on a GPU every call has the same shape."""
+    """Batched product, b's matrices transposed if asked, a's height a multiple of QUERY_STEP.
+
+    Libraries choose their kernel by the shape, and another kernel adds in another order. Every call has the same: of a
+    matrix on a CPU, where the batch was not seen to matter, and of all of it on a GPU, where there is one step.
+    """
     if a.device.type == "cpu":
-        return torch.bmm(a, b.transpose(1, 2) if transposed else b)
+        b = b.transpose(1, 2) if transposed else b
+        steps = [torch.bmm(step, b) for step in a.split(QUERY_STEP, dim=1)]
+        return steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)
     count = a.shape[0]
     short = -count % BATCH
     if short:

@@ -25,8 +25,9 @@ from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 BLOCK = 128
 """Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
-QUERY_STEP = {"cpu": 4, "cuda": 16}
-"""Query vectors of a tile are padded to a multiple of this, the least at which products kept a row's bits."""
+QUERY_STEP = 16
+"""Query vectors of a tile are padded to a multiple of this, and multiplied so many at once: products of one height kept
+a row's bits wherever it was tried."""
 STACK_QUERIES, STACK_KEYS = 64, 4 * BLOCK
 """Tiles of up to this many query vectors and keys are stacked together, larger ones by powers of two: what is computed
 for nothing costs less than a second stack."""
@@ -161,8 +162,7 @@ def storage_slots(table: list[int], count: int, page_size: int) -> np.ndarray:
 def fold_bias(bias_TnL: torch.Tensor, queries_per_row: int, blocks: int) -> torch.Tensor:
     """[T, n, L] over rows -> [T, 1, blocks, M, BLOCK] over query vectors, M a multiple of QUERY_STEP."""
     tiles, rows, _ = bias_TnL.shape
-    step = QUERY_STEP[bias_TnL.device.type]
-    queries = -(-rows * queries_per_row // step) * step
+    queries = -(-rows * queries_per_row // QUERY_STEP) * QUERY_STEP
     index = (torch.arange(queries, device=bias_TnL.device) // queries_per_row).clamp(max=rows - 1)
     return bias_TnL[:, index].view(tiles, queries, blocks, BLOCK).transpose(1, 2).contiguous()[:, None]
 

@@ -6,6 +6,7 @@ has read the last.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -53,6 +54,8 @@ IDLE_MS = 500
 """How long an idle engine waits for messages before it looks whether its parent is still there."""
 COMPILING_MS = 5
 REPORT_S = 0.25
+TIDY_S = 60.0
+"""How often memory that nobody uses any more goes back to the system. It takes about as long as a step."""
 FAILURES = 3
 """Steps that may fail in a row before the process gives up and is started anew."""
 
@@ -125,6 +128,7 @@ class Loop:
         """What waits for its grammar."""
         self._failures = 0
         self._reported = 0.0
+        self._tidied = time.monotonic()
         self._settled = False
         """Whether the last report was of an idle engine: until something comes, there is nothing to add."""
 
@@ -137,6 +141,7 @@ class Loop:
             report = self._report()
             if deltas or report is not None:
                 self._send(Outputs(deltas, report))
+            self._tidy()
 
     def _take(self) -> None:
         """Handle all messages that have come; wait for one only if there is nothing to run."""
@@ -228,8 +233,25 @@ class Loop:
             pages=engine.ledger.counts(),
         )
 
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        if now - self._tidied > TIDY_S:
+            self._tidied = now
+            give_back_memory()
+
     def _send(self, message: FromEngine) -> None:
         self._sender.send(encode(message))
+
+
+def give_back_memory() -> None:
+    """Have the C library return what was freed in the midst of its heap.
+
+    By itself it returns the end alone. Steps' temporaries are of every size, so that under a steady load the heap of a
+    CPU's engine grew by a tenth within minutes, though what is in use stays as it is.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def _delta(output: StepOutput) -> Delta:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from stridelm.models.layers import linear
 from stridelm.models.layers.linear import (
     Linear,
     PackedProduct,
+    PackedTiles,
+    Product,
     bfloat16_is_native,
+    keeps_bits,
     padded_product,
     set_products,
     tiled_product,
@@ -35,16 +40,53 @@ def test_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @native
+@pytest.mark.parametrize("kind", [PackedProduct, PackedTiles])
 @pytest.mark.parametrize("shape", [*SHAPES, (1024, 96), (96, 1024), (384, 1536)], ids=str)
-def test_packed(shape: tuple[int, int]) -> None:
-    """Packed bfloat16 weights: the same bits at 1 to 64 rows, and at hundreds."""
+def test_packed(shape: tuple[int, int], kind: type[PackedProduct]) -> None:
+    """Packed bfloat16 weights, as they are where this CPU was seen to keep bits and in tiles anywhere: the same bits at
+    1 to 64 rows, and at hundreds."""
     weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
-    product = PackedProduct(weight)
+    product = kind(weight)
     x = rows(1, 64, shape[0], torch.bfloat16, "cpu")
+    check_close(product(x, weight, bias), x, weight, bias)
+    asked = (weight.shape, weight.dtype)
+    if kind is PackedProduct and not (keeps_bits(kind, *asked, True) and keeps_bits(kind, *asked, False)):
+        pytest.skip("this CPU's bits depend on the number of rows: not chosen here")
     check_row_bits(lambda part: product(part, weight, bias), x)
     many = rows(2, 1024, shape[0], torch.bfloat16, "cpu")
     check_row_bits(lambda part: product(part, weight, None), many, counts=(1, 2, 3, 16, 17, 65, 129, 333, 1000))
-    check_close(product(x, weight, bias), x, weight, bias)
+
+
+@native
+def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose bits depend on the number of rows, one whose bits depend on a row's place, and what is chosen then."""
+    run = PackedProduct.__call__
+
+    def by_number(self: PackedProduct, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return run(self, x, *rest) + (0.5 if x.shape[0] == 5 else 0.0)
+
+    def by_place(weight: torch.Tensor) -> Product:
+        return lambda x, weight, _: tiled_product(x, weight, None) + torch.arange(x.shape[0])[:, None]
+
+    def by_order(weight: torch.Tensor) -> Product:
+        """A lone row's sum begins elsewhere."""
+        turned = torch.cat([weight[:, 48:], weight[:, :48]], dim=1)
+        return lambda x, weight, _: tiled_product(
+            x if len(x) > 1 else torch.cat([x[:, 48:], x[:, :48]], dim=1), weight if len(x) > 1 else turned, None
+        )
+
+    def tiles(weight: torch.Tensor) -> Product:
+        return tiled_product
+
+    asked = (torch.Size((64, 96)), torch.bfloat16, False)
+    assert [keeps_bits(way, *asked) for way in (tiles, by_place, by_order)] == [True, False, False]
+    monkeypatch.setattr(linear, "_TRIED", {})
+    monkeypatch.setattr(PackedProduct, "__call__", by_number)
+    layer = Linear(96, 64).to(torch.bfloat16).requires_grad_(False)
+    set_products(layer, deterministic=True)
+    assert type(layer.product) is PackedTiles
+    set_products(fast := Linear(96, 64).to(torch.bfloat16).requires_grad_(False), deterministic=False)
+    assert type(fast.product) is PackedProduct
 
 
 @native
