@@ -45,8 +45,6 @@ from stridelm.params import SamplingParams
 OFFLINE_S = 20.0
 """About how long the offline API is timed for, at most, whenever it is its turn."""
 SAMPLE_S = 5.0
-WARM_SHARE = 0.2
-"""Of the time, at its beginning: what memory grows by then is not held against the server."""
 
 
 @dataclass(frozen=True)
@@ -177,18 +175,18 @@ async def online(settings: Settings) -> dict[str, Any]:
         assert server.stdout is not None
         host, port = re.findall(r"http://([^:]+):(\d+)", server.stdout.readline())[0]
         alone = Offline()
-        seen, memory = Seen(), asyncio.create_task(watch_memory(server.pid))
+        seen, resident = Seen(), list[dict[str, float]]()
         turns, seconds = [await asyncio.to_thread(alone.turn, 0)], 0.0
         for turn in range(settings.turns):
+            watching = asyncio.create_task(watch_memory(server.pid, resident))
             began = time.monotonic()
             end = began + settings.turn_s
             streams = (asks(settings, turn, index) for index in range(settings.streams))
             await asyncio.gather(*(stream(host, int(port), asked, end, seen) for asked in streams))
             seconds += time.monotonic() - began
+            watching.cancel()
             turns.append(await asyncio.to_thread(alone.turn, turn))
-        memory.cancel()
         held = await pages_held(host, int(port))
-        resident = memory_of(await asyncio.gather(memory, return_exceptions=True))
         alone.end()
     finally:
         server.send_signal(signal.SIGTERM)
@@ -257,30 +255,22 @@ async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, b
                 last = now
 
 
-async def watch_memory(pid: int) -> list[dict[str, float]]:
-    """Resident MiB of the HTTP process and of the engine's, every so often until it is cancelled."""
-    seen: list[dict[str, float]] = []
+async def watch_memory(pid: int, seen: list[dict[str, float]]) -> None:
+    """Note resident MiB of the HTTP process and of the engine's, every so often until cancelled."""
     http = psutil.Process(pid)
-    try:
-        while True:
-            [engine] = http.children()
-            both = {"http": http, "engine": engine}
-            seen.append({name: process.memory_info().rss / 2**20 for name, process in both.items()})
-            await asyncio.sleep(SAMPLE_S)
-    except asyncio.CancelledError:
-        return seen
-
-
-def memory_of(gathered: list[Any]) -> list[dict[str, float]]:
-    [seen] = gathered
-    assert isinstance(seen, list), seen
-    return seen
+    while True:
+        [engine] = http.children()
+        both = {"http": http, "engine": engine}
+        seen.append({name: process.memory_info().rss / 2**20 for name, process in both.items()})
+        await asyncio.sleep(SAMPLE_S)
 
 
 def growth(resident: list[dict[str, float]]) -> dict[str, float]:
-    """Of each process, by which share it grew after the warm-up."""
-    warm = resident[min(round(WARM_SHARE * len(resident)), len(resident) - 1)]
-    return {name: resident[-1][name] / warm[name] - 1 for name in warm}
+    """Of each process, by which share it grew after the warm-up: the most in the last fifth of the time over the most
+    in the second, since the engine gives memory back now and then."""
+    fifth = max(1, len(resident) // 5)
+    second, last = resident[fifth : 2 * fifth] or resident, resident[-fifth:]
+    return {name: max(seen[name] for seen in last) / max(seen[name] for seen in second) - 1 for name in resident[0]}
 
 
 async def pages_held(host: str, port: int) -> float:

@@ -30,6 +30,8 @@ from stridelm.kernels.triton_rows import gated
 DTYPES = (torch.float16, torch.bfloat16)
 FEW_ROWS = 64
 """Up to here this kernel is at least as fast as the library."""
+GATED_ROWS = (range(1, FEW_ROWS + 1), range(97, 129))
+"""Here it is faster than the library and a launch for the activation behind it, with 65 to 96 rows as fast."""
 GENERATIONS = (9, 10)
 """Compute capabilities whose processors share 227 KiB among a program's threads."""
 VECTOR_BYTES = 16
@@ -131,8 +133,10 @@ def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -
     """The fastest tile measured on an H200 (benchmarks/gpu_products.py). All give the same bits."""
     height = next((size for size in (16, 32, 64) if rows <= size), 128)
     many = outputs >= 128 * multiprocessors(device)  # else tiles of 128 outputs would leave processors idle
+    if height == 128 and is_gated:
+        return Tile(64, height, 64, warps=4, stages=3)
     if height == 128:
-        return Tile(64 if is_gated or not many else 128, height, 64, warps=4 if is_gated or not many else 8, stages=5)
+        return Tile(128 if many else 64, height, 64, warps=8 if many else 4, stages=5)
     if is_gated:
         return Tile(64, height, 128, warps=4, stages=4)
     if many:  # with three stages of few rows there is room for two programs on a processor

@@ -66,8 +66,8 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Where in the body: prompt.0 for its first item. Keys that the client made up are cut."""
-    parts = [str(part)[:64] for part in loc if part != "body"]
+    """Where in the body: prompt.0 for its first item. Made-up keys are cut, tags of a body's forms (~each) left out."""
+    parts = [str(part)[:64] for part in loc if part != "body" and not str(part).startswith("~")]
     return ".".join(parts) or "body"
 
 

@@ -23,7 +23,7 @@ from stridelm.server.link import Generation
 from stridelm.server.messages import Abort
 from stridelm.server.native.rids import Call, Rids
 from stridelm.text.tokenizer import Tokenizer
-from support.server import PROMPT, Served, llm, offline, serving, settle
+from support.server import PROMPT, Served, llm, offline, serving, settle, until
 
 OTHER = "import os\n\n\ndef walk(path):\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
@@ -602,7 +602,7 @@ def test_aborted_before_the_engine_has_it() -> None:
         ({"sampling_params": {"top_p": 0}}, "top_p"),
         ({"sampling_params": {"stop": [""]}}, "stop"),
         ({"sampling_params": {"logit_bias": {"a": 1}}}, "logit_bias"),
-        ({"sampling_params": {"n": 0}}, "sampling_params.one.n"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
         ({"sampling_params": {"spaces_between_special_tokens": False}}, "spaces_between_special_tokens"),
         ({"sampling_params": {"custom_params": {"a": 1}}}, "custom_params"),
         ({"sampling_params": {"regex": "(secret"}}, "parenthesis"),
@@ -699,6 +699,20 @@ def test_flush_cache(served: Served, endless: Any) -> None:
     assert post(served, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
 
 
+def test_flush_cache_for_one_who_left(served: Served, endless: Any) -> None:
+    """Who does not wait until the cache can be flushed has not flushed it."""
+    prompt = PROMPT * 3
+    post(served, text=prompt, sampling_params=GREEDY)
+    with served.http() as client:
+        endless(text=OTHER)
+        with pytest.raises(httpx.TimeoutException):
+            client.post("/flush_cache", params={"timeout": 60}, timeout=0.3)
+        post_abort(served, abort_all=True)
+        until("nothing is open", lambda: client.get("/get_load").json()[0]["num_reqs"] == 0, 10)
+    time.sleep(0.2)  # longer than between two looks
+    assert post(served, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] > 0
+
+
 def test_abort_names_something(served: Served) -> None:
     with served.http() as client:
         assert client.post("/abort_request", json={"rid": ""}).status_code == 400
@@ -718,6 +732,18 @@ def test_tokenize_and_back(served: Served, prefix: str) -> None:
     assert post(served, f"{prefix}/detokenize", tokens=[]) == {"text": "", "prompt": ""}
 
 
+def test_tokenize_a_conversation(served: Served) -> None:
+    """What /v1/chat/completions reads of the same messages."""
+    messages = [{"role": "user", "content": "hi"}]
+    told = post(served, "/tokenize", messages=messages)
+    assert told["count"] == len(told["tokens"]) and told["token_strs"] is None
+    answer = post(served, "/v1/chat/completions", messages=messages, max_tokens=1)
+    assert told["count"] == answer["usage"]["prompt_tokens"]
+    unopened = post(served, "/tokenize", messages=messages, add_generation_prompt=False, return_token_strs=True)
+    assert unopened["tokens"] == told["tokens"][: unopened["count"]] and unopened["count"] < told["count"]
+    assert len(unopened["token_strs"]) == unopened["count"]
+
+
 def test_detokenize_and_special_tokens(served: Served) -> None:
     """Unless told, each API does what it does by default: SGLang leaves special tokens out, vLLM keeps them."""
     tokens = [*ids(), tokenizer().eos_ids[0]]
@@ -734,12 +760,15 @@ def test_detokenize_and_special_tokens(served: Served) -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"prompt": "secret", "model": "gpt-5"}, "gpt-5"),
         ("/tokenize", {"prompt": "secret \ud800"}, "unicode"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "secret"}], "prompt": "secret"}, "prompt"),
+        ("/tokenize", [1], "dictionary"),
         ("/detokenize", {"tokens": [10**9]}, "vocabulary"),
         ("/detokenize", {"tokens": ["secret"]}, "tokens"),
     ],
     ids=str,
 )
-def test_tokenizer_refusals(served: Served, path: str, body: dict[str, Any], word: str) -> None:
+def test_tokenizer_refusals(served: Served, path: str, body: Any, word: str) -> None:
     with served.http() as client:
         answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code in (400, 404) and word in answer.json()["error"]["message"], answer.text

@@ -49,7 +49,7 @@ class Linear(nn.Module):
 
     def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2]: one kernel where there is one."""
-        if isinstance(self.product, InOrderProduct) and self.product.is_ours(x):
+        if isinstance(self.product, InOrderProduct) and self.product.is_ours(x, gated=True):
             return self.product(x, self.weight, self.bias, activation)
         return ops.gate(self(x), activation)
 
@@ -80,20 +80,22 @@ class InOrderProduct:
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
 
-    def is_ours(self, x: torch.Tensor) -> bool:
+    def is_ours(self, x: torch.Tensor, gated: bool) -> bool:
         """Whether our kernel is the faster one, whatever it is asked for."""
-        from stridelm.kernels.products import FEW_ROWS
+        from stridelm.kernels.products import FEW_ROWS, GATED_ROWS
 
-        return 0 < x.shape[0] <= FEW_ROWS
+        rows = x.shape[0]
+        return any(rows in some for some in GATED_ROWS) if gated else 0 < rows <= FEW_ROWS
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None
     ) -> torch.Tensor:
         from stridelm.kernels.products import library_agrees, product
 
-        if self.is_ours(x) or (self.deterministic and x.shape[0] and not library_agrees(x, weight, bias)):
+        if activation is not None or self.is_ours(x, gated=False):
             return product(x, weight, bias, activation)
-        assert activation is None
+        if self.deterministic and x.shape[0] and not library_agrees(x, weight, bias):
+            return product(x, weight, bias)
         return F.linear(x, weight, bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +19,16 @@ from stridelm.server.gather import gather
 from stridelm.server.link import Link, Sample
 from stridelm.server.messages import Flush
 from stridelm.server.native.rids import rids_of
-from stridelm.server.native.schemas import AbortRequest, DetokenizeRequest, TokenizeRequest
+from stridelm.server.native.schemas import (
+    AbortRequest,
+    DetokenizeRequest,
+    Tokenize,
+    TokenizeConversation,
+    TokenizeRequest,
+)
+from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.shared import check_model
-from stridelm.server.replies import json_reply
+from stridelm.server.replies import json_reply, while_connected
 from stridelm.server.service import Service
 
 router = APIRouter()
@@ -164,13 +172,18 @@ async def load(request: Request) -> Response:
 async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
     """Forget cached prefixes. timeout: seconds to wait for requests that still run; then it is refused."""
     service: Service = request.app.state.service
-    deadline = asyncio.get_running_loop().time() + timeout
-    while service.open_samples and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(POLL_S)
+    if service.open_samples and timeout:
+        with suppress(asyncio.TimeoutError):
+            await while_connected(request, asyncio.wait_for(_all_done(service), timeout), lambda: None)
     if service.open_samples:
         raise bad_request("the cache was not flushed, because requests are running; wait for them, or set timeout")
     service.link.send(Flush())
     return PlainTextResponse("Cache flushed.\n")
+
+
+async def _all_done(service: Service) -> None:
+    while service.open_samples:
+        await asyncio.sleep(POLL_S)
 
 
 @router.post("/abort_request", response_model=None)
@@ -190,19 +203,17 @@ async def abort_request(body: AbortRequest, request: Request) -> Response:
 
 @router.post("/tokenize", response_model=None)
 @router.post("/v1/tokenize", response_model=None)
-async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """A text's token ids, or those of several."""
+async def tokenize(body: Tokenize, request: Request) -> Response:
+    """The token ids of a text, of several, or of a conversation as its template writes it."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    try:
-        ids = [await service.encode(text, body.add_special_tokens) for text in texts]
-    except ValueError as error:
-        raise bad_request(str(error), "prompt") from error
+    if isinstance(body, TokenizeConversation):
+        single, ids = True, [await conversation_ids(body, service)]
+    else:
+        single, ids = isinstance(body.prompt, str), await _ids(body, service)
     words: Any = [None] * len(ids)
     if body.return_token_strs:
         words = [service.tokenizer.hf.convert_ids_to_tokens(one) for one in ids]
-    single = isinstance(body.prompt, str)
     told = {
         "tokens": ids[0] if single else ids,
         "count": len(ids[0]) if single else [len(one) for one in ids],
@@ -210,6 +221,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         "token_strs": words[0] if single else words,
     }
     return json_reply(told)
+
+
+async def _ids(body: TokenizeRequest, service: Service) -> list[list[int]]:
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    try:
+        return [await service.encode(text, body.add_special_tokens) for text in texts]
+    except ValueError as error:
+        raise bad_request(str(error), "prompt") from error
 
 
 @router.post("/detokenize", response_model=None)

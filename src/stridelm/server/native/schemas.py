@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
+from stridelm.server.openai.schemas import Conversation
 
 MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
@@ -128,9 +129,9 @@ class NativeSampling(BaseModel):
 
 
 OneOrEach = Annotated[
-    Annotated[NativeSampling, Tag("one")]
-    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS), Tag("each")],
-    Discriminator(lambda value: "each" if isinstance(value, list) else "one"),
+    Annotated[NativeSampling, Tag("~one")]
+    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS), Tag("~each")],
+    Discriminator(lambda value: "~each" if isinstance(value, list) else "~one"),
 ]
 
 
@@ -216,6 +217,21 @@ class TokenizeRequest(BaseModel):
     prompt: Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+
+
+class TokenizeConversation(Conversation):
+    """vLLM's: a conversation instead."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Word | None = None
+    return_token_strs: bool | None = None
+
+
+Tokenize = Annotated[
+    Annotated[TokenizeRequest, Tag("~text")] | Annotated[TokenizeConversation, Tag("~conversation")],
+    Discriminator(lambda body: "~conversation" if isinstance(body, dict) and "messages" in body else "~text"),
+]
 
 
 class DetokenizeRequest(BaseModel):

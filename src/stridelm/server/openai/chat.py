@@ -14,7 +14,8 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.link import Generation, Sample
 from stridelm.server.messages import Delta, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
-from stridelm.server.openai.schemas import ChatMessage, ChatRequest
+from stridelm.server.openai.conversation import conversation_ids
+from stridelm.server.openai.schemas import ChatRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
 from stridelm.server.replies import DONE, event
 from stridelm.server.service import Service
@@ -28,7 +29,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body)
-    prompt = await _prompt(body, service)
+    prompt = await conversation_ids(body, service)
     samples = [Sample(prompt, params)] * params.n
     return await reply(request, samples, _Answer(service, body, prompt, params), bool(body.stream))
 
@@ -47,34 +48,6 @@ def _params(body: ChatRequest) -> SamplingParams:
     if body.logprobs:
         more["logprobs"] = body.top_logprobs or 0
     return body.sampling(**more)
-
-
-async def _prompt(body: ChatRequest, service: Service) -> list[int]:
-    """The conversation's token ids. Raises ApiError if the model has no chat template or its template refuses."""
-    going_on = bool(body.continue_final_message)
-    if going_on and body.add_generation_prompt:
-        raise bad_request(
-            "continue_final_message goes on with the last message, add_generation_prompt begins another; give one",
-            "continue_final_message",
-        )
-    opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
-    tools = None if body.tool_choice == "none" else body.tools
-    messages = [_message(one) for one in body.messages]
-    try:
-        text = service.tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
-        return await service.encode(text, add_special_tokens=False)
-    except ValueError as error:
-        raise bad_request(str(error), "messages") from error
-
-
-def _message(message: ChatMessage) -> dict[str, Any]:
-    """As templates know it: parts that are text become one text. Raises ApiError for other parts."""
-    content = message.content
-    if isinstance(content, list):
-        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
-            raise bad_request("messages: this model reads text alone; leave other parts out", "messages")
-        content = "\n".join(part["text"] for part in content)
-    return {**(message.model_extra or {}), "role": message.role, "content": content}
 
 
 class _Answer:

@@ -158,16 +158,22 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ChatRequest(SamplingFields):
+class Conversation(BaseModel):
+    """What a chat template reads. add_special_tokens: beside those that the template writes."""
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MOST_WORDS)
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool = False
+
+
+class ChatRequest(SamplingFields, Conversation):
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     separate_reasoning: Literal[True] | None = None
     stream_reasoning: Literal[True] | None = None
     """From SGLang's router too: what a model thinks is not told apart here."""
