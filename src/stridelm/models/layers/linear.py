@@ -131,10 +131,9 @@ def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) ->
         out, width = shape
         counts = [count for count in TRIED_ROWS if count * out <= MOST_TRIED]
         numbers = torch.Generator().manual_seed(0)
-        half_x, half_w = (torch.randn(n, width // 2, generator=numbers) for n in (counts[-1], out))
+        half_x, half_w = (torch.randn(n, width // 2, generator=numbers, dtype=dtype) for n in (counts[-1], out))
         x, weight = (
-            F.pad(torch.cat(halves, dim=1), (0, width % 2)).to(dtype)
-            for halves in ((half_x, half_x), (half_w, -half_w))
+            F.pad(torch.cat(halves, dim=1), (0, width % 2)) for halves in ((half_x, half_x), (half_w, -half_w))
         )
         bias = torch.zeros(out, dtype=dtype) if biased else None
         product = way(weight)
