@@ -170,11 +170,10 @@ async def online(settings: Settings) -> dict[str, Any]:
     """A server under load, from its start to its end."""
     command = [sys.executable, "-m", "stridelm.cli.main", "serve", *([settings.model] if settings.model else [])]
     command += ["--port", "0", "--max-num-seqs", str(settings.streams), "--no-access-log"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    alone, server = Offline(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         host, port = re.findall(r"http://([^:]+):(\d+)", server.stdout.readline())[0]
-        alone = Offline()
         seen, resident = Seen(), list[dict[str, float]]()
         turns, seconds = [await asyncio.to_thread(alone.turn, 0)], 0.0
         for turn in range(settings.turns):
@@ -187,8 +186,8 @@ async def online(settings: Settings) -> dict[str, Any]:
             watching.cancel()
             turns.append(await asyncio.to_thread(alone.turn, turn))
         held = await pages_held(host, int(port))
-        alone.end()
     finally:
+        alone.end()
         server.send_signal(signal.SIGTERM)
         server.wait(60)
     return {

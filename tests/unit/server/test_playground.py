@@ -455,3 +455,22 @@ def test_fits_and_can_be_read(browser: Browser, served: Served, width: int, sche
         widths = "all => all.map((one) => parseFloat(getComputedStyle(one).borderBottomWidth))"
         lines = page.eval_on_selector_all(".legend .guess", widths)
         assert lines == [1, 2, 3, 4, 5, 6]  # positions can be told apart without their colours
+
+
+SCROLL = "(out, top) => { out.scrollTop = top }"
+GROW = "(out) => { out.lastChild.style.minHeight = '9000px' }"
+
+
+def test_the_end_stays_in_view(sheet: Sheet) -> None:
+    """Also where a block turns out higher than it was, but not for a reader who scrolled away from it."""
+    sheet.open()
+    sheet.answer(event(list(range(300)), ["line\n"] * 300, accepted=0, last=True))
+    for top, kept in ((None, True), (100, False), (10**6, True)):
+        sheet.run()
+        out = sheet.page.locator("#drafted .output")
+        if top is not None:
+            out.evaluate(SCROLL, top)
+        sheet.page.wait_for_timeout(100)  # frames, in which the page learns of it
+        out.evaluate(GROW)
+        sheet.page.wait_for_timeout(100)
+        assert (sheet.unseen() < 2) == kept
