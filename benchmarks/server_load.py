@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from stridelm.bench.drive import Job, Run, drive
-from stridelm.bench.environment import environment
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.prompts import load_prompts
+from stridelm.bench.report import write_json
 from stridelm.bench.stand import open_engine
 from stridelm.draft import DRAFTERS
 from stridelm.params import SamplingParams
@@ -97,8 +97,7 @@ def main() -> int:
         found[f"{name}_over_offline"] = found[name] / mean(run[name] for run in found["offline"])
     show(settings, found)
     if path is not None:
-        record = {"benchmark": "server_load", "settings": asdict(settings), "result": found}
-        path.write_text(json.dumps({**record, "environment": environment()}, indent=1) + "\n", encoding="utf-8")
+        write_json(path, "server_load", settings, result=found)
     return 1 if found["errors"] or found["pages_held"] else 0
 
 

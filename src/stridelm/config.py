@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from stridelm.params import Speculation
-from stridelm.values import check_flag, number, option, token_ids
+from stridelm.values import check_flag, option, settle_number, token_ids
 
 DEFAULT_CAPTURE_MEMORY = 2.0
 """GiB."""
@@ -104,19 +104,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_num_seqs", "max_num_batched_tokens"):
-            self._settle(name, number(name, getattr(self, name), 1, 2**31 - 1, whole=True))
+            settle_number(self, name, 1, 2**31 - 1, whole=True)
         # A context holds at least a token of prompt and one of output.
         for name, least in (("num_pages", 1), ("max_model_len", 2)):
-            if getattr(self, name) is not None:
-                self._settle(name, number(name, getattr(self, name), least, 2**31 - 1, whole=True))
+            settle_number(self, name, least, 2**31 - 1, whole=True, optional=True)
         if self.load_format not in ("auto", "dummy"):
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
         for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):
             check_flag(name, getattr(self, name))
         if self.capture not in ("lazy", "startup"):
             raise ValueError(f"unknown capture {self.capture!r}; choose lazy or startup")
-        if self.capture_memory is not None:
-            self._settle("capture_memory", number("capture_memory", self.capture_memory, 0.0, 1024.0, open_low=True))
+        settle_number(self, "capture_memory", 0.0, 1024.0, open_low=True, optional=True)
         if not self.may_capture:
             self.refuse_capture_options("with enforce_eager or check_pages nothing is captured")
         if self.deterministic is not None:
@@ -126,17 +124,12 @@ class EngineConfig:
                 raise ValueError(
                     "num_pages fixes the pool, so kv_memory_fraction would have no effect; give one of them"
                 )
-            fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, open_low=True)
-            self._settle("kv_memory_fraction", fraction)
+            settle_number(self, "kv_memory_fraction", 0.0, 1.0, open_low=True)
         if not all(isinstance(path, str | PathLike) for path in self.drafter_models):
             raise ValueError(f"drafter_model takes a directory, or a sequence of them; got {self.drafter_model!r}")
         if self.mask_token_id is not None:
-            self._settle("mask_token_id", _masks(self.mask_token_id))
+            object.__setattr__(self, "mask_token_id", _masks(self.mask_token_id))
         _ = self.speculation  # refuses what it cannot be made of
-
-    def _settle(self, name: str, value: object) -> None:
-        """Set a field of this frozen class, from its own construction."""
-        object.__setattr__(self, name, value)
 
     def refuse_capture_options(self, why: str) -> None:
         """Raise ValueError if anything is said about captured steps, of which there are none."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stridelm.values import check_flag, number, option
+from stridelm.values import check_flag, option, settle_number
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,20 @@ class ServerConfig:
     log_json: bool = option(False, "log lines are JSON objects")
 
     def __post_init__(self) -> None:
-        self._settle("port", number("port", self.port, 0, 65535, whole=True))
-        self._settle("max_queue", number("max_queue", self.max_queue, 1, 2**31 - 1, whole=True))
-        self._settle("max_body_mib", number("max_body_mib", self.max_body_mib, 0.0, 1024.0, open_low=True))
-        if self.request_timeout is not None:
-            timeout = number("request_timeout", self.request_timeout, 0.0, 1e6, open_low=True)
-            self._settle("request_timeout", timeout)
-        self._settle("drain_timeout", number("drain_timeout", self.drain_timeout, 0.0, 1e6))
-        self._settle("max_restarts", number("max_restarts", self.max_restarts, 0, 1000, whole=True))
+        settle_number(self, "port", 0, 65535, whole=True)
+        settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
+        settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
+        settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
+        settle_number(self, "drain_timeout", 0.0, 1e6)
+        settle_number(self, "max_restarts", 0, 1000, whole=True)
         for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
             check_flag(name, getattr(self, name))
         for name in ("api_key", "served_model_name"):
-            self._settle(name, _names(name, getattr(self, name)))
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
         if self.protect_metrics and not self.api_key:
             raise ValueError("protect_metrics would have no effect without api_key; give one")
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ValueError(f"chat_template {self.chat_template} is no file; name one that holds a Jinja template")
-
-    def _settle(self, name: str, value: object) -> None:
-        """Set a field of this frozen class, from its own construction."""
-        object.__setattr__(self, name, value)
 
 
 def _names(name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -6,7 +6,6 @@ has read the last.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams, StructuredOutputs
+from stridelm.run.malloc import give_back_memory
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
     Abort,
@@ -241,17 +241,6 @@ class Loop:
 
     def _send(self, message: FromEngine) -> None:
         self._sender.send(encode(message))
-
-
-def give_back_memory() -> None:
-    """Have the C library return what was freed in the midst of its heap.
-
-    By itself it returns the end alone. Steps' temporaries are of every size, so that under a steady load the heap of a
-    CPU's engine grew by a tenth within minutes, though what is in use stays as it is.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
-    if trim is not None:
-        trim(0)
 
 
 def _delta(output: StepOutput) -> Delta:

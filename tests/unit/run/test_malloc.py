@@ -10,7 +10,7 @@ import pytest
 
 HOLES = """
 import psutil
-from stridelm.server.engine_process import give_back_memory
+from stridelm.run.malloc import give_back_memory
 
 held = [b"x" * 100_000 for _ in range(4_000)]  # each too small for a mapping of its own: all lie in the heap
 last = held.pop()
