@@ -71,7 +71,7 @@ def weigh(
         for module in (rejection, block):
             patch.setattr(module, "end_at", lambda hearing, leaf, weights: (leaf, weights))
         chosen: Any = RULES.get(rule)()
-        return chosen.weigh(hearing(draft, [Speculation("any", 1, rule)]))
+        return chosen.decide(hearing(draft, [Speculation("any", 1, rule)]))
 
 
 # Every draft, every decision

@@ -21,7 +21,7 @@ from stridelm.sample.noise import ACCEPT, RESIDUAL, attempt_stream, gumbel, unif
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import likeliest
 from stridelm.types import CANDIDATE, Draft, Verdict
-from stridelm.verify.exact import candidate_history, draw_nodes, walk_and_append
+from stridelm.verify.exact import candidate_history, walk_and_append
 from stridelm.verify.rule import Hearing, Rule
 
 
@@ -29,15 +29,6 @@ class Weighing(Rule):
     """Base of these rules. They decide the rows that the exact rule does."""
 
     like = "exact"
-
-    def decide(self, hearing: Hearing) -> Verdict:
-        if not any(span.decides for span in hearing.spans):  # there may be no logits at all
-            return walk_and_append(hearing, hearing.draft, draw_nodes(hearing))
-        return self.weigh(hearing)
-
-    def weigh(self, hearing: Hearing) -> Verdict:
-        """`decide`, where a span has something to say."""
-        raise NotImplementedError
 
 
 def candidate_rows(draft: Draft) -> Iterator[int]:

@@ -28,7 +28,7 @@ class Block(Weighing):
     reads_probs = True
     chains_only = True
 
-    def weigh(self, hearing: Hearing) -> Verdict:
+    def decide(self, hearing: Hearing) -> Verdict:
         draft, chance_RK = hearing.draft, chances(hearing)
         # Drafters that branch are refused when a request is settled. Beside one of them, whose spans another rule
         # decides, the step's draft is not straight, and nothing says so of ours alone.

@@ -27,10 +27,12 @@ class Door:
         by_rule: dict[str, list[int]] = {}
         for i, span in enumerate(batch.spans):
             by_rule.setdefault(span.request.speculation.acceptance or "exact", []).append(i)
-        parts = [
-            (indices, self._rule(name).decide(self._hearing(batch, draft, logits_MV, indices)))
-            for name, indices in by_rule.items()
-        ]
+        parts = []
+        for name, indices in by_rule.items():
+            hearing = self._hearing(batch, draft, logits_MV, indices)
+            # Where prompts are read and nothing else, there may be no logits at all.
+            decides = any(span.decides for span in hearing.spans)
+            parts.append((indices, self._rule(name).decide(hearing) if decides else _undecided(hearing)))
         return parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
 
     def _rule(self, name: str) -> Rule:
@@ -53,6 +55,22 @@ def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:
     values = {f.name: getattr(draft, f.name) for f in fields(draft)}
     cut: dict[str, Any] = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
     return replace(draft, **cut, candidates=draft.candidates[indices])
+
+
+def _undecided(hearing: Hearing) -> Verdict:
+    """The verdict on spans that do not reach their last known token: nothing is emitted and no draft row kept."""
+    none_R = torch.zeros_like(hearing.slots)
+    return Verdict(
+        tokens=none_R[:, None],
+        counts=none_R,
+        rows=none_R[:, None] - 1,
+        path=none_R[:, None].expand(-1, hearing.draft.width),
+        kept=none_R,
+        leaf=none_R - 1,
+        drafted=none_R,
+        accepted=none_R,
+        reached=none_R,
+    )
 
 
 def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:

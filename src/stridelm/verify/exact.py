@@ -40,8 +40,9 @@ def walk_and_append(hearing: Hearing, draft: Draft, drawn_RK: torch.Tensor) -> V
 def draw_nodes(hearing: Hearing) -> torch.Tensor:
     """[R, K] the token drawn at the last real row and at each live candidate; anything at probes and padding."""
     batch, draft = hearing.batch, hearing.draft
-    plain = not draft.width and len(batch.decision_host) == len(hearing.spans)
-    if plain or (batch.grid and len(hearing.spans) == len(batch.spans)):
+    # Counts alone would not do: other rules' spans may have as many decision rows as this one has spans.
+    one_each = not draft.width and len(batch.decision_host) == len(batch.spans)
+    if hearing.whole and (one_each or batch.grid):
         return _draw_all(hearing)
     rows_host, spans_host = _drawn_rows(hearing)
     device = hearing.nodes.device

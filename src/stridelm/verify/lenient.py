@@ -23,7 +23,7 @@ class Lenient(Weighing):
     certain: ClassVar[bool] = True
     """A greedy request's target is certain of its argmax; otherwise it is as sure as at temperature 1."""
 
-    def weigh(self, hearing: Hearing) -> Verdict:
+    def decide(self, hearing: Hearing) -> Verdict:
         draft = hearing.draft
         tokens_RW = draft.tokens.clamp(min=0)  # padding's may be -1
         taken_RW = torch.zeros_like(draft.live)

@@ -24,7 +24,7 @@ class Rejection(Weighing):
     lossless = True
     reads_probs = True
 
-    def weigh(self, hearing: Hearing) -> Verdict:
+    def decide(self, hearing: Hearing) -> Verdict:
         draft, chance_RK = hearing.draft, chances(hearing)
         candidates_RW = candidates_of(draft)
         leaf = torch.full_like(hearing.slots, -1)

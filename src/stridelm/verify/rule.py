@@ -14,7 +14,8 @@ from stridelm.types import Draft, ForwardBatch, Span, Verdict
 
 @dataclass(frozen=True)
 class Hearing:
-    """The spans of one step that one rule decides: R of them, every tensor already cut down to them."""
+    """The spans of one step that one rule decides: R of them, every tensor but the batch's own and the logits already
+    cut down to them."""
 
     spans: tuple[Span, ...]
     places: list[int]
@@ -31,6 +32,11 @@ class Hearing:
     """Raw logits of all decision rows of the step."""
     sampler: Sampler
     table: TokenTable
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all spans of the step, so that its decision rows are theirs."""
+        return len(self.spans) == len(self.batch.spans)
 
     @property
     def longest(self) -> int:
@@ -72,5 +78,5 @@ class Rule:
         return (cls.like or cls.name) in rules and not (cls.chains_only and branches)
 
     def decide(self, hearing: Hearing) -> Verdict:
-        """Say what is emitted, and append it to the token table."""
+        """Say what is emitted, and append it to the token table. At least one of the spans decides."""
         raise NotImplementedError
