@@ -7,7 +7,8 @@ token is decoded behind a short window of its predecessors, and what the window 
     ... w w w w w t          decode(w + t) minus what decode(w) has given already
         `window` `new`       a U+FFFD at the very end may still become a character: it waits
 
-The window is cut back when it grows long, so a token costs the same wherever it stands.
+The window is cut back when it grows long, so a token costs the same wherever it stands. Ids that the tokenizer does not
+know (most models have more rows than their tokenizer has tokens) have no text and never enter it.
 
 Vocabularies with byte fallback need more. Their decoder reads a whole run of byte tokens at once and, if any
 of it is invalid, replaces all of it, characters long since shown included. Here such bytes are gathered
@@ -41,6 +42,9 @@ class Detokenizer:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._byte_values = tokenizer.byte_values
         self._window: list[int] = []
+        self._limit = LONGEST_WINDOW
+        self._began = 0
+        """Place in the window of the token that began what waits; its length if nothing does."""
         self._text = ""
         """Text of the window."""
         self._done = 0
@@ -60,7 +64,7 @@ class Detokenizer:
         """Take the next output tokens. Returns the text that is newly complete."""
         pieces = []
         for token in ids:
-            piece = "" if token in self._skipped else self._take(token)
+            piece = self._take(token) if self._has_text(token) else ""
             self._length += len(piece)
             self._ends.append(self._length)
             pieces.append(piece)
@@ -83,7 +87,7 @@ class Detokenizer:
     def _start(self, prompt_ids: Sequence[int]) -> None:
         """Open the window over the prompt's last tokens; keep the bytes of a character it did not end."""
         for token in reversed(prompt_ids):
-            if token not in self._skipped:
+            if self._has_text(token):
                 self._window.append(token)
                 if len(self._window) == WINDOW:
                     break
@@ -92,6 +96,7 @@ class Detokenizer:
         self._done = len(self._text)
         if not self._byte_values:
             self._open = self._text.endswith(REPLACEMENT)
+        self._began = 0 if self._open else len(self._window)
         for token in self._window:
             if token in self._byte_values:
                 self._take_byte(self._byte_values[token])
@@ -106,12 +111,13 @@ class Detokenizer:
         if byte is None or (byte < 0x80 and not self._window):
             return self._spoil_bytes() + self._take_token(token)
         # What follows a run of bytes needs to know no more than that it does not open the text.
-        self._window = [token]
+        self._window, self._began = [token], 1
         self._text = self._decode(self._window)
         self._done = len(self._text)
         return self._take_byte(byte)
 
     def _take_token(self, token: int) -> str:
+        pending = self._open or self._done < len(self._text)
         self._window.append(token)
         self._text = text = self._decode(self._window)
         # At most one U+FFFD waits: a decoder of bytes makes one of all the bytes of an unfinished character.
@@ -122,15 +128,27 @@ class Detokenizer:
             self._open = False
         piece = text[self._done : settled]
         self._done = max(self._done, settled)
-        if len(self._window) > LONGEST_WINDOW:
+        if not waits:
+            self._began = len(self._window)
+        elif piece or not pending:  # what waited before is settled: this is another
+            self._began = len(self._window) - 1
+        if len(self._window) > self._limit:
             self._cut_window()
         return piece
 
     def _cut_window(self) -> None:
+        """Cut the window back to the tokens before what waits. That may be long ago: tokens of a vocabulary may have no
+        text where they stand."""
         waiting = len(self._text) - self._done
-        self._window = self._window[-WINDOW:]
+        start = max(0, self._began - WINDOW)
+        self._window, self._began = self._window[start:], self._began - start
         self._text = self._decode(self._window)
         self._done = len(self._text) - waiting
+        assert self._done >= 0, "the text that waits was cut off"
+        self._limit = max(LONGEST_WINDOW, 2 * len(self._window))
+
+    def _has_text(self, token: int) -> bool:
+        return token not in self._skipped and self._tokenizer.knows(token)
 
     def _take_byte(self, byte: int) -> str:
         """The characters that `byte` completes or spoils."""

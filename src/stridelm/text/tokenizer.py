@@ -92,8 +92,18 @@ class Tokenizer:
         """The text of `ids`, with U+FFFD for bytes that are no character. Unknown ids give no text."""
         if self._rust is not None:
             return str(self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
-        text = self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        known = [token for token in ids if self.knows(token)]
+        text = self.hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def knows(self, token: int) -> bool:
+        """Whether the id is a token of this vocabulary. A model may have logits for ids that are not."""
+        if self._rust is not None:
+            return self._rust.id_to_token(token) is not None
+        try:
+            return self.hf.convert_ids_to_tokens(token) is not None
+        except (IndexError, KeyError):
+            return False
 
     def token_text(self, token: int) -> str:
         """What one token adds to a text, special tokens shown. Part of a character is U+FFFD."""

@@ -7,6 +7,9 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as RustTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from stridelm.text.detokenize import LONGEST_WINDOW, REPLACEMENT, Detokenizer
 from stridelm.text.tokenizer import Tokenizer
@@ -72,6 +75,37 @@ def test_byte_level_is_exact_on_any_ids(byte_level: Tokenizer, data: st.DataObje
     # Only the prompt's last, unfinished character can change when more follows it.
     assert shared >= len(before) - 1
     assert stream(byte_level, prompt, [[i] for i in ids], skip) == after[shared:]
+
+
+@LAWS
+@given(data=st.data(), skip=st.booleans(), sizes=cuts)
+def test_ids_without_text_change_nothing(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool, sizes: list[int]
+) -> None:
+    """Ids that the tokenizer does not know, in runs of any length and inside characters, in the prompt and behind it:
+    the text is that of the ids without them."""
+    known = st.integers(0, tokenizer.vocab_size - 1).map(lambda token: [token])
+    split = st.sampled_from([[token] for token in tokenizer.encode("é€😀", add_special_tokens=False)])
+    padding = st.integers(1, 40).map(lambda count: [tokenizer.vocab_size + 5] * count)
+    runs = st.lists(st.one_of(known, split, padding), max_size=20)
+    prompt, ids = ([token for run in data.draw(runs) for token in run] for _ in range(2))
+    spoken = [[token for token in part if token < tokenizer.vocab_size] for part in (prompt, ids)]
+    assert stream(tokenizer, prompt, pieces(ids, sizes), skip) == stream(tokenizer, spoken[0], [spoken[1]], skip)
+
+
+@LAWS
+@given(data=st.data())
+def test_tokens_that_the_decoder_drops(byte_level: Tokenizer, data: st.DataObject) -> None:
+    """Tokens of the vocabulary with no text of their own, in runs longer than the window, cut no character off."""
+    rust = RustTokenizer.from_str(byte_level.hf.backend_tokenizer.to_str())
+    rust.add_tokens([AddedToken("<silent>", normalized=False)])
+    rust.decoder = decoders.Sequence([decoders.Replace("<silent>", ""), decoders.ByteLevel()])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust))
+    silent = tokenizer.hf.convert_tokens_to_ids("<silent>")
+    split = st.sampled_from([[token] for token in tokenizer.encode("aé€😀")])
+    quiet = st.integers(1, 60).map(lambda count: [silent] * count)
+    ids = [token for run in data.draw(st.lists(st.one_of(split, quiet), max_size=20)) for token in run]
+    assert stream(tokenizer, [], [[token] for token in ids]) == tokenizer.decode(ids)
 
 
 @LAWS
