@@ -35,6 +35,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """What went wrong, where the finish reason is "error": the others of the batch are not affected."""
     metrics: RequestMetrics | None = None
     _states: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
     """As they came: put together when they are looked at, and not, the prompt's among them, at every step."""
@@ -168,6 +170,8 @@ class LLM:
                 while len(sample.token_ids) == shown and not job.finished:
                     self._step()
                 if len(sample.token_ids) == shown:
+                    if sample.error is not None:
+                        yield job
                     return
                 shown = len(sample.token_ids)
                 sample.metrics = RequestMetrics.of(request)
@@ -208,6 +212,7 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
     if output.finished:
         request = output.request
         sample.finish_reason, sample.stop_reason = request.finish_reason, request.stop_reason
+        sample.error = request.error
         sample.metrics = RequestMetrics.of(request)
         job.finished = all(other.finish_reason for other in job.outputs)
 

@@ -81,6 +81,8 @@ class Request:
     """Whose KV lies beside the target's: pages without it are a miss for this request."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """What went wrong, where the finish reason is "error"."""
     stats: RequestStats = field(default_factory=lambda: RequestStats())
 
     @property

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stridelm import LLM, SamplingParams
 from stridelm.cache.ledger import Ledger
+from stridelm.faults import EngineFault
 from stridelm.params import Speculation
 from stridelm.types import Request, Span
 from support.identity import FEATURES, LENGTH, check_identity, mixed_jobs, prompts, sampling, teach
@@ -284,11 +285,10 @@ def test_failing_step_loses_nothing(
     for turn in range(200):
         if not engine.busy:
             break
-        if turn % 3 == 1:
+        if turn % 3 == 1 and not engine.doubts.any:
             said = [list(r.output_ids) for r in requests]
             fail.append(True)
-            with pytest.raises(ConnectionError):
-                engine.step()
+            assert engine.step() == []
             assert [r.output_ids for r in requests] == said
             llm.check()
         engine.step()
@@ -324,13 +324,15 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
 
 @pytest.mark.usefixtures("_trees")
 def test_failing_generate_leaves_no_request(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`generate` that raises in the middle takes its requests along; the engine serves the next call."""
+    """`generate` raises if the engine fails whatever it is given, and takes its requests along; an engine that works
+    again serves the next call."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     llm = stand.llm()
     fail = _failing(llm, "forward", monkeypatch)
-    fail.append(True)
-    with pytest.raises(ConnectionError):
+    fail += [True] * 100
+    with pytest.raises(EngineFault):
         llm.generate(prompts(stand, 4), SamplingParams(max_tokens=5))
+    fail.clear()
     assert not llm.engine.busy
     llm.check()
     check_identity(stand, mixed_jobs(stand, 6, 1.0, ["nothing"]), llm=llm)

@@ -40,8 +40,9 @@ class Emitter:
         self._live: dict[str, _Live] = {}
         self._inside = Introspection(engine.tokenizer)
 
-    def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> list[StepOutput]:
-        """Read a step's outcome into outputs; finished requests leave the engine here.
+    def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> None:
+        """Read a step's outcome into the engine's outputs; finished requests leave the engine here, and those that
+        cannot be read.
 
         alive: the spans whose requests are still the ones that were launched.
         """
@@ -50,7 +51,6 @@ class Emitter:
         engine.stats.steps += 1
         engine.stats.rows += run.rows
         told = {} if run.detail is None else self._inside.read(run.detail)
-        outputs = []
         for i, span in enumerate(spans):
             if not alive[i]:
                 continue
@@ -58,14 +58,17 @@ class Emitter:
             count_acceptance(request, outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
             engine.stats.drafted += outcome.drafted[i]
             engine.stats.accepted += outcome.accepted[i]
-            if outcome.tokens[i]:
-                outputs.append(
-                    self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
-                )
-        return outputs
+            if not outcome.tokens[i]:
+                continue
+            try:
+                output = self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
+            except Exception as error:
+                engine.fail(request, error)
+            else:
+                engine.outputs.append(output)
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept of a request that ends without finishing here."""
+        """Drop what is kept of a request that ends."""
         self._live.pop(request.id, None)
         self._inside.forget(request)
 
@@ -107,7 +110,6 @@ class Emitter:
         if finish:
             stats.finished_s = now
             engine.finish(request, *finish)
-            self.forget(request)
         return output
 
     def _add_prompt(self, output: StepOutput) -> None:

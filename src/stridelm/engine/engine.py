@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from stridelm.cache.transaction import Transaction
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.capture import Capture
+from stridelm.engine.doubts import Doubts
 from stridelm.engine.emit import Emitter
 from stridelm.engine.intake import Intake
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.step import Flight, Run, on_device, step
 from stridelm.engine.wiring import Parts, load_parts
+from stridelm.faults import EngineFault, RequestFault
 from stridelm.params import SamplingParams
 from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
@@ -28,6 +31,7 @@ from stridelm.run.graphs import GraphPool
 from stridelm.run.heads import Serving
 from stridelm.run.padded import build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
+from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable, check_token_ids
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from stridelm.run.segments import Segments
 
 logger = logging.getLogger(__name__)
+
+PROBE = "the engine's own"
+"""Id of the request that shows whether the engine works."""
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
 
@@ -82,6 +89,9 @@ class Engine:
         )
         self.intake.check_default()
         self.emitter = Emitter(self)
+        self.outputs: list[StepOutput] = []
+        """What steps gave since the last look."""
+        self.doubts = Doubts()
         self.tracer: Tracer | None = None
         self.flights: deque[Flight] = deque()
         self.lag = int(self.on_bounds)
@@ -126,22 +136,34 @@ class Engine:
         if request is None:
             return False
         self.ledger.release(request)
-        self.emitter.forget(request)
-        self.drafters.leave(request)
+        self._leave(request)
         request.finish_reason = "abort"
         self.stats.aborted += 1
         return True
 
     def step(self) -> list[StepOutput]:
-        """Run one step and return what it gave each request. If it raises, the next one starts from the tokens that
-        were emitted so far."""
+        """Run one step and return what it gave each request.
+
+        A request that makes the step fail ends alone, with the finish reason "error"; the others start over from the
+        tokens that were emitted so far, and may have to wait some steps until it is found (engine/doubts.py). Raises
+        EngineFault if the failure is nobody's, with the engine as it was before the step.
+        """
+        if self.doubts.look():
+            self._start_over()
+        self.queue.only = self.doubts.on_trial
         try:
-            outputs = step(self)
+            step(self)
+        except RequestFault as fault:
+            self._start_over()
+            self.fail(fault.request, fault.__cause__ or fault)
+        except Exception as error:
+            self._search(error)
         except BaseException:
             self._start_over()
             raise
         if self.ledger.strict:
             self.ledger.check(self.queue.running)
+        outputs, self.outputs = self.outputs, []
         return outputs
 
     @property
@@ -157,6 +179,59 @@ class Engine:
         outputs are the same with or without; how soon they come may not be, so benchmarks start from here."""
         self.ledger.flush()
         self.drafters.forget()
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End a request, waiting, running or just finished, because of an error that is its own."""
+        logger.error("request %s failed and is ended; the others go on", request.id, exc_info=error)
+        request.error = f"{type(error).__name__} inside the engine"
+        request.finish_reason, request.stop_reason = "error", None
+        if self.queue.remove(request.id) is request:
+            self.ledger.release(request)
+        self._leave(request)
+        self.stats.failed += 1
+        self.outputs.append(StepOutput(request, [], finished=True))
+
+    def _leave(self, request: Request) -> None:
+        """Forget a request whose end is decided. What goes wrong here harms nobody."""
+        self.emitter.forget(request)
+        try:
+            self.drafters.leave(request)
+        except Exception:
+            logger.exception("what request %s left with its drafter could not be taken in", request.id)
+
+    def _search(self, error: Exception) -> None:
+        """After a step that failed, nobody knows why: try again, or find who makes it fail."""
+        involved = self.queue.running or list(self.queue.plannable)
+        self._start_over()
+        if isinstance(error, PageFault):  # set as a trap for the engine's own faults
+            raise error
+        try:
+            culprit = self.doubts.failed(involved)
+        except EngineFault as fault:
+            raise fault from error
+        if culprit is None:
+            logger.error("a step of %d requests failed; they start over", len(involved), exc_info=error)
+        elif not self._works():
+            raise EngineFault("the engine fails whatever it is given") from error
+        else:
+            self.fail(culprit, error)
+
+    def _works(self) -> bool:
+        """Whether a request of the engine's own runs, with all others held back."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, speculation="off")
+        probe = self.intake.request(PROBE, [0], params)
+        self.queue.add(probe)
+        self.queue.only = frozenset((probe,))
+        try:
+            while probe.status is not Status.FINISHED:
+                step(self)
+        except Exception:
+            self._start_over()
+            self.abort(PROBE)
+        finally:
+            self.queue.only = None
+        self.outputs = [output for output in self.outputs if output.request is not probe]
+        return probe.finish_reason in ("stop", "length")
 
     def _start_over(self) -> None:
         """After a step that broke off, the device may know tokens that the host never saw. Preempting everybody makes
@@ -176,18 +251,27 @@ class Engine:
             return 0
         return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag
 
-    def enter(self, plan: StepPlan) -> None:
-        """Apply the plan to the queue, the ledger and the request table."""
+    def enter(self, plan: StepPlan) -> StepPlan:
+        """Apply the plan to the queue, the ledger and the request table. Returns the plan without the requests that
+        could not be admitted, which have failed."""
         for request in plan.preempted:
             self.ledger.release(request)
         self.queue.apply(plan)
         self.stats.preemptions += len(plan.preempted)
         for request in plan.admitted:
-            self.ledger.admit(request)
-            self.tokens.admit(request.slot, request.token_ids, request.computed)
-            guide = None if request.params.structured_outputs is None else self.grammars.guide(request)
-            self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params), guide)
-            self.drafters.admit(request)
+            try:
+                self._admit(request)
+            except Exception as error:
+                self.fail(request, error)
+        spans = tuple(span for span in plan.spans if span.request.status is Status.RUNNING)
+        return plan if len(spans) == len(plan.spans) else replace(plan, spans=spans)
+
+    def _admit(self, request: Request) -> None:
+        self.ledger.admit(request)
+        self.tokens.admit(request.slot, request.token_ids, request.computed)
+        guide = None if request.params.structured_outputs is None else self.grammars.guide(request)
+        self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params), guide)
+        self.drafters.admit(request)
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
         """The device's part of the step: a replay if it was captured whole, else part by part."""
@@ -250,7 +334,7 @@ class Engine:
         request.finish_reason, request.stop_reason = reason, stop_reason
         self.ledger.release(request)
         self.queue.finish(request)
-        self.drafters.leave(request)
+        self._leave(request)
         self.stats.finished += 1
 
     def trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:

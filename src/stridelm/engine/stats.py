@@ -19,6 +19,8 @@ class EngineStats:
     finished: int = 0
     preemptions: int = 0
     aborted: int = 0
+    failed: int = 0
+    """Requests that ended because of an error of their own."""
     part_ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of the device by part of a step (engine/marks.py), while `Engine.timed`."""
 

@@ -18,7 +18,7 @@ from stridelm.cache.transaction import Transaction
 from stridelm.engine.marks import Marks
 from stridelm.engine.outcome import Reading, tabulate
 from stridelm.run.eager import Logits
-from stridelm.types import Draft, ForwardBatch, Span, StepOutput, StepPlan, Verdict
+from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
@@ -58,24 +58,24 @@ class Flight:
 
 
 @torch.inference_mode()
-def step(engine: Engine) -> list[StepOutput]:
-    """Launch a step and land those that are due; say what they gave each request. Nothing to launch: land one."""
+def step(engine: Engine) -> None:
+    """Launch a step and land those that are due: what they gave each request is in `engine.outputs`. Nothing to launch:
+    land one."""
     flight = launch(engine)
     lag = engine.lag_behind(flight)
     if flight is not None:
         engine.flights.append(flight)
-    outputs: list[StepOutput] = []
     while len(engine.flights) > lag:
-        outputs += land(engine, engine.flights.popleft())
-    return outputs
+        land(engine, engine.flights.popleft())
 
 
 def launch(engine: Engine) -> Flight | None:
     """Everything up to the host's look at the verdict. None if nothing could run."""
     plan = engine.planner.plan(engine.queue, engine.ledger)
-    engine.enter(plan)
+    idle = not (plan.spans or plan.preempted or engine.queue.empty or engine.flights)
+    assert not idle, "requests are queued and none can run"
+    plan = engine.enter(plan)
     if not plan.spans:
-        assert plan.preempted or engine.queue.empty or engine.flights, "requests are queued and none can run"
         return None
     with engine.ledger.reserve(plan.spans) as transaction:
         run = engine.run(plan, transaction)
@@ -109,11 +109,11 @@ def on_device(
     return Run(batch.ids.shape[0], table, marks, Detail(draft, batch, logits, verdict))
 
 
-def land(engine: Engine, flight: Flight) -> list[StepOutput]:
+def land(engine: Engine, flight: Flight) -> None:
     """Commit what was accepted and emit what was said. Requests that left since get nothing."""
     outcome = flight.reading.outcome()
     alive = flight.transaction.commit(outcome.kept, outcome.reals)
     run = flight.run
     run.marks.add_to(engine.stats.part_ms)
     engine.trace(flight.plan, run, outcome)
-    return engine.emitter.emit(flight.plan.spans, run, outcome, alive)
+    engine.emitter.emit(flight.plan.spans, run, outcome, alive)

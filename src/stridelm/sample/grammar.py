@@ -127,6 +127,11 @@ class Guide:
         self.broken: str | None = None
         """Why the output can no longer be the grammar's."""
 
+    @property
+    def request(self) -> Request:
+        """Whose it is."""
+        return self._request
+
     def catch_up(self) -> None:
         """Read what the output has gained."""
         output = self._request.output_ids

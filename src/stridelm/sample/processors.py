@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from stridelm.faults import on_behalf_of
 from stridelm.sample.grammar import Guide, allowed
 from stridelm.sample.groups import Part
 from stridelm.sample.mass import depths, nucleus
@@ -94,10 +95,11 @@ def mask_by_grammar(logits_GV: torch.Tensor, rows: Rows, guides: Sequence[Guide 
         # A drafter may look further than it has tokens to show: what may stand there nobody can say.
         if guide is None or known[row] + len(path) != positions[row]:
             continue
-        guide.catch_up()
-        if guide.read < known[row]:  # drawn, and not emitted yet
-            path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
-        mask = guide.mask(path)
+        with on_behalf_of(guide.request):
+            guide.catch_up()
+            if guide.read < known[row]:  # drawn, and not emitted yet
+                path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
+            mask = guide.mask(path)
         if mask is not None:
             masked.append(row)
             masks.append(mask)

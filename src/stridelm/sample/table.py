@@ -141,17 +141,18 @@ class SamplingTable:
 
     def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
         assert all(0 <= i < self.vocab_size for i in bias), "logit_bias outside the vocabulary"
-        self.bias_ids = self._widened(self.bias_ids, len(bias), fill=0)
-        self.bias = self._widened(self.bias, len(bias), fill=0)
+        ids, values = (self._widened(table, len(bias), fill=0) for table in (self.bias_ids, self.bias))
+        self.bias_ids, self.bias = ids, values
         _copy(self.bias_ids[slot], _padded(list(bias.keys()), self.bias_ids.shape[1], 0))
         _copy(self.bias[slot], _padded(list(bias.values()), self.bias.shape[1], 0))
 
     def _set_bad_words(self, slot: int, bad_words: Sequence[Sequence[int]]) -> None:
         assert all(0 <= word[-1] < self.vocab_size for word in bad_words), "bad word outside the vocabulary"
         longest = max(len(word) for word in bad_words) - 1
-        self.bad_last = self._widened(self.bad_last, len(bad_words), fill=-1)
-        self.bad_prefix = self._widened(self.bad_prefix, longest, fill=ANY)
-        self.bad_prefix = self._widened(self.bad_prefix, self.bad_last.shape[1], fill=ANY, dim=1)
+        last = self._widened(self.bad_last, len(bad_words), fill=-1)
+        prefix = self._widened(self.bad_prefix, longest, fill=ANY)
+        prefix = self._widened(prefix, last.shape[1], fill=ANY, dim=1)
+        self.bad_last, self.bad_prefix = last, prefix  # both or neither: there may be no memory for one
         _copy(self.bad_last[slot], _padded([word[-1] for word in bad_words], self.bad_last.shape[1], -1))
         words, width = self.bad_prefix.shape[1:]
         prefixes = [_padded(list(word[:-1])[::-1], width, ANY) for word in bad_words]

@@ -49,7 +49,7 @@ class Planner:
         if slots == 0 or purse.rows == 0 or not queue.waiting:
             return admitted
         kept = sum(purse.promised(grant) for grant in grants)
-        for request in queue.waiting:
+        for request in queue.plannable:
             grant = purse.open_waiting(request)
             real, depth = least_span(request, grant.owed)
             crowded = bool(grants or admitted) and purse.promised(grant) > purse.pages - kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from stridelm.types import Request, Status, StepPlan
 
@@ -26,6 +26,8 @@ class Queue:
         self._running: list[Request] = []
         self._by_id: dict[str, Request] = {}
         self._free_slots = list(range(slots))  # ascending, so already a heap
+        self.only: Set[Request] | None = None
+        """Whom the planner is shown, if not everybody: the others wait."""
 
     @property
     def running(self) -> list[Request]:
@@ -36,6 +38,11 @@ class Queue:
     def waiting(self) -> Sequence[Request]:
         """Waiting requests in order of rank; a live view, since there may be many."""
         return self._waiting
+
+    @property
+    def plannable(self) -> Sequence[Request]:
+        """Waiting requests that may be admitted, in order of rank."""
+        return self._waiting if self.only is None else [r for r in self._waiting if r in self.only]
 
     @property
     def empty(self) -> bool:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -56,8 +57,6 @@ COMPILING_MS = 5
 REPORT_S = 0.25
 TIDY_S = 60.0
 """How often memory that nobody uses any more goes back to the system. It takes about as long as a step."""
-FAILURES = 3
-"""Steps that may fail in a row before the process gives up and is started anew."""
 
 
 def main() -> None:
@@ -126,7 +125,6 @@ class Loop:
         self._compiler = ThreadPoolExecutor(max_workers=1)
         self._held: list[tuple[Submit, Future[list[Any]]]] = []
         """What waits for its grammar."""
-        self._failures = 0
         self._reported = 0.0
         self._tidied = time.monotonic()
         self._settled = False
@@ -183,11 +181,17 @@ class Loop:
                 self._add(job)
                 added.append(job.id)
         except ValueError as error:
-            for id in added:
-                self.engine.abort(id)
-            self._send(Refused(message.group, str(error)))
+            self._refuse(message.group, added, str(error))
+        except Exception as error:
+            logger.exception("requests of %s could not be queued", message.group)
+            self._refuse(message.group, added, f"{type(error).__name__} inside the engine", internal=True)
         else:
             self._send(Accepted(message.group))
+
+    def _refuse(self, group: str, added: Sequence[str], why: str, *, internal: bool = False) -> None:
+        for id in added:
+            self.engine.abort(id)
+        self._send(Refused(group, why, internal))
 
     def _add(self, job: Job) -> None:
         request = self.engine.add(job.id, job.prompt_ids, SamplingParams(**job.params), sample_index=job.sample_index)
@@ -208,16 +212,15 @@ class Loop:
             self._send(Outputs(ended))
 
     def _step(self) -> list[Delta]:
+        """One step. Raises EngineFault if the engine is of no use any more: the process is started anew then."""
+        return [self._delta(output) for output in self.engine.step()]
+
+    def _delta(self, output: StepOutput) -> Delta:
         try:
-            outputs = self.engine.step()
-        except Exception:
-            self._failures += 1
-            logger.exception("a step failed; running requests start over from the tokens that were emitted")
-            if self._failures >= FAILURES:
-                raise
-            return []
-        self._failures = 0
-        return [_delta(output) for output in outputs]
+            return _delta(output)
+        except Exception as error:
+            self.engine.fail(output.request, error)
+            return _delta(self.engine.outputs.pop())
 
     def _report(self) -> Report | None:
         """Every so often while there is work, and once when it has ended."""
@@ -270,7 +273,7 @@ def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | 
 
 
 def _finish(request: Request) -> Finish:
-    return Finish(request.finish_reason or "abort", request.stop_reason, RequestMetrics.of(request))
+    return Finish(request.finish_reason or "abort", request.stop_reason, RequestMetrics.of(request), request.error)
 
 
 if __name__ == "__main__":

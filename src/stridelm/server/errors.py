@@ -51,6 +51,16 @@ def engine_died() -> ApiError:
     )
 
 
+def request_failed(what: str) -> ApiError:
+    return ApiError(
+        500,
+        f"the request failed: {what}. Nothing else was affected; the fault is the server's, whose log has more under "
+        "this message",
+        kind="server_error",
+        code="request_failed",
+    )
+
+
 def unavailable(why: str, retry_after: int = 5) -> ApiError:
     return ApiError(503, why, kind="server_error", code="service_unavailable", retry_after=retry_after)
 

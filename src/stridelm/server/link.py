@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
-from stridelm.server.errors import ApiError, bad_request, engine_died
+from stridelm.server.errors import ApiError, bad_request, engine_died, request_failed
 from stridelm.server.messages import (
     Abort,
     Accepted,
@@ -216,7 +216,8 @@ class Link:
             if generation is not None:
                 for id in generation.ids:
                     self.open.pop(id, None)
-                generation.fail(bad_request(message.message))
+                refuse = request_failed if message.internal else bad_request
+                generation.fail(refuse(message.message))
 
     def _deliver(self, delta: Delta, now: float) -> None:
         found = self.open.get(delta.id)
@@ -226,7 +227,11 @@ class Link:
         if delta.finish is not None:
             del self.open[delta.id]
         self.watch(generation, delta, now)
-        generation.push(index, delta)
+        if delta.finish is not None and delta.finish.reason == "error":
+            self.abandon(generation)
+            generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
+        else:
+            generation.push(index, delta)
 
 
 def _numbered(samples: Sequence[Sample]) -> list[tuple[int, int | None]]:

@@ -105,6 +105,8 @@ class Accepted(msgspec.Struct, tag=True, array_like=True):
 class Refused(msgspec.Struct, tag=True, array_like=True):
     group: str
     message: str
+    internal: bool = False
+    """The engine's fault, not the client's."""
 
 
 class Score(msgspec.Struct, array_like=True):
@@ -130,6 +132,8 @@ class Finish(msgspec.Struct, array_like=True):
     reason: str
     stop_reason: int | str | None
     metrics: RequestMetrics
+    error: str | None = None
+    """What went wrong, where the reason is "error"."""
 
 
 class Delta(msgspec.Struct, array_like=True):

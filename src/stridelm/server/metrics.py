@@ -28,7 +28,7 @@ from stridelm.server.messages import Delta, Finish, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-REASONS = ("stop", "length", "abort")
+REASONS = ("stop", "length", "abort", "error")
 PAGE_STATES = ("free", "cached", "held")
 
 # Upper bounds in seconds. The second list begins far below vLLM's: a step that brings eight tokens takes a millisecond.
@@ -50,6 +50,7 @@ ENGINE_COUNTS = {
     "accepted": ("accepted_tokens", "Drafted tokens that were accepted"),
     "finished": ("finished_requests", "Samples that ended by themselves"),
     "aborted": ("aborted_requests", "Samples that were aborted"),
+    "failed": ("failed_requests", "Samples that ended because of an error of their own"),
     "preemptions": ("preemptions", "Times that a running sample lost its pages to another"),
 }
 """Field of EngineStats -> the middle of its metric's name, and what it counts."""

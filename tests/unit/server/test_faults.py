@@ -174,6 +174,56 @@ def engine_of(served: Served) -> psutil.Process:
     return engine
 
 
+def test_one_request_fails(tmp_path: Path) -> None:
+    """A request that makes the engine raise is answered 500, or its stream ends with an error event; whoever runs
+    beside it gets every token, and the engine's process stays the one it was. Sent again and again."""
+    [expected] = offline([PROMPT], temperature=0, max_tokens=300, ignore_eos=True)
+    said: list[str] = []
+    site = Path(__file__).parents[2] / "support" / "planted_site"
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    with (
+        serving(tmp_path, environment={"PYTHONPATH": path}) as served,
+        served.openai() as client,
+        served.http() as http,
+    ):
+        engine = engine_of(served).pid
+
+        def stay() -> None:
+            with served.openai() as other:
+                stream = other.completions.create(
+                    model="built-in",
+                    prompt=PROMPT,
+                    temperature=0,
+                    max_tokens=300,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                said.append("".join(event.choices[0].text for event in stream))
+
+        staying = [threading.Thread(target=stay) for _ in range(2)]
+        for thread in staying:
+            thread.start()
+        for seed in (666, 667) * 3:
+            body = {"prompt": "def f(", "max_tokens": 40, "seed": seed, "ignore_eos": True, "n": 2}
+            with pytest.raises(openai.InternalServerError, match="LookupError inside the engine") as caught:
+                client.completions.create(
+                    model="built-in", prompt="def f(", max_tokens=40, seed=seed, extra_body={"ignore_eos": True}
+                )
+            assert caught.value.status_code == 500 and caught.value.code == "request_failed"
+            lines = http.post("/v1/completions", json={**body, "stream": True}).text.strip().split("\n\n")
+            assert lines[-1] == "data: [DONE]"
+            assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "request_failed"
+            native = {"max_new_tokens": 40, "sampling_seed": seed, "ignore_eos": True}
+            assert http.post("/generate", json={"text": "def f(", "sampling_params": native}).status_code == 500
+        for thread in staying:
+            thread.join()
+        assert said == [expected.text] * 2
+        figures = settle(served)
+        assert figures["stride_engine_failed_requests_total"] >= 18 and "stride_engine_restarts_total" in figures
+        assert figures["stride_engine_restarts_total"] == 0 and engine_of(served).pid == engine
+        assert served.stop() == 0
+
+
 def test_the_engine_is_killed(frail: Served) -> None:
     """Who waits is told at once, the HTTP side lives on, the engine comes back; killed again, it stays down."""
 

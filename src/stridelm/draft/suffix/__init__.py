@@ -11,6 +11,7 @@ from __future__ import annotations
 from stridelm.draft.base import Drafter, Group, Target
 from stridelm.draft.suffix.texts import BORDER, Corpus, Place, Text
 from stridelm.draft.suffix.tree import Tree, as_draft, grow
+from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
 from stridelm.run.heads import Serving
 from stridelm.sample.sampler import Sampler
@@ -40,7 +41,11 @@ class SuffixDrafter(Drafter):
 
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
-        return as_draft([self._guess(span) for span in group.spans], width, group.slots.device)
+        trees = []
+        for span in group.spans:
+            with on_behalf_of(span.request):
+                trees.append(self._guess(span))
+        return as_draft(trees, width, group.slots.device)
 
     def leave(self, request: Request) -> None:
         self.texts.pop(request.id, None)

@@ -1,0 +1,173 @@
+"""One request's failure is its own: whatever raises while a step works for it, it ends with an error that says so, and
+everybody else gets what they get without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stridelm import LLM
+from stridelm.faults import EngineFault
+from stridelm.types import Request
+from support.bounds import LaggingStand, bounds_registered
+from support.faults import Culprits, plant, plant_in_grammars, stages
+from support.grammar import jobs_of
+from support.identity import mixed_jobs, prompts, sampling
+from support.stand import Job, Stand
+from support.tree_drafter import registered
+
+MANY, POISON = 16, 11
+STAGES = sorted(stages(LLM().engine))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    with bounds_registered(), registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stand(checkpoint: Callable[..., Path]) -> Stand:
+    return Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+
+
+@pytest.fixture(scope="module")
+def lagging(checkpoint: Callable[..., Path]) -> LaggingStand:
+    return LaggingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+
+
+def guilty_from(tokens: int, *names: str) -> Culprits:
+    """Requests of these names, once they have so many tokens of output."""
+
+    def guilty(requests: Iterable[Request]) -> bool:
+        return any(request.id in names and len(request.output_ids) >= tokens for request in requests)
+
+    return guilty
+
+
+def run(stand: Stand, llm: LLM, jobs: list[Job], poison: set[int]) -> list[Request]:
+    """All jobs as requests "0", "1", ..; those that are no poison say what plain decoding says."""
+    engine = llm.engine
+    requests = [engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
+    ended = []
+    for _ in range(4000):
+        if not engine.busy:
+            break
+        ended += [output.request.id for output in engine.step() if output.finished]
+        llm.check()
+    assert not engine.busy and sorted(ended) == sorted(request.id for request in requests)
+    assert engine.ledger.counts()["main"]["held"] == 0
+    for i, (job, request) in enumerate(zip(jobs, requests)):
+        wanted = stand.plain(job.prompt, job.params).outputs[0]
+        if i in poison:
+            assert request.finish_reason == "error" and request.error == "Planted inside the engine"
+            assert request.output_ids == wanted.token_ids[: len(request.output_ids)]
+        else:
+            assert (request.output_ids, request.finish_reason) == (wanted.token_ids, wanted.finish_reason), job
+    assert engine.stats.failed == len(poison)
+    return requests
+
+
+def finish(llm: LLM) -> None:
+    """Step until nothing is left to do."""
+    while llm.engine.busy:
+        llm.engine.step()
+
+
+def crowd(stand: Stand) -> list[Job]:
+    """Sixteen requests with all kinds of drafters and parameters."""
+    features = ["nothing", "everything", "logprobs", "repetition_penalty"]
+    return [job for seed in (1, 2) for job in mixed_jobs(stand, MANY // 2, 0.7, features, seed)]
+
+
+@pytest.mark.parametrize("tokens", [0, 7])
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_among_sixteen(stand: Stand, stage: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start or on its way, in whichever stage: one request ends, fifteen go on, and later ones are served."""
+    llm = stand.llm(page_size=4)
+    jobs = crowd(stand)
+    if tokens:  # those are called once, before there is output
+        tokens = 0 if stage.startswith("admit") else tokens
+    with monkeypatch.context() as patch:
+        plant(llm.engine, stage, guilty_from(tokens, str(POISON)), patch)
+        run(stand, llm, jobs, {POISON})
+    llm.engine.stats.failed = 0
+    run(stand, llm, jobs, set())
+
+
+@pytest.mark.parametrize("stage", ["reserve", "forward", "verify", "commit", "emit"])
+def test_with_a_step_in_flight(lagging: LaggingStand, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where the host reads one step late."""
+    llm = lagging.llm(page_size=4)
+    plant(llm.engine, stage, guilty_from(7, str(POISON)), monkeypatch)
+    run(lagging, llm, crowd(lagging), {POISON})
+
+
+def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matcher that raises is its own request's."""
+    pytest.importorskip("xgrammar")
+    stand = Stand(speaking, "float32", options={"skip_tokenizer_init": False})
+    kinds = [{"drafter": "none"}, {"drafter": "ngram", "prompt_lookup_min": 1}] * 3
+    jobs = jobs_of("regex", 1.0, kinds)
+    for job in jobs:
+        stand.plain(job.prompt, job.params)
+    plant_in_grammars(guilty_from(2, "3"), monkeypatch)
+    run(stand, stand.llm(), jobs, {3})
+
+
+@pytest.mark.parametrize("poison", [{3, 4}, {0, 5, 15}, set(range(MANY))], ids=len)
+def test_several(stand: Stand, poison: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several is found, neighbours and all of them too."""
+    llm = stand.llm()
+    plant(llm.engine, "forward", guilty_from(4, *map(str, poison)), monkeypatch)
+    run(stand, llm, crowd(stand), poison)
+
+
+def test_a_fault_that_comes_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails once is tried again, and nobody is blamed."""
+    llm = stand.llm()
+    left = [True] * 3
+
+    def guilty(requests: Iterable[Request]) -> bool:
+        return bool(left) and any(len(r.output_ids) > 5 * (4 - len(left)) for r in requests) and left.pop()
+
+    plant(llm.engine, "observe", guilty, monkeypatch)
+    run(stand, llm, crowd(stand), set())
+    assert not left
+
+
+def test_nobodys(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that fails whatever it is given, or that fails with requests which it can serve apart, says so: nobody
+    is blamed, and once it works again they all end as they would have."""
+    for guilty in (
+        lambda requests: bool(list(requests)),
+        lambda requests: len({r.id for r in requests} & {"2", "9"}) > 1,
+    ):
+        llm = stand.llm()
+        jobs = crowd(stand)
+        requests = [llm.engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
+        with monkeypatch.context() as patch:
+            plant(llm.engine, "forward", guilty, patch)
+            with pytest.raises(EngineFault):
+                finish(llm)
+        llm.check()
+        assert all(request.finish_reason != "error" for request in requests)
+        finish(llm)
+        for job, request in zip(jobs, requests):
+            assert request.output_ids == stand.tokens(job.prompt, job.params)
+
+
+def test_offline(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`generate` gives the others what they asked for, and says of the one what went wrong; a stream ends with it."""
+    llm = stand.llm()
+    texts = prompts(stand, 4)
+    params = [sampling(stand, prompt, 0.7, "nothing") for prompt in texts]
+    plant(llm.engine, "emit", guilty_from(5, "2.0", "4.0"), monkeypatch)
+    outputs = [output.outputs[0] for output in llm.generate(texts, params)]
+    assert [output.finish_reason for output in outputs] == ["length", "length", "error", "length"]
+    assert outputs[2].error == "Planted inside the engine" and all(o.error is None for o in outputs if o != outputs[2])
+    last = list(llm.stream(texts[0], params[0]))[-1].outputs[0]
+    assert last.finish_reason == "error" and last.error == "Planted inside the engine"
+    llm.check()
