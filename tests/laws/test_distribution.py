@@ -17,12 +17,13 @@ import stridelm.verify.exact as exact
 from stridelm import SamplingParams
 from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
+from stridelm.draft.base import Drafter
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
 from support.checkpoints import make
 from support.enumeration import check_enumeration
 from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.lab import DRAWN, LENGTH, Lab, check_joint, chi_square, lossless_cases, trees_registered
+from support.lab import DRAWN, LENGTH, Lab, check_counts, check_joint, chi_square, lossless_cases, trees_registered
 from support.stand import Job, Stand
 from support.tree_drafter import NAME as RANDOM_TREE
 from support.tree_drafter import registered
@@ -130,6 +131,18 @@ def test_joint(drafter: str, rule: str) -> None:
 def test_joint_with_penalties(drafter: str, rule: str) -> None:
     """So they are where the distribution depends on the row's own history."""
     check_joint(lab_of(drafter, rule, PENALISED), min(SAMPLES // 8, samples_of(drafter, rule)))
+
+
+LEARNERS = [(d, r) for d, r in LOSSLESS if d in DRAFTERS and DRAFTERS.get(d).forget is not Drafter.forget]
+"""Those whose drafts depend on what earlier requests said."""
+
+
+@pytest.mark.parametrize(("drafter", "rule"), LEARNERS)
+def test_joint_when_a_seed_comes_again(drafter: str, rule: str) -> None:
+    """What was said with a seed was drawn with the very noise that accepts when the seed comes again: whoever drafts
+    from it must not make it likelier."""
+    lab = Lab({"drafter": drafter, "acceptance": rule}, size=1)
+    check_counts(lab, lab.sample_again(2500))
 
 
 def test_joint_of_the_engine(stand: Stand, model: Any) -> None:

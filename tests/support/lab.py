@@ -218,6 +218,17 @@ class Lab:
             counts += torch.bincount((said.cpu() * weights).sum(1), minlength=VOCAB**LENGTH)
         return counts.view((VOCAB,) * LENGTH)
 
+    def sample_again(self, count: int) -> torch.Tensor:
+        """The same of what one request at a time says when its seed has come before: all that drafters have learnt is
+        what it said then. For a lab of size 1."""
+        assert self.size == 1
+        counts = torch.zeros((VOCAB,) * LENGTH, dtype=torch.int64)
+        for seed in range(count):
+            self.drafters.forget()
+            self._round(seed)
+            counts[tuple(self._round(seed)[0].tolist())] += 1
+        return counts
+
     def _round(self, seed: int) -> torch.Tensor:
         """[size, LENGTH] what all requests say with seeds from `seed` on."""
         start = len(PROMPT)
@@ -324,6 +335,10 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> tuple[float, int
 
 def check_joint(lab: Lab, count: int, least_p: float = 1e-4) -> None:
     """The joint distribution of the first LENGTH tokens is the target's, by a chi-square over `count` requests."""
-    counts = lab.sample(-(-count // lab.size))
+    check_counts(lab, lab.sample(-(-count // lab.size)), least_p)
+
+
+def check_counts(lab: Lab, counts: torch.Tensor, least_p: float = 1e-4) -> None:
+    """They are those of outputs that are distributed as the target says."""
     statistic, freedom, p = chi_square(counts, lab.true_joint())
     assert p > least_p, f"chi-square {statistic:.0f} where {freedom} is due, p = {p:.1e}"

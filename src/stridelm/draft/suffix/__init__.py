@@ -3,7 +3,12 @@
 
 The longest suffix of the known tokens that has occurred before, in the request itself and in the corpus of earlier
 outputs, is continued into a tree, likeliest rows first. The one of the two trees that is expected to have more accepted
-is the draft. The corpus changes how much is accepted and never what is said.
+is the draft.
+
+The corpus may change how much is accepted and never what is said, so only requests under a coupled rule draft from it.
+Another rule's output depends on the draft: with a seed that comes again the corpus holds what was drawn with the very
+noise that now accepts, so that even a rule that is lossless would prefer it, and a lossy one could be made to emit what
+somebody else was told.
 """
 
 from __future__ import annotations
@@ -16,9 +21,12 @@ from stridelm.params import Speculation
 from stridelm.run.heads import Serving
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, Request, Span
+from stridelm.verify import RULES
 
 SPEC_FACTOR, MIN_PROB = 1.0, 0.1
 """vLLM's defaults."""
+NOBODYS = Corpus()
+"""A corpus that stays empty."""
 
 
 class SuffixDrafter(Drafter):
@@ -58,9 +66,12 @@ class SuffixDrafter(Drafter):
     def _guess(self, span: Span) -> Tree:
         """The better of the trees that the request's own text and the corpus give; of equals its own."""
         text = self.texts.setdefault(span.request.id, Text())
-        text.catch_up(span.request, self.corpus)
+        rule = RULES.get(span.request.speculation.acceptance or "exact")
+        text.catch_up(span.request, self.corpus if rule.coupled else NOBODYS)
         state, length = text.own.repeated()
         own = _grow(span, [(text.own, state)], length)
+        if not rule.coupled:
+            return own
         shared = _grow(span, *text.longest(self.corpus))
         return shared if shared.score > own.score else own
 
