@@ -30,8 +30,10 @@ class _Live:
 
     detokenizer: Detokenizer | None
     stops: StopStrings
+    eos_id: int | None
+    """The tokenizer's own end of text, which needs no stop reason."""
     stop_ids: frozenset[int]
-    eos_ids: frozenset[int]
+    """Other ids that end it: the checkpoint's ends of text and the request's own."""
 
 
 class Emitter:
@@ -125,12 +127,10 @@ class Emitter:
     ) -> tuple[str, int | str | None] | None:
         """(finish reason, stop reason) if this token is the request's last. Appends the text it makes final."""
         params, count = request.params, len(request.output_ids)
-        armed = count >= params.min_tokens
-        if armed and not params.ignore_eos and token in live.eos_ids:
-            return self._close(live, text, None, "stop", None)
-        if armed and token in live.stop_ids:
+        armed = count > params.min_tokens
+        if armed and (token == live.eos_id or token in live.stop_ids):
             shown = token if params.include_stop_str_in_output else None
-            return self._close(live, text, shown, "stop", token)
+            return self._close(live, text, shown, "stop", None if token == live.eos_id else token)
         guide = self._engine.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()
@@ -165,13 +165,14 @@ class Emitter:
     def _state(self, request: Request) -> _Live:
         if request.id not in self._live:
             engine, params = self._engine, request.params
+            tokenizer = engine.tokenizer
             detokenizer = None
-            if engine.tokenizer is not None:
-                detokenizer = Detokenizer(engine.tokenizer, request.prompt_ids, params.skip_special_tokens)
+            if tokenizer is not None:
+                detokenizer = Detokenizer(tokenizer, request.prompt_ids, params.skip_special_tokens)
             self._live[request.id] = _Live(
                 detokenizer,
                 StopStrings(params.stops, params.include_stop_str_in_output),
-                frozenset(params.stop_token_ids or ()),
-                frozenset(engine.parts.eos_ids),
+                None if tokenizer is None or params.ignore_eos else tokenizer.eos_id,
+                frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else engine.parts.eos_ids),
             )
         return self._live[request.id]

@@ -38,6 +38,7 @@ from stridelm.sample.table import SamplingTable, check_token_ids
 from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import OVERRUN, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.upload import upload
+from stridelm.values import shortened
 from stridelm.verify.door import Door
 
 if TYPE_CHECKING:
@@ -320,12 +321,17 @@ class Engine:
         return sorted({*self.parts.eos_ids, *(request.params.stop_token_ids or ())})
 
     def bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of the forbidden words: each word as it is and behind a space, as vLLM does."""
+        """Token sequences of the forbidden words: each word without the space before it, and after one.
+
+        Raises ValueError for a word that has no tokens.
+        """
         sequences = [list(words) for words in params.bad_words_token_ids or ()]
         for word in params.bad_words or ():
             assert self.tokenizer is not None
-            forms = (word, " " + word.lstrip())
-            sequences += [ids for ids in (self.tokenizer.encode(form, False) for form in forms) if ids]
+            bare, spaced = (self.tokenizer.encode(form, False) for form in (word.lstrip(), " " + word.lstrip()))
+            if not bare:
+                raise ValueError(f"bad_words: {shortened(word)} has no tokens; leave it out")
+            sequences += [bare, spaced] if spaced != bare else [bare]
         return sequences
 
     def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:

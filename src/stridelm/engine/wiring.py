@@ -41,6 +41,7 @@ class Parts:
     model: Decoder
     tokenizer: Tokenizer | None
     eos_ids: tuple[int, ...]
+    """All that end a text: the tokenizer's own and the checkpoint's."""
     target: Target
     pool: PagePool
     pages: dict[str, int]
@@ -92,11 +93,12 @@ def load_parts(config: EngineConfig) -> Parts:
         pages,
         config.page_size,
     )
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(path)
     return Parts(
         path=path,
         model=model,
-        tokenizer=None if config.skip_tokenizer_init else Tokenizer.load(path),
-        eos_ids=checkpoint_eos_ids(path),
+        tokenizer=tokenizer,
+        eos_ids=checkpoint_eos_ids(path) if tokenizer is None else tokenizer.eos_ids,
         target=target,
         pool=PagePool(model.kv_layout, pages, config.page_size, dtype, device),
         pages=pages,

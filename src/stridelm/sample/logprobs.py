@@ -26,7 +26,7 @@ class RawLogprobs:
     logprobs: torch.Tensor
     """[M] float32, natural logarithm, of the softmax of the raw logits."""
     ranks: torch.Tensor
-    """[M] int64: 1 plus how many logits are strictly greater."""
+    """[M] int64: place among all tokens, the likeliest first, the lowest id first among equals."""
     top_ids: torch.Tensor
     """[M, N] int64, the likeliest first, the lowest id first among equals."""
     top_logprobs: torch.Tensor
@@ -46,12 +46,14 @@ def raw_logprobs(
         chosen_MK = own_M1[:, :0]
     depth_MV = depths(logits_MV)
     log_total_M1 = (masses(depth_MV).sum(-1, keepdim=True).double().log() - math.log(UNIT)).float()
-    greater_M = (logits_MV > logits_MV.gather(1, own_M1)).sum(-1)
+    own_logit_M1 = logits_MV.gather(1, own_M1)
+    ids_V = torch.arange(logits_MV.shape[1], device=logits_MV.device)
+    before_MV = (logits_MV > own_logit_M1) | ((logits_MV == own_logit_M1) & (ids_V < own_M1))
     top_ids_MN = top_tokens(logits_MV, min(top, logits_MV.shape[1]))
     return RawLogprobs(
         tokens=tokens_M,
         logprobs=(-depth_MV.gather(1, own_M1) - log_total_M1).squeeze(1),
-        ranks=greater_M + 1,
+        ranks=before_MV.sum(-1) + 1,
         top_ids=top_ids_MN,
         top_logprobs=-depth_MV.gather(1, top_ids_MN) - log_total_M1,
         chosen_ids=chosen_MK,

@@ -2,8 +2,8 @@
 
 Which stop string ends a request must not depend on how its text was cut into pieces: a step may bring one
 token or eight. So the match is the one that is complete first, reading character by character, and of those
-complete at the same character the longest. Nothing that comes later can change it, and generation ends as
-soon as it can.
+complete at the same character the one that stands first in the request's list, as in vLLM. Nothing that comes
+later can change it, and generation ends as soon as it can.
 
 The search is an Aho-Corasick automaton: each character costs the same whether there is one stop string or ten
 thousand, and the depth of its state is exactly how much text must be held back.
@@ -12,7 +12,7 @@ thousand, and the depth of its state is exactly how much text must be held back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class StopStrings:
@@ -31,7 +31,7 @@ class StopStrings:
         self._fail = [0]
         """State -> the state of the longest proper suffix of its prefix."""
         self._match: list[str | None] = [None]
-        """State -> the longest stop string that ends here."""
+        """State -> the first in the list of the stop strings that end here."""
         self._state = 0
         self._held = ""
         """The text not yet let go: always the prefix that the state stands for."""
@@ -39,7 +39,7 @@ class StopStrings:
         """Characters read so far."""
         for stop in stops:
             self._insert(stop)
-        self._link()
+        self._link({stop: place for place, stop in reversed(list(enumerate(stops)))})
 
     def push(self, new_text: str, armed: bool = True) -> tuple[str, str | None]:
         """Read `new_text`. Returns the text that is safe to emit now and the stop string met, if any.
@@ -90,8 +90,9 @@ class StopStrings:
             state = self._next[state][character]
         self._match[state] = stop
 
-    def _link(self) -> None:
-        """Fill `_fail` and `_match`, shorter prefixes first, because a suffix is a shorter prefix."""
+    def _link(self, place: Mapping[str, int]) -> None:
+        """Fill `_fail` and `_match`, shorter prefixes first, because a suffix is a shorter prefix. place: of each stop
+        string in the list."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -101,5 +102,5 @@ class StopStrings:
                     suffix = self._fail[suffix]
                 self._fail[child] = self._next[suffix].get(character, 0)
                 queue.append(child)
-            if self._match[state] is None:
-                self._match[state] = self._match[self._fail[state]]
+            ends = [stop for stop in (self._match[state], self._match[self._fail[state]]) if stop is not None]
+            self._match[state] = min(ends, key=place.__getitem__, default=None)

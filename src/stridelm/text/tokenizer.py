@@ -31,7 +31,9 @@ class Tokenizer:
 
     def __init__(self, hf: Any, extra_eos: Sequence[int] = ()) -> None:
         self.hf = hf
-        own = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
+        self.eos_id: int | None = None if hf.eos_token_id is None else int(hf.eos_token_id)
+        """The tokenizer's own end of text."""
+        own = () if self.eos_id is None else (self.eos_id,)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *extra_eos)))
         """Ids that end a text; the tokenizer's own comes first."""
         self.special_ids: frozenset[int] = frozenset(hf.all_special_ids) | _added_special_ids(hf)
@@ -180,19 +182,20 @@ class Tokenizer:
 
 
 def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
-    """The ids that end a text according to generation_config.json and config.json, without a tokenizer."""
+    """The ids that end a text according to the checkpoint, without a tokenizer: generation_config.json's if there is
+    such a file, else config.json's, as transformers and vLLM read them."""
+    name = "generation_config.json" if (Path(path) / "generation_config.json").is_file() else "config.json"
+    config = _read_json(Path(path) / name)
     found: dict[int, None] = {}
-    for name in ("generation_config.json", "config.json"):
-        config = _read_json(Path(path) / name)
-        for holder in (config, config.get("text_config") or {}):
-            value = holder.get("eos_token_id")
-            for token in value if isinstance(value, list) else [value]:
-                if token is not None and not isinstance(token, int):
-                    raise ValueError(
-                        f"eos_token_id in {Path(path) / name} is no token id ({token!r}): copy it from the model again"
-                    )
-                if token is not None:
-                    found[token] = None
+    for holder in (config, config.get("text_config") or {}):
+        value = holder.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not isinstance(token, int):
+                raise ValueError(
+                    f"eos_token_id in {Path(path) / name} is no token id ({token!r}): copy it from the model again"
+                )
+            if token is not None:
+                found[token] = None
     return tuple(found)
 
 

@@ -26,9 +26,9 @@ def pieces(text: str, sizes: list[int]) -> list[str]:
 
 
 def search(stops: list[str], text: str) -> tuple[int, int, str] | None:
-    """The plain definition: complete first, then longest. Returns (start, end, stop)."""
+    """The plain definition: complete first, then first in the list. Returns (start, end, stop)."""
     for end in range(1, len(text) + 1):
-        for stop in sorted(stops, key=len, reverse=True):
+        for stop in stops:
             if text[:end].endswith(stop):
                 return end - len(stop), end, stop
     return None
@@ -86,7 +86,8 @@ def test_disarmed_text_ends_nothing(stops: list[str], text: str, sizes: list[int
     [
         (["\n\n"], "a\n\nb", "a", "\n\n"),
         (["bcd", "c"], "abcd", "ab", "c"),  # complete first, though the other began earlier
-        (["c", "bc"], "abcd", "a", "bc"),  # complete together: the longer
+        (["c", "bc"], "abcd", "ab", "c"),  # complete together: the first in the list
+        (["bc", "c"], "abcd", "a", "bc"),
         (["aab"], "aaab", "a", "aab"),
         (["ab", "ab"], "ab", "", "ab"),
         ([], "abc", "abc", None),

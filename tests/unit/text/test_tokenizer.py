@@ -35,10 +35,13 @@ def test_round_trip(checkpoint: Path, byte_level: Tokenizer) -> None:
     assert loaded.bos_id is None
 
 
-def test_eos_ids_come_from_all_three_places(checkpoint: Path) -> None:
-    """The tokenizer's first, then generation_config's list, then config's; each once."""
-    assert Tokenizer.load(checkpoint).eos_ids == (0, 7, 9)
-    assert checkpoint_eos_ids(checkpoint) == (7, 0, 9)
+def test_where_eos_ids_come_from(checkpoint: Path) -> None:
+    """The tokenizer's first, then generation_config's list; config's only where there is no generation_config."""
+    assert Tokenizer.load(checkpoint).eos_ids == (0, 7)
+    assert checkpoint_eos_ids(checkpoint) == (7, 0)
+    (checkpoint / "generation_config.json").unlink()
+    assert Tokenizer.load(checkpoint).eos_ids == (0, 9)
+    assert checkpoint_eos_ids(checkpoint) == (9,)
 
 
 def test_eos_ids_of_a_nested_config(tmp_path: Path) -> None:
