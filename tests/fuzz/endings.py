@@ -1,4 +1,4 @@
-"""Where an output ends, and its text: from the tokenizer's files and the rules alone.
+"""Where an output ends, and its text: from the tokenizer's vocabulary and the rules alone.
 
 A byte-level token is a few bytes, written with one printable character each (GPT-2's table). A text is all its bytes
 decoded at once; so whatever the engine does to let go of text early must add up to this.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from fuzz.definitions import Params
 
@@ -31,13 +32,14 @@ class Alphabet:
     """The tokenizer of a checkpoint directory."""
 
     def __init__(self, path: Path) -> None:
-        content = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+        loaded = AutoTokenizer.from_pretrained(path)  # some classes add tokens of their own
+        content = json.loads(loaded.backend_tokenizer.to_str())
         table = byte_of_character()
         self._bytes = {token: bytes(map(table.__getitem__, text)) for text, token in content["model"]["vocab"].items()}
         added = content["added_tokens"]
         self._bytes |= {entry["id"]: entry["content"].encode() for entry in added}
         self.special = {entry["id"] for entry in added if entry["special"]}
-        self._encoder = Tokenizer.from_file(str(path / "tokenizer.json"))
+        self._encoder: Tokenizer = loaded.backend_tokenizer
 
     def encode(self, text: str) -> list[int]:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)

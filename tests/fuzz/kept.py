@@ -70,5 +70,6 @@ KEPT: tuple[Kept, ...] = (
     _forced((*PADDING[:24], *WORDS), EURO[:1], "words_behind_ids_without_text"),
     _forced(PADDING, EURO[:1], "ids_without_text_behind_half_a_character"),
     _forced((*PADDING, *EURO[1:], *WORDS), EURO[:1], "ids_without_text_within_a_character"),
+    _forced((WORDS[0], EURO[0], *PADDING, *EURO[1:], WORDS[1]), (7,), "ids_without_text_within_an_output"),
     _forced((WORDS[0], *PADDING[:4], *EURO, *PADDING[4:], WORDS[1]), (7,), "ids_without_text_among_characters"),
 )

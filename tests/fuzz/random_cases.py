@@ -7,6 +7,7 @@ anew for each case. Nearly all that is drawn can be served; what cannot must be 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from fuzz.cases import Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids
@@ -41,7 +42,9 @@ def random_case(seed: int, device: str = "cpu") -> Case:
     shared = tuple(rng.randrange(checkpoint.vocab) for _ in range(rng.randint(4, 40)))
     context = options.get("max_model_len", 256)
     requests = tuple(_spread(rng, random_ask(rng, checkpoint, shared, context)) for _ in range(rng.randint(1, 6)))
-    if rng.random() < 0.4:
+    if rng.random() < 0.12:
+        requests = _crowd(rng, requests, options)
+    elif rng.random() < 0.4:
         options["num_pages"] = _tight(rng, requests, options["page_size"])
     return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context), traced)
 
@@ -93,6 +96,21 @@ def _tight(rng: random.Random, requests: tuple[Ask, ...], page_size: int) -> int
     """Pages for the longest request, or more, and not for all."""
     needs = [-(-(len(ask.prompt) + ask.params["max_tokens"]) // page_size) for ask in requests]
     return max(needs) + rng.randrange(1 + max(0, sum(needs) * 2 // 3 - max(needs)))
+
+
+def _crowd(rng: random.Random, requests: tuple[Ask, ...], options: dict[str, Any]) -> tuple[Ask, ...]:
+    """Requests with much to say that start together, and a pool that they lose to one another."""
+    options |= {"page_size": rng.choice((1, 2, 4)), "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    options["max_model_len"] = 48
+    wordy = (rng.randint(14, 24) for _ in requests)
+    crowd = tuple(
+        replace(ask, prompt=ask.prompt[:8], params={**ask.params, "max_tokens": most}, arrival=0)
+        for ask, most in zip(requests, wordy)
+    )
+    options["num_pages"] = (
+        _tight(rng, crowd[:1], options["page_size"]) + rng.choice((20, 24, 30)) // options["page_size"]
+    )
+    return crowd
 
 
 def _spread(rng: random.Random, ask: Ask) -> Ask:

@@ -22,6 +22,8 @@ def random_ask(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context:
     params = random_params(rng, checkpoint)
     if checkpoint.speaks and rng.random() < 0.7:
         prompt = _speak(rng, checkpoint, prompt, params)
+    elif rng.random() < 0.4:
+        _narrow(rng, checkpoint, params)
     return Ask(prompt, params, random_speculation(rng, checkpoint), sample=rng.choice((0, 0, 0, 1, 3)))
 
 
@@ -81,6 +83,20 @@ def random_params(rng: random.Random, checkpoint: Checkpoint) -> dict[str, Any]:
     return params
 
 
+def _narrow(rng: random.Random, checkpoint: Checkpoint, params: dict[str, Any]) -> None:
+    """Have the output be of a few tokens, and what is asked of tokens be asked of these, so that it bites."""
+    tokens = rng.sample(range(checkpoint.vocab), rng.randint(3, 6))
+    params["logit_bias"] = {token: rng.choice((30.0, 31.0, 33.0)) for token in tokens}
+    params["temperature"] = rng.choice((0.0, 1.0, 2.0, 4.0))
+    if rng.random() < 0.4:
+        params["bad_words_token_ids"] = [rng.choices(tokens, k=rng.randint(2, 3)) for _ in range(rng.randint(1, 9))]
+    if rng.random() < 0.4:
+        params["stop_token_ids"] = tokens[:1]
+        params["min_tokens"] = rng.randint(1, params["max_tokens"])
+    if rng.random() < 0.3:
+        params["frequency_penalty"] = rng.choice((1.0, 2.0))
+
+
 def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict[str, Any]) -> Ids:
     """Have the output spell characters, whole and broken, among ids that have no text; the prompt may end in one."""
     alphabet = rng.sample(CHARACTERS, 4)
@@ -137,7 +153,7 @@ def _rule(rng: random.Random, rule: str, depth: int | None) -> dict[str, Any]:
         options["posterior_threshold"] = rng.choice((0.0, 0.01, 0.3, 0.9))
         options["posterior_alpha"] = rng.choice((0.0, 0.5, 2.0))
     if rule == "relaxed" and rng.random() < 0.5:
-        options["relaxed_topk"] = rng.choice((1, 2, 30, 500))
+        options["relaxed_topk"] = rng.choice((1, 1, 2, 3, 30, 500))
         options["relaxed_delta"] = rng.choice((0.0, 0.1, 1.0))
     return options
 

@@ -39,8 +39,9 @@ def smaller(case: Case) -> Iterator[Case]:
     for name in case.engine:
         if name != "device":
             yield replace(case, engine={key: value for key, value in case.engine.items() if key != name})
-    if case.checkpoint != Checkpoint() and not case.checkpoint.speaks:
-        yield replace(case, checkpoint=Checkpoint(vocab=case.checkpoint.vocab))
+    plain = replace(Checkpoint(vocab=case.checkpoint.vocab), speaks=case.checkpoint.speaks)
+    if case.checkpoint != plain:
+        yield replace(case, checkpoint=plain)
     for field, value in (("heads", ()), ("modules", ""), ("cyclic", False), ("family", "qwen3"), ("variant", "untied")):
         if getattr(case.checkpoint, field) != value:
             yield replace(case, checkpoint=replace(case.checkpoint, **{field: value}))
