@@ -42,7 +42,7 @@ def main() -> int:
         task = progress.add_task("cases", total=args.cases)
         if args.kept:
             for kept in KEPT:
-                run.case(kept.case, f"kept case {kept.name}")
+                run.case(kept.case.on(args.device), f"kept case {kept.name}")
         number = 0
         while (args.cases is None or number < args.cases) and (end is None or time.monotonic() < end):
             if run.found and not args.keep_going:

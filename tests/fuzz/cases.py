@@ -3,10 +3,11 @@ again, so that a failure can be kept as a test."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 Ids = tuple[int, ...]
+EXACT_ON_GPU = {"deterministic": True, "attention": "triton"}
 
 
 class Shown:
@@ -109,5 +110,10 @@ class Case(Shown):
         return str(self.engine.get("device", "cpu"))
 
     @property
-    def tokens(self) -> int:
-        return sum(ask.params.get("max_tokens", 16) for ask in self.requests)
+    def precision(self) -> str:
+        """How closely the oracle can look, a key of its margins."""
+        return self.dtype if self.device == "cpu" else f"{self.dtype} on a GPU"
+
+    def on(self, device: str) -> Case:
+        """The same case on a device, in its deterministic setting."""
+        return self if device == "cpu" else replace(self, engine={**self.engine, "device": device, **EXACT_ON_GPU})

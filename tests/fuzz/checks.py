@@ -83,19 +83,19 @@ def _check_request(case: Case, oracle: Oracle, index: int, ask: Ask, said: Said,
     if ask.rule == "exact" or ask.rule in WINDOWS:
         _check_alone(case, ask, said, complain)
     _check_ending(case, oracle, ask, said, complain)
-    if case.dtype not in MARGINS:
+    if case.precision not in MARGINS:
         return
     fault = None
     if ask.rule == "exact":
-        fault = oracle.misdrawn(ask.prompt, said.tokens, ask.params, ask.sample, case.dtype)
+        fault = oracle.misdrawn(ask.prompt, said.tokens, ask.params, ask.sample, case.precision)
     elif ask.rule in LOSSLESS:
-        fault = possible(oracle, ask.prompt, said.tokens, oracle.settled(ask.params), case.dtype)
+        fault = possible(oracle, ask.prompt, said.tokens, oracle.settled(ask.params), case.precision)
     elif case.traced:
         depth = said.request.speculation.depth or 0
         for look in said.looks:
             if look.decides and fault is None:
                 tally.replayed += 1
-                fault = misjudged(oracle, ask, look, case.dtype, depth)
+                fault = misjudged(oracle, ask, look, case.precision, depth)
     if fault is not None:
         raise complain(ask.rule, fault)
     if ask.rule not in WINDOWS:
@@ -151,7 +151,7 @@ def _check_told(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: type
     if top is not None:
         if len(said.logprobs) != len(said.tokens):
             raise complain("logprobs", f"{len(said.logprobs)} for {len(said.tokens)} tokens")
-        fault = oracle.mislogged(ids, prompt, said.logprobs, top, ask.params, case.dtype)
+        fault = oracle.mislogged(ids, prompt, said.logprobs, top, ask.params, case.precision)
         if fault is not None:
             raise complain("logprobs", fault)
     top = ask.params.get("prompt_logprobs")
@@ -160,11 +160,11 @@ def _check_told(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: type
         if entries is None or len(entries) != prompt or entries[0] is not None or None in entries[1:]:
             raise complain("prompt_logprobs", f"{entries} for a prompt of {prompt}")
         told = [entry for entry in entries[1:] if entry is not None]
-        fault = oracle.mislogged(ids, 1, told, top, ask.params, case.dtype)
+        fault = oracle.mislogged(ids, 1, told, top, ask.params, case.precision)
         if fault is not None:
             raise complain("prompt_logprobs", fault)
     if ask.params.get("return_hidden_states") and said.tokens:
         states, wanted = torch.cat(said.states).double().numpy(), oracle.states(ids)[:-1]
-        close = MARGINS[case.dtype] * max(1.0, float(np.abs(wanted).max())) * 4
+        close = MARGINS[case.precision] * max(1.0, float(np.abs(wanted).max())) * 4
         if states.shape != wanted.shape or float(np.abs(states - wanted).max()) > close:
             raise complain("hidden_states", f"{states.shape} should be {wanted.shape}, or differ by too much")

@@ -270,6 +270,9 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
         "skip_tokenizer_init": engine_options(case)["skip_tokenizer_init"],
     }
 
+    if case.device != "cpu":
+        options["enforce_eager"] = True  # what the case's engine captures is held against what is launched
+
     def run() -> Said:
         engine = _reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine
         said = Said()

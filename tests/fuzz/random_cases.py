@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from fuzz.cases import Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids
+from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids
 from fuzz.random_requests import random_ask
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -80,8 +80,7 @@ def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str
         options["dtype"] = rng.choice(("float32", "float32", "float64", "bfloat16"))
         options["attention"] = rng.choice(("host", "host", "reference", "bounds"))
     else:
-        options |= {"device": device, "dtype": rng.choice(("float32", "bfloat16", "float16")), "deterministic": True}
-        options["attention"] = "triton"
+        options |= {"device": device, "dtype": rng.choice(("float32", "bfloat16", "float16")), **EXACT_ON_GPU}
         if rng.random() < 0.2:
             options["enforce_eager"] = True
     if checkpoint.speaks and rng.random() < 0.1:

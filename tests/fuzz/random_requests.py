@@ -113,6 +113,8 @@ def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict
             params |= {"max_tokens": 40, "frequency_penalty": rng.choice((0.0, 2.0))}
     if rng.random() < 0.5:
         params["stop"] = ["".join(rng.choices(alphabet, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))]
+        if rng.random() < 0.5:
+            params["min_tokens"] = rng.randint(1, min(6, params["max_tokens"]))
     if rng.random() < 0.2:
         params["bad_words"] = ["".join(rng.choices(alphabet, k=rng.randint(1, 2))).strip() or "a"]
     if rng.random() < 0.5:
