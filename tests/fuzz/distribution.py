@@ -37,7 +37,7 @@ class Table(Shown):
 
     speculation: dict[str, Any] = field(default_factory=dict)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    requests: int = 1000
+    requests: int = 2500
     rounds: int = 1
     """How often the same requests come."""
     params: dict[str, Any] = field(default_factory=dict)

@@ -45,7 +45,7 @@ def random_table(seed: int, device: str = "cpu") -> Table:
     return Table(
         {"drafter": drafter, "acceptance": rule, **options},
         Checkpoint(rng.choice(("qwen3", "llama", "mistral")), "", scale=rng.choice((5.0, 8.0)), heads=heads),
-        requests=3000 if learns else rng.choice((600, 1200)),
+        requests=3000,
         rounds=rng.choice((2, 4)) if learns else 1,
         params=rng.choice(PARAMS),
         device=device,
