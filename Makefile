@@ -2,6 +2,7 @@
 #
 #   make demo    complete a Python file with the built-in model, and print how fast it went
 #   make test    the tests that need no GPU
+#   make fuzz    random cases against an oracle, until something is found: ARGS='--cases 500', tests/fuzz/README.md
 #   make check   lint, format, types
 #   make audit   known vulnerabilities of what Stride runs on
 #   make bench   measure the drafters against plain decoding
@@ -12,7 +13,7 @@
 #           CUDA, a tenth of the size
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores
-# ARGS      passed to the command behind demo, test and bench
+# ARGS      passed to the command behind demo, test, fuzz and bench
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -26,7 +27,7 @@ PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(P
 USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: demo test check audit format bench setup clean
+.PHONY: demo test fuzz check audit format bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -34,6 +35,9 @@ demo: $(USE)
 
 test: $(DEVELOP)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+fuzz: $(DEVELOP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 check: $(DEVELOP)
 	$(BIN)/ruff check .

@@ -1,0 +1,119 @@
+"""A case as plain data: a checkpoint, an engine's options, requests and faults. `repr` of one is Python that makes it
+again, so that a failure can be kept as a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+Ids = tuple[int, ...]
+EXACT_ON_GPU = {"deterministic": True, "attention": "triton"}
+
+
+class Shown:
+    """Writes itself down without what is as it is by default."""
+
+    def __repr__(self) -> str:
+        assert hasattr(self, "__dataclass_fields__")
+        given = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            default = f.default_factory() if callable(f.default_factory) else f.default
+            if value != default:
+                given.append(f"{f.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint(Shown):
+    """What fuzz.checkpoints writes."""
+
+    family: str = "qwen3"
+    variant: str = "untied"
+    """Name of config changes (tests/support/models.py, and ours)."""
+    vocab: int = 64
+    scale: float = 8.0
+    """Of the weights: the larger, the surer is the model."""
+    cyclic: bool = False
+    """The next token follows from the last but for a little, and heads know how: nearly all drafts are accepted."""
+    modules: str = ""
+    """Form and number of MTP modules inside the checkpoint, such as "deepseek1"."""
+    heads: tuple[str, ...] = ()
+    """Drafters' weights beside it: modules, eagle1, eagle3, speculators, medusa, model."""
+    speaks: bool = False
+    """It has a byte-level tokenizer of at most 290 ids, and says 300 or more."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Ask(Shown):
+    """A request."""
+
+    prompt: Ids
+    params: dict[str, Any] = field(default_factory=dict)
+    """SamplingParams but for `speculation`; a seed is always among them if it samples."""
+    speculation: dict[str, Any] = field(default_factory=dict)
+    arrival: int = 0
+    """Step before which it is added."""
+    abort: int | None = None
+    """Step before which it is aborted."""
+    sample: int = 0
+
+    @property
+    def rule(self) -> str:
+        return str(self.speculation.get("acceptance", "exact")).partition(":")[0]
+
+    @property
+    def drafter(self) -> str:
+        return str(self.speculation.get("drafter", "none"))
+
+
+@dataclass(frozen=True, repr=False)
+class BadRequest(Shown):
+    """A request that must be refused, with a ValueError and without a trace, while others run."""
+
+    at: int
+    prompt: tuple[Any, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class ClosedStream(Shown):
+    """A stream that its reader leaves after so many pieces."""
+
+    at: int
+    ask: Ask
+    after: int = 1
+
+
+Fault = BadRequest | ClosedStream
+"""What callers do wrong, or suddenly. Faults inside the engine's stages belong here too, once they can be had."""
+
+
+@dataclass(frozen=True, repr=False)
+class Case(Shown):
+    checkpoint: Checkpoint = Checkpoint()
+    engine: dict[str, Any] = field(default_factory=dict)
+    """EngineConfig's fields. On a CPU `attention="bounds"` is a backend of the tests with which the host reads one step
+    late."""
+    requests: tuple[Ask, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    traced: bool = True
+    """Whether every step is looked at, which lossy rules are replayed from. A traced engine has no lag."""
+
+    @property
+    def dtype(self) -> str:
+        return str(self.engine.get("dtype", "float32"))
+
+    @property
+    def device(self) -> str:
+        return str(self.engine.get("device", "cpu"))
+
+    @property
+    def precision(self) -> str:
+        """How closely the oracle can look, a key of its margins."""
+        return self.dtype if self.device == "cpu" else f"{self.dtype} on a GPU"
+
+    def on(self, device: str) -> Case:
+        """The same case on a device, in its deterministic setting."""
+        return self if device == "cpu" else replace(self, engine={**self.engine, "device": device, **EXACT_ON_GPU})

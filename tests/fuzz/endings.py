@@ -1,0 +1,110 @@
+"""Where an output ends, and its text: from the tokenizer's vocabulary and the rules alone.
+
+A byte-level token is a few bytes, written with one printable character each (GPT-2's table). A text is all its bytes
+decoded at once; so whatever the engine does to let go of text early must add up to this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from fuzz.definitions import Params
+
+STOP_STRINGS_WAIT_LONGER = 0
+"""Tokens beyond `min_tokens` that an output must have before a stop string can end it, where `min_tokens` is set."""
+REPLACEMENT = "\ufffd"
+
+
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable latin-1 stands for itself, the other bytes for the characters from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+class Alphabet:
+    """The tokenizer of a checkpoint directory."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = AutoTokenizer.from_pretrained(path)  # some classes add tokens of their own
+        content = json.loads(loaded.backend_tokenizer.to_str())
+        table = byte_of_character()
+        self._bytes = {token: bytes(map(table.__getitem__, text)) for text, token in content["model"]["vocab"].items()}
+        added = content["added_tokens"]
+        self._bytes |= {entry["id"]: entry["content"].encode() for entry in added}
+        self.special = {entry["id"] for entry in added if entry["special"]}
+        self._encoder: Tokenizer = loaded.backend_tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+
+    def bytes_of(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        """An id that the tokenizer does not know has no bytes."""
+        return b"".join(self._bytes.get(i, b"") for i in ids if not (skip_special and i in self.special))
+
+    def text_behind(self, prompt: Sequence[int], output: Sequence[int], skip_special: bool) -> str:
+        """Text of prompt and output without the prompt's. A character that the prompt began and the output completes
+        is the output's."""
+        first = self.bytes_of(prompt, skip_special)
+        before = first.decode("utf-8", "replace")
+        whole = (first + self.bytes_of(output, skip_special)).decode("utf-8", "replace")
+        return whole[len(before) :] if whole.startswith(before) else whole[len(before) - 1 :]
+
+
+@dataclass(frozen=True)
+class Ending:
+    tokens: int
+    """Of the output, the last one included."""
+    reason: str | None
+    """None: the output goes on."""
+    stop: int | str | None
+    text: str | None
+
+
+def ending(
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: Params,
+    eos_ids: Sequence[int],
+    context: int,
+    alphabet: Alphabet | None,
+) -> Ending:
+    """Where these tokens end, read one by one."""
+    least, most = params.get("min_tokens", 0), params.get("max_tokens", 16)
+    stops, include = params.get("stop") or (), params.get("include_stop_str_in_output", False)
+    stops = (stops,) if isinstance(stops, str) else stops
+
+    def text(count: int) -> str | None:
+        return alphabet and alphabet.text_behind(prompt, output[:count], params.get("skip_special_tokens", True))
+
+    settled = 0
+    for count, token in enumerate(output, 1):
+        armed = count >= least
+        if armed and token in eos_ids and not params.get("ignore_eos", False):
+            return Ending(count, "stop", None, text(count - 1))
+        ends = armed and token in (params.get("stop_token_ids") or ())
+        if ends and not include:
+            return Ending(count, "stop", token, text(count - 1))
+        said = text(count)
+        if said is not None:
+            # What may still become a character is nobody's match yet.
+            ready = len(said) - (said.endswith(REPLACEMENT) and not ends)
+            if count >= least + (STOP_STRINGS_WAIT_LONGER if least else 0):
+                for end in range(settled + 1, ready + 1):
+                    met = [stop for stop in stops if said[:end].endswith(stop)]
+                    if met:
+                        longest = max(met, key=len)
+                        shown = said[:end] if include else said[: end - len(longest)]
+                        return Ending(count, "stop", longest, shown)
+            settled = max(settled, ready)
+        if ends:
+            return Ending(count, "stop", token, said)
+        if count == most or len(prompt) + count >= context:
+            return Ending(count, "length", None, said)
+    return Ending(len(output), None, None, text(len(output)))

@@ -1,0 +1,168 @@
+"""The model of a checkpoint through transformers, in float64, and what it says of an output.
+
+No code is shared with the engine: weights are read by transformers, parameters follow fuzz.definitions, ends and text
+fuzz.endings. An exact request is checked teacher-forced: one forward pass over prompt and output gives every row that a
+token was drawn from, and each token must be the best there.
+
+Legend: T tokens, V vocabulary, H hidden width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, logging
+
+from fuzz.definitions import Params, Row, drawn, drawn_scores, may_be, row_of
+from fuzz.endings import Alphabet, Ending, ending
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+MARGINS = {"float64": 2e-5, "float32": 1e-4, "float32 on a GPU": 1e-3}
+"""How far a logit of the engine may lie from ours, as a share of the largest. Not all of transformers computes in
+float64 (norms, softmax and rotations do in float32)."""
+
+
+class Oracle:
+    """What a checkpoint directory says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
+        options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
+        if self.config["model_type"] == "mimo":  # not in transformers; without its extra modules it is a qwen2
+            fields = {name: value for name, value in self.config.items() if name != "model_type"}
+            model = Qwen2ForCausalLM.from_pretrained(path, config=Qwen2Config(**fields), **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
+        self._model = model.eval()
+        self._heard = lru_cache(maxsize=512)(self._listen)
+
+    @cached_property
+    def alphabet(self) -> Alphabet | None:
+        return Alphabet(self.path) if (self.path / "tokenizer.json").is_file() else None
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        ids = self.config.get("eos_token_id")
+        return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+    @torch.inference_mode()
+    def _listen(self, ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """([T, V] logits, [T, H] states behind the final norm)."""
+        states = self._model.model(torch.tensor([ids]), use_cache=False).last_hidden_state
+        return self._model.lm_head(states)[0].numpy(), states[0].numpy()
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        return self._heard(tuple(ids))[0]
+
+    def states(self, ids: Sequence[int]) -> np.ndarray:
+        return self._heard(tuple(ids))[1]
+
+    @torch.inference_mode()
+    def last_logits(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """[N, V] behind each of several texts, which may differ in length; what is padded is behind all that counts."""
+        longest = max(map(len, texts))
+        ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+        states = self._model.model(ids, use_cache=False).last_hidden_state
+        last = torch.tensor([len(text) - 1 for text in texts])
+        return self._model.lm_head(states[torch.arange(len(texts)), last]).numpy()
+
+    def settled(self, params: Params) -> dict[str, Any]:
+        """The parameters with bad words as ids: each as it is and behind a space."""
+        forbidden = [list(ids) for ids in params.get("bad_words_token_ids") or ()]
+        for word in params.get("bad_words") or ():
+            assert self.alphabet is not None
+            forbidden += [ids for form in (word, " " + word.lstrip()) if (ids := self.alphabet.encode(form))]
+        return {**params, "bad_words_token_ids": forbidden}
+
+    def row(self, logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], params: Params, dtype: str) -> Row:
+        """What is drawn from these logits behind prompt and output. params: settled."""
+        held_back = {*self.eos_ids, *(params.get("stop_token_ids") or ())}
+        margin = MARGINS[dtype] * max(1.0, float(np.abs(logits).max()))
+        return row_of(logits, prompt, output, params, sorted(held_back), margin)
+
+    def draw(
+        self,
+        logits: np.ndarray,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        params: Params,
+        sample: int,
+        dtype: str,
+    ) -> int | None:
+        """The token behind prompt and output; None if too close to call."""
+        row = self.row(logits, prompt, output, params, dtype)
+        return drawn(row, drawn_scores(row, params, sample, len(prompt) + len(output)))
+
+    def misdrawn(
+        self, prompt: Sequence[int], output: Sequence[int], params: Params, sample: int, dtype: str
+    ) -> str | None:
+        """Which token of an output plain decoding cannot have drawn, in words; None if all is well."""
+        params = self.settled(params)
+        logits = self.logits([*prompt, *output])
+        for index, token in enumerate(output):
+            row = self.row(logits[len(prompt) + index - 1], prompt, output[:index], params, dtype)
+            scores = drawn_scores(row, params, sample, len(prompt) + index)
+            if not may_be(row, scores, token):
+                best = int(scores.argmax())
+                return f"token {index} is {token}, scored {scores[token]:.6g}; {best} has {scores[best]:.6g}"
+        return None
+
+    def ending(self, prompt: Sequence[int], output: Sequence[int], params: Params, context: int, text: bool) -> Ending:
+        return ending(prompt, output, params, self.eos_ids, context, self.alphabet if text else None)
+
+    def mislogged(
+        self, ids: Sequence[int], first: int, entries: Sequence[Mapping[int, Any]], top: int, params: Params, dtype: str
+    ) -> str | None:
+        """Which entry of log-probabilities is wrong, in words. entries: of the tokens from position `first` on."""
+        logits = self.logits(ids)
+        for index, entry in enumerate(entries):
+            x, token = logits[first + index - 1], ids[first + index]
+            margin = 4 * MARGINS[dtype] * max(1.0, float(np.abs(x).max()))
+            logs = x - x.max() - np.log(np.exp(x - x.max()).sum())
+            order = np.sort(logs)[::-1]
+            fault = _entry_fault(entry, token, logs, order, min(top, len(x)), params, margin)
+            if fault is not None:
+                return f"log-probabilities of position {first + index}: {fault}"
+        return None
+
+
+def _entry_fault(
+    entry: Mapping[int, Any],
+    token: int,
+    logs: np.ndarray,
+    order: np.ndarray,
+    top: int,
+    params: Params,
+    margin: float,
+) -> str | None:
+    chosen = params.get("logprob_token_ids") or ()
+    if next(iter(entry)) != token:
+        return f"the first is {next(iter(entry))}, not {token}"
+    if missing := [t for t in chosen if t not in entry]:
+        return f"{missing} were asked for"
+    if len(entry) < top or len(entry) > 1 + top + len(chosen):
+        return f"there are {len(entry)}"
+    for told, value in entry.items():
+        if abs(value.logprob - logs[told]) > margin:
+            return f"{told} has {value.logprob}, should have {logs[told]}"
+        low, high = 1 + int((order > logs[told] + margin).sum()), int((order >= logs[told] - margin).sum())
+        if value.rank is None:
+            if told not in chosen or (low <= top and high <= top):
+                return f"{told} has no rank"
+        elif not low <= value.rank <= high:
+            return f"{told} has rank {value.rank}, should have {low} to {high}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def oracle_of(path: Path) -> Oracle:
+    """The oracle of a directory, loaded once."""
+    return Oracle(path)

@@ -1,0 +1,291 @@
+"""Runs a case through an engine and keeps all that is said, and each step as it was.
+
+An engine's own model and pool are made anew for every case: on checkpoints this small that takes ten milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fuzz.cases import Ask, BadRequest, Case, ClosedStream
+from fuzz.checkpoints import directory, head_directories
+from fuzz.found import Found, guarded
+from stridelm import LLM, SamplingParams
+from stridelm.draft import DRAFTERS
+from stridelm.engine.outcome import Outcome
+from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
+from support import bounds
+from support.tree_drafter import NAME as TREE
+from support.tree_drafter import RandomTreeDrafter
+from support.tree_drafter import registered as trees_registered
+
+MOST_STEPS = 6000
+"""More than any case needs, with one row a step."""
+ROOM = 1600
+"""Tokens that a pool has room for where a case does not say."""
+
+
+@dataclass
+class Look:
+    """What one step did for one request."""
+
+    known: tuple[int, ...]
+    """Prompt and output before it."""
+    decides: bool
+    candidates: dict[int, tuple[int, int]]
+    """Live candidate row -> (token, parent row; -1 the last real row)."""
+    probes: list[int]
+    """Tokens of the live probe rows, in order."""
+    tokens: list[int]
+    """What it emitted, before stop rules cut it."""
+
+
+@dataclass
+class Said:
+    """What one request got."""
+
+    request: Request | None = None
+    """None: it was refused."""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    states: list[torch.Tensor] = field(default_factory=list)
+    aborted: bool = False
+    over: bool = False
+    looks: list[Look] = field(default_factory=list)
+
+    def take(self, output: StepOutput) -> None:
+        if self.over or self.aborted:
+            raise Found("engine", f"request {output.request.id} got {output.new_token_ids} after its end")
+        self.over = output.finished
+        self.tokens += output.new_token_ids
+        self.text += output.text
+        self.logprobs += output.logprobs or []
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if output.hidden_states is not None:
+            self.states.append(output.hidden_states)
+
+
+@dataclass
+class Stream:
+    ask: Ask
+    tokens: list[int]
+    text: str
+
+
+@dataclass
+class Play:
+    said: list[Said]
+    streams: list[Stream]
+    refused: int
+    preemptions: int
+    accepted: int
+
+
+@contextmanager
+def registrations() -> Iterator[None]:
+    """The tests' drafter of trees and their backend on bounds are to be had by name."""
+    with ExitStack() as stack:
+        if TREE not in DRAFTERS:
+            stack.enter_context(trees_registered())
+        if bounds.BOUNDS not in bounds.BACKENDS:
+            stack.enter_context(bounds.bounds_registered())
+        yield
+
+
+def play(case: Case, truths: dict[int, list[int]] | None = None) -> Play:
+    """Run the case to its end. truths: what plain decoding says of some requests, for the drafter of trees.
+
+    Raises Found for whatever an engine must not do.
+    """
+    with registrations():
+        for index, tokens in (truths or {}).items():
+            ask = case.requests[index]
+            RandomTreeDrafter.teach(list(ask.prompt), ask.params.get("seed"), ask.sample, tokens)
+        return guarded("engine", lambda: _Player(case).run())
+
+
+def engine_options(case: Case) -> dict[str, Any]:
+    """All options of the case's engine."""
+    defaults: dict[str, Any] = {
+        "dtype": case.dtype,
+        "strict": True,
+        "drafter": "none",
+        "mask_token_id": case.checkpoint.vocab - 1,
+        "drafter_model": head_directories(case.checkpoint) or None,
+        "skip_tokenizer_init": not case.checkpoint.speaks,
+        "num_pages": ROOM // case.engine.get("page_size", 16),
+    }
+    return defaults | case.engine
+
+
+class _Player:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.llm = LLM(str(directory(case.checkpoint)), **engine_options(case))
+        self.engine = self.llm.engine
+        self.said = [Said() for _ in case.requests]
+        self.streams: list[Stream] = []
+        self.refused = self.steps = 0
+        self._step = self.engine.step
+        self.engine.step = self._listen  # type: ignore[method-assign]  # a stream's steps are everybody's
+        if case.traced:
+            self.engine.tracer = self._trace
+
+    def run(self) -> Play:
+        case, engine = self.case, self.engine
+        asks = enumerate(case.requests)
+        events: list[tuple[int, int, Any]] = [(ask.arrival, index, None) for index, ask in asks]
+        events += [(fault.at, len(case.requests), fault) for fault in case.faults]
+        pending = sorted(events, key=lambda event: event[:2])
+        now = 0
+        while pending or engine.busy:
+            while pending and pending[0][0] <= now:
+                _, index, fault = pending.pop(0)
+                if fault is None:
+                    self._add(index)
+                elif isinstance(fault, BadRequest):
+                    self._add_bad(fault)
+                else:
+                    self._open(fault)
+            self._abort(now)
+            if engine.busy:
+                engine.step()
+            now += 1
+        self._check_nothing_left()
+        return Play(self.said, self.streams, self.refused, engine.stats.preemptions, engine.stats.accepted)
+
+    def _listen(self) -> list[StepOutput]:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise Found("engine", f"it is not done after {MOST_STEPS} steps")
+        outputs = self._step()
+        for output in outputs:
+            if output.request.id in self._names:
+                self.said[int(output.request.id[1:])].take(output)
+        return outputs
+
+    @property
+    def _names(self) -> set[str]:
+        return {said.request.id for said in self.said if said.request is not None}
+
+    def _add(self, index: int) -> None:
+        ask = self.case.requests[index]
+        try:
+            params = SamplingParams(**ask.params, speculation=ask.speculation)
+            added = self.engine.add(f"r{index}", list(ask.prompt), params, sample_index=ask.sample)
+            self.said[index].request = added
+        except ValueError:
+            self.refused += 1
+            self.engine.check()
+
+    def _add_bad(self, fault: BadRequest) -> None:
+        queued = len(self.engine.queue.running) + len(self.engine.queue.waiting)
+        try:
+            self.engine.add("bad", list(fault.prompt), SamplingParams(**fault.params))
+        except ValueError:
+            self.engine.check()
+            if len(self.engine.queue.running) + len(self.engine.queue.waiting) != queued:
+                raise Found("engine", f"refusing {fault} changed the queue") from None
+        else:
+            raise Found("engine", f"{fault} was not refused")
+
+    def _open(self, fault: ClosedStream) -> None:
+        try:
+            params = SamplingParams(**fault.ask.params, speculation=fault.ask.speculation)
+            stream = self.llm.stream(list(fault.ask.prompt), params)
+        except ValueError:
+            self.refused += 1
+            return
+        heard = Stream(fault.ask, [], "")
+        for _, output in zip(range(fault.after), stream):
+            heard.tokens, heard.text = list(output.outputs[0].token_ids), output.outputs[0].text
+        stream.close()
+        self.engine.check()
+        self.streams.append(heard)
+
+    def _abort(self, now: int) -> None:
+        for index, ask in enumerate(self.case.requests):
+            said = self.said[index]
+            if ask.abort is not None and ask.abort <= now and said.request is not None and not said.aborted:
+                if said.request.finish_reason is None:
+                    said.aborted = self.engine.abort(said.request.id)
+                    if not said.aborted:
+                        raise Found("engine", f"request {index} runs and cannot be aborted")
+
+    def _trace(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        for row, span in enumerate(plan.spans):
+            if span.request.id not in self._names:
+                continue
+            columns = (draft.tokens, draft.parents, draft.roles, draft.live)
+            rows = list(zip(*(column[row].tolist() for column in columns)))
+            candidates = {n: (t, p) for n, (t, p, role, live) in enumerate(rows) if live and role == CANDIDATE}
+            probes = [t for t, _, role, live in rows if live and role != CANDIDATE]
+            look = Look(tuple(span.request.token_ids), span.decides, candidates, probes, outcome.tokens[row])
+            if look.tokens and not look.decides:
+                raise Found("engine", f"a span that does not decide emitted {look.tokens}")
+            self.said[int(span.request.id[1:])].looks.append(look)
+
+    def _check_nothing_left(self) -> None:
+        engine = self.engine
+        engine.check()
+        held = {group: count["held"] for group, count in engine.ledger.counts().items() if count["held"]}
+        if held:
+            raise Found("ledger", f"nobody is left and pages are held: {held}")
+        if engine.emitter._live or engine.flights:
+            raise Found("engine", f"nobody is left and something is kept of {list(engine.emitter._live)}")
+        lost = [i for i, said in enumerate(self.said) if said.request and said.request.finish_reason is None]
+        if lost:
+            raise Found("engine", f"requests {lost} were forgotten")
+
+
+@lru_cache(maxsize=256)
+def _reference(key: str, directory: str, options: tuple[tuple[str, Any], ...]) -> LLM:
+    return LLM(directory, **dict(options))
+
+
+def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
+    """What a request says by itself in an engine with default settings, one prefilled chunk and no prefix cache; plain:
+    without a draft."""
+    masks, context = case.engine.get("mask_token_id", case.checkpoint.vocab - 1), case.engine.get("max_model_len", 256)
+    attention = str(case.engine.get("attention", "auto"))
+    options: dict[str, Any] = {
+        "dtype": case.dtype,
+        "device": case.device,
+        "attention": "reference" if attention == bounds.BOUNDS else attention,  # equal bits are a backend's own
+        "deterministic": True,
+        "drafter": "none",
+        "mask_token_id": masks,
+        "max_model_len": context,
+        "enable_prefix_caching": False,
+        "num_pages": 30,
+        "skip_tokenizer_init": engine_options(case)["skip_tokenizer_init"],
+    }
+
+    if case.device != "cpu":
+        options["enforce_eager"] = True  # what the case's engine captures is held against what is launched
+
+    def run() -> Said:
+        engine = _reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine
+        said = Said()
+        speculation = {"drafter": "none"} if plain else ask.speculation
+        params = SamplingParams(**ask.params, speculation=speculation)
+        said.request = engine.add("alone", list(ask.prompt), params, sample_index=ask.sample)
+        while engine.busy:
+            for output in engine.step():
+                said.take(output)
+        return said
+
+    try:
+        return guarded("alone", run)
+    except Found:
+        _reference.cache_clear()  # it may hold what a broken step left
+        raise

@@ -1,0 +1,153 @@
+"""Random cases from a seed: everything may meet everything.
+
+Checkpoints come from a limited stock, because writing and loading one takes longer than a case does; all else is drawn
+anew for each case. Nearly all that is drawn can be served; what cannot must be refused as it is added.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids
+from fuzz.random_requests import random_ask
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "llama": ("plain", "one-kv-head", "all-biases", "rope-llama3", "rope-yarn", "gelu-tanh", "three-queries-a-head"),
+    "mistral": ("window", "no-window"),
+    "mimo": ("plain",),
+    "qwen2": ("plain", "some-layers-slide"),
+    "qwen3": ("tied", "untied", "some-layers-slide"),
+}
+HEADS = (
+    (),
+    ("eagle3", "medusa", "model"),
+    ("eagle1", "medusa", "model"),
+    ("speculators", "model"),
+    ("modules", "medusa"),
+    ("model",),
+)
+STOCK = 48
+"""Checkpoints that cases are drawn over."""
+
+
+def random_case(seed: int, device: str = "cpu") -> Case:
+    """The same seed gives the same case."""
+    rng = random.Random(f"case {seed}")
+    checkpoint = random_checkpoint(random.Random(f"checkpoint {rng.randrange(STOCK)}"))
+    options = _engine(rng, checkpoint, device)
+    lag = device != "cpu" or options["attention"] == "bounds"
+    traced = not lag or rng.random() < 0.3
+    shared = tuple(rng.randrange(checkpoint.vocab) for _ in range(rng.randint(4, 40)))
+    context = options.get("max_model_len", 256)
+    requests = tuple(_spread(rng, random_ask(rng, checkpoint, shared, context)) for _ in range(rng.randint(1, 6)))
+    if rng.random() < 0.12:
+        requests = _crowd(rng, requests, options)
+    elif rng.random() < 0.4:
+        options["num_pages"] = _tight(rng, requests, options["page_size"])
+    return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context), traced)
+
+
+def random_checkpoint(rng: random.Random) -> Checkpoint:
+    """Any family, variant and heads."""
+    family = rng.choice(("llama", "mistral", "mimo", "qwen2", "qwen3", "qwen3"))
+    variant = rng.choice(VARIANTS[family])
+    heads = rng.choice(HEADS)
+    modules = ""
+    if rng.random() < 0.3 and "modules" not in heads:
+        able = {"mimo": ("mimo1",), "qwen3": ("deepseek1", "deepseek2", "qwen1")}.get(family, ("deepseek1",))
+        modules = rng.choice(able)
+    cyclic = rng.random() < 0.3 and variant in ("plain", "untied", "no-window", "window")
+    if rng.random() < 0.3:
+        plain = {"qwen3": "tied", "mistral": "window"}.get(family, "plain")
+        return Checkpoint(family, plain, rng.choice((300, 313)), rng.choice((3.0, 8.0)), heads=heads, speaks=True)
+    vocab, scale = rng.choice((64, 64, 11)), rng.choice((2.0, 8.0, 8.0))
+    return Checkpoint(family, variant, vocab, scale, cyclic, modules, heads)
+
+
+def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "page_size": rng.choice((1, 2, 3, 4, 8, 16, 16)),
+        "max_num_batched_tokens": rng.choice((1, 2, 3, 4, 5, 7, 9, 16, 33, 64, 256, 1024)),
+        "max_num_seqs": rng.choice((1, 2, 3, 8, 8, 16)),
+        "enable_prefix_caching": rng.random() < 0.7,
+        "mask_token_id": checkpoint.vocab - 1 if rng.random() < 0.8 else (5, 6, 7),
+    }
+    if rng.random() < 0.3:
+        options["max_model_len"] = rng.randint(12, 90)
+    if device == "cpu":
+        options["dtype"] = rng.choice(("float32", "float32", "float64", "bfloat16"))
+        options["attention"] = rng.choice(("host", "host", "reference", "bounds"))
+    else:
+        options |= {"device": device, "dtype": rng.choice(("float32", "bfloat16", "float16")), **EXACT_ON_GPU}
+        if rng.random() < 0.2:
+            options["enforce_eager"] = True
+    if checkpoint.speaks and rng.random() < 0.1:
+        options["skip_tokenizer_init"] = True
+    if rng.random() < 0.05:
+        options["check_pages"] = True
+        options.pop("enforce_eager", None)
+    return options
+
+
+def _tight(rng: random.Random, requests: tuple[Ask, ...], page_size: int) -> int:
+    """Pages for the longest request, or more, and not for all."""
+    needs = [-(-(len(ask.prompt) + ask.params["max_tokens"]) // page_size) for ask in requests]
+    return max(needs) + rng.randrange(1 + max(0, sum(needs) * 2 // 3 - max(needs)))
+
+
+def _crowd(rng: random.Random, requests: tuple[Ask, ...], options: dict[str, Any]) -> tuple[Ask, ...]:
+    """Requests with much to say that start together, and a pool that they lose to one another."""
+    options |= {"page_size": rng.choice((1, 2, 4)), "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    options["max_model_len"] = 48
+    wordy = (rng.randint(14, 24) for _ in requests)
+    crowd = tuple(
+        replace(ask, prompt=ask.prompt[:8], params={**ask.params, "max_tokens": most}, arrival=0)
+        for ask, most in zip(requests, wordy)
+    )
+    options["num_pages"] = (
+        _tight(rng, crowd[:1], options["page_size"]) + rng.choice((20, 24, 30)) // options["page_size"]
+    )
+    return crowd
+
+
+def _spread(rng: random.Random, ask: Ask) -> Ask:
+    """The request at a moment of its own; some leave again."""
+    arrival = 0 if rng.random() < 0.6 else rng.randrange(14)
+    abort = arrival + rng.randint(0, 12) if rng.random() < 0.12 else None
+    return Ask(ask.prompt, ask.params, ask.speculation, arrival, abort, ask.sample)
+
+
+def _faults(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: int) -> tuple[Fault, ...]:
+    faults: list[Fault] = []
+    if rng.random() < 0.15:
+        prompt, params = rng.choice(_bad(checkpoint.vocab))
+        faults.append(BadRequest(rng.randrange(12), prompt, params))
+    if rng.random() < 0.12:
+        ask = random_ask(rng, checkpoint, shared, context)
+        faults.append(ClosedStream(rng.randrange(8), ask, rng.randrange(5)))
+    return tuple(faults)
+
+
+def _bad(vocab: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Prompts and parameters that nobody can serve."""
+    return [
+        ((), {}),
+        ((vocab,), {}),
+        ((-1, 2), {}),
+        (("a", 1), {}),
+        (tuple(range(3)) * 200, {}),
+        ((1, 2), {"temperature": -1.0}),
+        ((1, 2), {"logit_bias": {vocab: 1.0}}),
+        ((1, 2), {"stop_token_ids": [vocab + 3]}),
+        ((1, 2), {"bad_words_token_ids": [[1, vocab]]}),
+        ((1, 2), {"min_tokens": 9, "max_tokens": 3}),
+        ((1, 2), {"speculation": {"drafter": "nobody"}}),
+        ((1, 2), {"speculation": {"acceptance": "hope"}}),
+        ((1, 2), {"speculation": {"drafter": "ngram", "depth": 65}}),
+        ((1, 2), {"speculation": {"drafter": "ngram", "acceptance": "trust"}}),
+        ((1, 2), {"speculation": {"drafter": "none", "acceptance": "synthetic:2"}}),
+        ((1, 2), {"speculation": {"drafter": "ngram", "confidence": 0.5}}),
+        ((1, 2), {"speculation": {"drafter": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}}),
+    ]
