@@ -86,8 +86,17 @@ class ClosedStream(Shown):
     after: int = 1
 
 
-Fault = BadRequest | ClosedStream
-"""What callers do wrong, or suddenly. Faults inside the engine's stages belong here too, once they can be had."""
+@dataclass(frozen=True, repr=False)
+class Raises(Shown):
+    """A stage of the engine raises whenever it works for a request that has so many tokens."""
+
+    stage: str
+    request: int
+    tokens: int
+
+
+Fault = BadRequest | ClosedStream | Raises
+"""What callers do wrong, or suddenly, and what goes wrong inside."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -107,10 +107,10 @@ def _check_alone(case: Case, ask: Ask, said: Said, complain: type[Found]) -> Non
     assert said.request is not None
     other = alone(case, ask, plain=ask.rule == "exact")
     assert other.request is not None
-    length = len(said.tokens) if said.aborted else None
+    length = len(said.tokens) if said.cut else None
     if said.tokens != other.tokens[:length]:
         raise complain("alone", f"{said.tokens} is not {other.tokens[:length]}, which it says alone")
-    if said.aborted:
+    if said.cut:
         if not other.text.startswith(said.text):
             raise complain("alone text", f"{said.text!r} does not begin {other.text!r}")
         return
@@ -131,9 +131,9 @@ def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: ty
     speaks = not engine_options(case)["skip_tokenizer_init"]
     context = case.engine.get("max_model_len", int(oracle.config["max_position_embeddings"]))
     wanted = oracle.ending(ask.prompt, said.tokens, ask.params, context, speaks)
-    if said.aborted:
-        if wanted.reason is not None or said.request.finish_reason != "abort":
-            raise complain("ending", f"it was aborted and should have ended as {wanted}")
+    if said.cut:
+        if wanted.reason is not None or said.request.finish_reason != ("error" if said.failed else "abort"):
+            raise complain("ending", f"it was cut and should have ended as {wanted}")
         if wanted.text is not None and not wanted.text.startswith(said.text):
             raise complain("text", f"{said.text!r} does not begin {wanted.text!r}")
         return

@@ -16,8 +16,6 @@ from transformers import AutoTokenizer
 
 from fuzz.definitions import Params
 
-STOP_STRINGS_WAIT_LONGER = 0
-"""Tokens beyond `min_tokens` that an output must have before a stop string can end it, where `min_tokens` is set."""
 REPLACEMENT = "\ufffd"
 
 
@@ -38,6 +36,7 @@ class Alphabet:
         self._bytes = {token: bytes(map(table.__getitem__, text)) for text, token in content["model"]["vocab"].items()}
         added = content["added_tokens"]
         self._bytes |= {entry["id"]: entry["content"].encode() for entry in added}
+        self.eos_id: int | None = loaded.eos_token_id
         self.special = {entry["id"] for entry in added if entry["special"]}
         self._encoder: Tokenizer = loaded.backend_tokenizer
 
@@ -75,7 +74,9 @@ def ending(
     context: int,
     alphabet: Alphabet | None,
 ) -> Ending:
-    """Where these tokens end, read one by one."""
+    """Where these tokens end, read one by one: nothing ends an output that has no more than min_tokens. The tokenizer's
+    own end of text needs no stop reason, other ends of text and stop ids are their own, and of stop strings that are
+    complete at once the first in the list counts. eos_ids: of the checkpoint's files."""
     least, most = params.get("min_tokens", 0), params.get("max_tokens", 16)
     stops, include = params.get("stop") or (), params.get("include_stop_str_in_output", False)
     stops = (stops,) if isinstance(stops, str) else stops
@@ -83,28 +84,29 @@ def ending(
     def text(count: int) -> str | None:
         return alphabet and alphabet.text_behind(prompt, output[:count], params.get("skip_special_tokens", True))
 
+    ignored = params.get("ignore_eos", False)
+    own = None if ignored or alphabet is None else alphabet.eos_id
+    enders = {*(() if ignored else eos_ids), *(params.get("stop_token_ids") or ())}
     settled = 0
     for count, token in enumerate(output, 1):
-        armed = count >= least
-        if armed and token in eos_ids and not params.get("ignore_eos", False):
-            return Ending(count, "stop", None, text(count - 1))
-        ends = armed and token in (params.get("stop_token_ids") or ())
+        armed = count > least
+        ends = armed and (token == own or token in enders)
+        reason = None if token == own else token
         if ends and not include:
-            return Ending(count, "stop", token, text(count - 1))
+            return Ending(count, "stop", reason, text(count - 1))
         said = text(count)
         if said is not None:
             # What may still become a character is nobody's match yet.
             ready = len(said) - (said.endswith(REPLACEMENT) and not ends)
-            if count >= least + (STOP_STRINGS_WAIT_LONGER if least else 0):
+            if armed:
                 for end in range(settled + 1, ready + 1):
                     met = [stop for stop in stops if said[:end].endswith(stop)]
                     if met:
-                        longest = max(met, key=len)
-                        shown = said[:end] if include else said[: end - len(longest)]
-                        return Ending(count, "stop", longest, shown)
+                        shown = said[:end] if include else said[: end - len(met[0])]
+                        return Ending(count, "stop", met[0], shown)
             settled = max(settled, ready)
         if ends:
-            return Ending(count, "stop", token, said)
+            return Ending(count, "stop", reason, said)
         if count == most or len(prompt) + count >= context:
             return Ending(count, "length", None, said)
     return Ending(len(output), None, None, text(len(output)))

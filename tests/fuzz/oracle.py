@@ -79,12 +79,13 @@ class Oracle:
         forbidden = [list(ids) for ids in params.get("bad_words_token_ids") or ()]
         for word in params.get("bad_words") or ():
             assert self.alphabet is not None
-            forbidden += [ids for form in (word, " " + word.lstrip()) if (ids := self.alphabet.encode(form))]
+            forbidden += [ids for space in ("", " ") if (ids := self.alphabet.encode(space + word.lstrip()))]
         return {**params, "bad_words_token_ids": forbidden}
 
     def row(self, logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], params: Params, dtype: str) -> Row:
         """What is drawn from these logits behind prompt and output. params: settled."""
-        held_back = {*self.eos_ids, *(params.get("stop_token_ids") or ())}
+        own = () if self.alphabet is None or self.alphabet.eos_id is None else (self.alphabet.eos_id,)
+        held_back = {*own, *self.eos_ids, *(params.get("stop_token_ids") or ())}
         margin = MARGINS[dtype] * max(1.0, float(np.abs(logits).max()))
         return row_of(logits, prompt, output, params, sorted(held_back), margin)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fuzz.cases import Ask, BadRequest, Case, ClosedStream
+from fuzz.cases import Ask, BadRequest, Case, ClosedStream, Raises
 from fuzz.checkpoints import directory, head_directories
 from fuzz.found import Found, guarded
 from stridelm import LLM, SamplingParams
@@ -21,6 +21,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.engine.outcome import Outcome
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
 from support import bounds
+from support.faults import guilty_from, plant
 from support.tree_drafter import NAME as TREE
 from support.tree_drafter import RandomTreeDrafter
 from support.tree_drafter import registered as trees_registered
@@ -60,6 +61,15 @@ class Said:
     aborted: bool = False
     over: bool = False
     looks: list[Look] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        return self.request is not None and self.request.finish_reason == "error"
+
+    @property
+    def cut(self) -> bool:
+        """It was not to say all that it had to say."""
+        return self.aborted or self.failed
 
     def take(self, output: StepOutput) -> None:
         if self.over or self.aborted:
@@ -144,7 +154,10 @@ class _Player:
         case, engine = self.case, self.engine
         asks = enumerate(case.requests)
         events: list[tuple[int, int, Any]] = [(ask.arrival, index, None) for index, ask in asks]
-        events += [(fault.at, len(case.requests), fault) for fault in case.faults]
+        events += [(fault.at, len(case.requests), fault) for fault in case.faults if not isinstance(fault, Raises)]
+        for fault in case.faults:
+            if isinstance(fault, Raises):
+                plant(engine, fault.stage, guilty_from(fault.tokens, f"r{fault.request}"))
         pending = sorted(events, key=lambda event: event[:2])
         now = 0
         while pending or engine.busy:
@@ -245,6 +258,10 @@ class _Player:
         lost = [i for i, said in enumerate(self.said) if said.request and said.request.finish_reason is None]
         if lost:
             raise Found("engine", f"requests {lost} were forgotten")
+        guilty = {fault.request for fault in self.case.faults if isinstance(fault, Raises)}
+        failed = {i for i, said in enumerate(self.said) if said.request and said.failed}
+        if failed - guilty or (engine.stats.failed_steps and not guilty):
+            raise Found("engine", f"{engine.stats.failed_steps} steps failed, and for good requests {failed - guilty}")
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids
+from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids, Raises
 from fuzz.random_requests import random_ask
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ def random_case(seed: int, device: str = "cpu") -> Case:
         requests = _crowd(rng, requests, options)
     elif rng.random() < 0.4:
         options["num_pages"] = _tight(rng, requests, options["page_size"])
-    return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context), traced)
+    return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context, len(requests)), traced)
 
 
 def random_checkpoint(rng: random.Random) -> Checkpoint:
@@ -119,8 +119,10 @@ def _spread(rng: random.Random, ask: Ask) -> Ask:
     return Ask(ask.prompt, ask.params, ask.speculation, arrival, abort, ask.sample)
 
 
-def _faults(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: int) -> tuple[Fault, ...]:
+def _faults(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: int, requests: int) -> tuple[Fault, ...]:
     faults: list[Fault] = []
+    if rng.random() < 0.2:
+        faults.append(Raises(rng.choice(STAGES), rng.randrange(requests), rng.choice((0, 0, 1, 3, 6))))
     if rng.random() < 0.15:
         prompt, params = rng.choice(_bad(checkpoint.vocab))
         faults.append(BadRequest(rng.randrange(12), prompt, params))
@@ -128,6 +130,13 @@ def _faults(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: in
         ask = random_ask(rng, checkpoint, shared, context)
         faults.append(ClosedStream(rng.randrange(8), ask, rng.randrange(5)))
     return tuple(faults)
+
+
+STAGES = (
+    *("admit to the sampling table", "admit to the drafter", "reserve", "propose", "forward", "verify", "sample"),
+    *("compact", "commit", "observe", "emit"),
+)
+"""Where a request may make the engine raise (support/faults.py)."""
 
 
 def _bad(vocab: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

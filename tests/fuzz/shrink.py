@@ -97,7 +97,9 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def as_test(case: Case, message: str, name: str = "found") -> str:
     """The case as a pytest test, ready for fuzz/kept.py's company."""
     sentence = message.splitlines()[0][:100].replace('"""', "'''").replace("\\", "/")
-    names = sorted({part for part in ("Ask", "BadRequest", "Case", "Checkpoint", "ClosedStream") if part in repr(case)})
+    names = sorted(
+        {part for part in ("Ask", "BadRequest", "Case", "Checkpoint", "ClosedStream", "Raises") if part in repr(case)}
+    )
     requests = "".join(f"            {ask!r},\n" for ask in case.requests)
     rest = replace(case, requests=())
     inside = repr(rest).removeprefix("Case(").removesuffix(")")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fuzz.play
-from fuzz.cases import Ask, BadRequest, Case, Checkpoint, ClosedStream
+from fuzz.cases import Ask, BadRequest, Case, Checkpoint, ClosedStream, Raises
 from fuzz.checks import Tally, check
 from fuzz.definitions import philox
 from fuzz.distribution import TABLES, Table, check_table
@@ -75,7 +75,7 @@ def test_byte_ids() -> None:
 
 def test_a_case_is_its_text() -> None:
     """What is printed makes the same case again."""
-    names = {kind.__name__: kind for kind in (Ask, BadRequest, Case, Checkpoint, ClosedStream)}
+    names = {kind.__name__: kind for kind in (Ask, BadRequest, Case, Checkpoint, ClosedStream, Raises)}
     for seed in range(50):
         case = random_case(seed)
         assert eval(repr(case), names) == case

@@ -12,7 +12,7 @@ from stridelm import LLM
 from stridelm.faults import EngineFault
 from stridelm.types import Request
 from support.bounds import LaggingStand, bounds_registered
-from support.faults import Culprits, plant, plant_in_grammars, stages
+from support.faults import guilty_from, plant, plant_in_grammars, stages
 from support.grammar import jobs_of
 from support.identity import mixed_jobs, prompts, sampling
 from support.stand import Job, Stand
@@ -36,15 +36,6 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
 @pytest.fixture(scope="module")
 def lagging(checkpoint: Callable[..., Path]) -> LaggingStand:
     return LaggingStand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
-
-
-def guilty_from(tokens: int, *names: str) -> Culprits:
-    """Requests of these names, once they have so many tokens of output."""
-
-    def guilty(requests: Iterable[Request]) -> bool:
-        return any(request.id in names and len(request.output_ids) >= tokens for request in requests)
-
-    return guilty
 
 
 def run(stand: Stand, llm: LLM, jobs: list[Job], poison: set[int]) -> list[Request]:
@@ -91,7 +82,7 @@ def test_one_among_sixteen(stand: Stand, stage: str, tokens: int, monkeypatch: p
     if tokens:  # those are called once, before there is output
         tokens = 0 if stage.startswith("admit") else tokens
     with monkeypatch.context() as patch:
-        plant(llm.engine, stage, guilty_from(tokens, str(POISON)), patch)
+        plant(llm.engine, stage, guilty_from(tokens, str(POISON)), patch.setattr)
         run(stand, llm, jobs, {POISON})
     llm.engine.stats.failed = 0
     run(stand, llm, jobs, set())
@@ -101,7 +92,7 @@ def test_one_among_sixteen(stand: Stand, stage: str, tokens: int, monkeypatch: p
 def test_with_a_step_in_flight(lagging: LaggingStand, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same where the host reads one step late."""
     llm = lagging.llm(page_size=4)
-    plant(llm.engine, stage, guilty_from(7, str(POISON)), monkeypatch)
+    plant(llm.engine, stage, guilty_from(7, str(POISON)), monkeypatch.setattr)
     run(lagging, llm, crowd(lagging), {POISON})
 
 
@@ -121,7 +112,7 @@ def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several(stand: Stand, poison: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of several is found, neighbours and all of them too."""
     llm = stand.llm()
-    plant(llm.engine, "forward", guilty_from(4, *map(str, poison)), monkeypatch)
+    plant(llm.engine, "forward", guilty_from(4, *map(str, poison)), monkeypatch.setattr)
     run(stand, llm, crowd(stand), poison)
 
 
@@ -133,7 +124,7 @@ def test_a_fault_that_comes_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) 
     def guilty(requests: Iterable[Request]) -> bool:
         return bool(left) and any(len(r.output_ids) > 5 * (4 - len(left)) for r in requests) and left.pop()
 
-    plant(llm.engine, "observe", guilty, monkeypatch)
+    plant(llm.engine, "observe", guilty, monkeypatch.setattr)
     run(stand, llm, crowd(stand), set())
     assert not left
 
@@ -149,7 +140,7 @@ def test_nobodys(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
         jobs = crowd(stand)
         requests = [llm.engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
         with monkeypatch.context() as patch:
-            plant(llm.engine, "forward", guilty, patch)
+            plant(llm.engine, "forward", guilty, patch.setattr)
             with pytest.raises(EngineFault):
                 finish(llm)
         llm.check()
@@ -164,7 +155,7 @@ def test_offline(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = stand.llm()
     texts = prompts(stand, 4)
     params = [sampling(stand, prompt, 0.7, "nothing") for prompt in texts]
-    plant(llm.engine, "emit", guilty_from(5, "2.0", "4.0"), monkeypatch)
+    plant(llm.engine, "emit", guilty_from(5, "2.0", "4.0"), monkeypatch.setattr)
     outputs = [output.outputs[0] for output in llm.generate(texts, params)]
     assert [output.finish_reason for output in outputs] == ["length", "length", "error", "length"]
     assert outputs[2].error == "Planted inside the engine" and all(o.error is None for o in outputs if o != outputs[2])

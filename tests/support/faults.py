@@ -11,8 +11,18 @@ from stridelm.engine.engine import Engine
 from stridelm.sample.grammar import Guide
 from stridelm.types import Request
 
+Put = Callable[[object, str, Any], None]
 Culprits = Callable[[Iterable[Request]], bool]
 """Whether a stage that works for these requests is to fail."""
+
+
+def guilty_from(tokens: int, *names: str) -> Culprits:
+    """Requests of these names, once they have so many tokens of output."""
+
+    def guilty(requests: Iterable[Request]) -> bool:
+        return any(request.id in names and len(request.output_ids) >= tokens for request in requests)
+
+    return guilty
 
 
 class Planted(Exception):
@@ -52,8 +62,9 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
     }
 
 
-def plant(engine: Engine, stage: str, guilty: Culprits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the stage raise Planted whenever it works for requests that `guilty` says yes to."""
+def plant(engine: Engine, stage: str, guilty: Culprits, put: Put = setattr) -> None:
+    """Make the stage raise Planted whenever it works for requests that `guilty` says yes to. put: how an attribute is
+    set, `monkeypatch.setattr` if it is to be taken back."""
     owner, name, whose = stages(engine)[stage]
     work = getattr(owner, name)
 
@@ -62,7 +73,7 @@ def plant(engine: Engine, stage: str, guilty: Culprits, monkeypatch: pytest.Monk
             raise Planted(stage)
         return work(*args, **options)
 
-    monkeypatch.setattr(owner, name, maybe)
+    put(owner, name, maybe)
 
 
 def plant_in_grammars(guilty: Culprits, monkeypatch: pytest.MonkeyPatch) -> None:

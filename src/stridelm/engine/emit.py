@@ -62,9 +62,11 @@ class Emitter:
             engine.stats.accepted += outcome.accepted[i]
             if not outcome.tokens[i]:
                 continue
+            had = len(request.output_ids)
             try:
                 output = self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
             except Exception as error:
+                del request.output_ids[had:]  # nobody was told of them
                 engine.fail(request, error)
             else:
                 engine.outputs.append(output)

@@ -202,6 +202,7 @@ class Engine:
 
     def _search(self, error: Exception) -> None:
         """After a step that failed, nobody knows why: try again, or find who makes it fail."""
+        self.stats.failed_steps += 1
         involved = self.queue.running or list(self.queue.plannable)
         self._start_over()
         if isinstance(error, PageFault):  # set as a trap for the engine's own faults

@@ -21,6 +21,8 @@ class EngineStats:
     aborted: int = 0
     failed: int = 0
     """Requests that ended because of an error of their own."""
+    failed_steps: int = 0
+    """Steps that failed and were tried again, since nothing said whose fault it was."""
     part_ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of the device by part of a step (engine/marks.py), while `Engine.timed`."""
 

@@ -51,6 +51,7 @@ ENGINE_COUNTS = {
     "finished": ("finished_requests", "Samples that ended by themselves"),
     "aborted": ("aborted_requests", "Samples that were aborted"),
     "failed": ("failed_requests", "Samples that ended because of an error of their own"),
+    "failed_steps": ("failed_steps", "Steps that failed and were tried again"),
     "preemptions": ("preemptions", "Times that a running sample lost its pages to another"),
 }
 """Field of EngineStats -> the middle of its metric's name, and what it counts."""
