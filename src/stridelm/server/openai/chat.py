@@ -59,14 +59,14 @@ class _Answer:
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion")
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion", self._body)
         usage = usage_of([self._prompt], samples, self._n)
         choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
         return heading.around(choices=choices, usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer as it comes. A failure on the way is the last event."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk")
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk", self._body)
         usage = Usage(len(self._prompt))
         last, always = wants_usage(self._body)
         try:

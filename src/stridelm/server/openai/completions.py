@@ -73,7 +73,7 @@ class _Answer:
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[list[int]], params: SamplingParams
     ) -> None:
-        self._heading = Heading.new(service, "cmpl", "text_completion")
+        self._heading = Heading.new(service, "cmpl", "text_completion", body)
         self._service = service
         self._body = body
         self._prompts = prompts

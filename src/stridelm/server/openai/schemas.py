@@ -1,4 +1,5 @@
-"""Requests of OpenAI's API as pydantic models. What is not named here is refused, as is what would have no effect."""
+"""Requests of OpenAI's API as pydantic models. What neither this file nor inert.py names is refused, as is what would
+have no effect."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stridelm.params import MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
+from stridelm.server.openai.inert import InertFields
 
 MOST_STOPS = 1024
 MOST_WORDS = 1024
@@ -46,7 +48,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(InertFields):
     """What completions and chat have in common. Names of vLLM's where OpenAI has none."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -63,8 +65,6 @@ class SamplingFields(BaseModel):
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Who asks, for the operator's own records; the answer does not depend on it."""
 
     top_k: int | None = None
     min_p: float | None = None
