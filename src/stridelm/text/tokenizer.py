@@ -173,7 +173,7 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
     """The ids that end a text according to generation_config.json and config.json, without a tokenizer."""
     found: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
-        config = _read_json(Path(path) / name)
+        config = read_json(Path(path) / name)
         for holder in (config, config.get("text_config") or {}):
             value = holder.get("eos_token_id")
             for token in value if isinstance(value, list) else [value]:
@@ -186,7 +186,8 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What one of a checkpoint's files holds; nothing where there is none. Raises ValueError for a broken one."""
     if not path.is_file():
         return {}
     try:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stridelm.params import MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import InertFields
+from stridelm.text.generation_config import GenerationDefaults
 
 MOST_STOPS = 1024
 MOST_WORDS = 1024
@@ -92,10 +93,10 @@ class SamplingFields(InertFields):
     speculation: dict[str, Any] | str | None = None
     """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
 
-    def sampling(self, **more: Any) -> SamplingParams:
+    def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
         """As the engine takes them. Raises ApiError for values out of range.
 
-        more: what the two APIs spell differently.
+        defaults: for what is left out. more: what the two APIs spell differently.
         """
         same = (
             *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
@@ -111,7 +112,7 @@ class SamplingFields(InertFields):
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options would have no effect without stream; leave it out", "stream_options")
         try:
-            return SamplingParams(**given, **more)
+            return SamplingParams(**defaults.fill(given | more))
         except ValueError as error:
             raise bad_request(str(error)) from error
 
