@@ -2,6 +2,7 @@
 #
 #   make demo    complete a Python file with the built-in model, and print how fast it went
 #   make test    the tests that need no GPU
+#   make test-processors  those that compare a kernel's bits, as numpy computes on other processors
 #   make check   lint, format, types
 #   make audit   known vulnerabilities of what Stride runs on
 #   make bench   measure the drafters against plain decoding
@@ -13,6 +14,7 @@
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores
 # ARGS      passed to the command behind demo, test and bench
+# CORES     what test-processors has OpenBLAS take the processor for
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -20,13 +22,14 @@ PIP_ARGS ?=
 EXTRAS   ?= dev
 JOBS     ?= 2
 ARGS     ?=
+CORES    ?= Haswell Zen SkylakeX
 
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: demo test check audit format bench setup clean
+.PHONY: demo test test-processors check audit format bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -34,6 +37,12 @@ demo: $(USE)
 
 test: $(DEVELOP)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+# The interpreter computes with numpy, whose OpenBLAS adds in another order on each of these.
+test-processors: $(DEVELOP)
+	@for core in $(CORES); do echo "OpenBLAS for $$core" && OPENBLAS_CORETYPE=$$core OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	  TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) -m interpreted -k "interpreter or invarian or bit" \
+	  tests/unit/kernels || exit 1; done
 
 check: $(DEVELOP)
 	$(BIN)/ruff check .
