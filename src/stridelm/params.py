@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stridelm.values import (
+    check_count,
     check_flag,
     check_options,
     json_text,
@@ -24,6 +25,14 @@ MAX_LOGPROBS = 64
 """Most alternatives reported a position."""
 MAX_LOGPROB_TOKEN_IDS = 1024
 """Most tokens reported because they were asked for by id."""
+MAX_LOGIT_BIASES = 4096
+MAX_STOP_TOKEN_IDS = 1024
+MAX_STOPS, MAX_STOPS_LENGTH = 128, 8192
+"""Stop strings, and the characters in all of them."""
+MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 1024, 8192
+"""Forbidden words, and the characters or tokens in all of them."""
+MAX_LOOKUP = 64
+"""Longest suffix that prompt lookup compares: each token more is a pass over the context."""
 _WORD = 2**31 - 1
 """Largest count that may be asked for."""
 _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
@@ -95,8 +104,9 @@ class Speculation:
             raise ValueError(
                 f"draft_sample_method must be {' or '.join(SAMPLE_METHODS)}; got {shortened(self.draft_sample_method)}"
             )
-        for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
-            settle_number(self, name, 0, _WORD, whole=True, optional=True)
+        settle_number(self, "depth", 0, _WORD, whole=True, optional=True)
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            settle_number(self, name, 0, MAX_LOOKUP, whole=True, optional=True)
         for name in ("draft_topk", "num_draft_tokens"):
             settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
         if self.token_tree is not None:
@@ -294,6 +304,7 @@ class SamplingParams:
             self._settle("bad_words_token_ids", sequences("bad_words_token_ids", self.bad_words_token_ids))
         if self.logit_bias is not None:
             self._settle("logit_bias", _biases(self.logit_bias))
+        self._check_counts()
         if self.structured_outputs is not None:
             self._settle("structured_outputs", StructuredOutputs.of(self.structured_outputs))
             if self.ignore_eos or self.min_tokens:
@@ -305,6 +316,17 @@ class SamplingParams:
     def _settle(self, name: str, value: Any) -> None:
         """Set a field of this frozen class, from its own construction."""
         object.__setattr__(self, name, value)
+
+    def _check_counts(self) -> None:
+        """Raises ValueError for lists that are so long that others would wait for them."""
+        check_count("logit_bias", len(self.logit_bias or ()), MAX_LOGIT_BIASES, "entries")
+        check_count("stop_token_ids", len(self.stop_token_ids or ()), MAX_STOP_TOKEN_IDS, "ids")
+        check_count("stop", len(self.stops), MAX_STOPS, "strings")
+        check_count("stop", sum(map(len, self.stops)), MAX_STOPS_LENGTH, "characters")
+        for name, what in (("bad_words", "characters"), ("bad_words_token_ids", "tokens")):
+            words = getattr(self, name) or ()
+            check_count(name, len(words), MAX_BAD_WORDS, "words")
+            check_count(name, sum(map(len, words)), MAX_BAD_WORDS_LENGTH, what)
 
     def _settle_chosen(self) -> None:
         if self.logprob_token_ids is None:
