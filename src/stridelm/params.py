@@ -31,6 +31,8 @@ MAX_STOPS, MAX_STOPS_LENGTH = 128, 8192
 """Stop strings, and the characters in all of them."""
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 1024, 8192
 """Forbidden words, and the characters or tokens in all of them."""
+MAX_SALT = 256
+"""Characters of a cache_salt."""
 MAX_LOOKUP = 64
 """Longest suffix that prompt lookup compares: each token more is a pass over the context."""
 _WORD = 2**31 - 1
@@ -269,6 +271,9 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are told beside those")
     return_hidden_states: bool = option(False, "what the model's head read at each position")
     priority: int = option(0, "lower is served first")
+    cache_salt: str | None = option(
+        None, "share cached prefixes and learnt drafts with requests of the same salt alone"
+    )
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
@@ -290,6 +295,9 @@ class SamplingParams:
         settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
         self._settle_chosen()
+        salt: Any = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
+            raise ValueError(f"cache_salt is a text of 1 to {MAX_SALT} characters; got {shortened(salt)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
