@@ -2,6 +2,7 @@
 #
 #   make demo    complete a Python file with the built-in model, and print how fast it went
 #   make test    the tests that need no GPU
+#   make test-processors  those that compare a kernel's bits, as numpy computes on other processors
 #   make fuzz    random cases against an oracle, until something is found: ARGS='--cases 500', tests/fuzz/README.md
 #   make check   lint, format, types
 #   make audit   known vulnerabilities of what Stride runs on
@@ -13,6 +14,7 @@
 #           CUDA, a tenth of the size
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores
+# CORES     what test-processors has OpenBLAS take the processor for
 # ARGS      passed to the command behind demo, test, fuzz and bench
 
 PYTHON   ?= python3
@@ -21,13 +23,14 @@ PIP_ARGS ?=
 EXTRAS   ?= dev
 JOBS     ?= 2
 ARGS     ?=
+CORES    ?= Haswell Zen SkylakeX
 
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: demo test fuzz check audit format bench setup clean
+.PHONY: demo test test-processors fuzz check audit format bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -35,6 +38,12 @@ demo: $(USE)
 
 test: $(DEVELOP)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+# The interpreter computes with numpy, whose OpenBLAS adds in another order on each of these.
+test-processors: $(DEVELOP)
+	@for core in $(CORES); do echo "OpenBLAS for $$core" && OPENBLAS_CORETYPE=$$core OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	  TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) -m interpreted -k "interpreter or invarian or bit" \
+	  tests/unit/kernels || exit 1; done
 
 fuzz: $(DEVELOP)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)

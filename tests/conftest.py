@@ -11,12 +11,20 @@ import pytest
 import torch
 from hypothesis import settings
 
+from support import interpreter
 from support.checkpoints import write
 from support.speaking import write_speaking
 
 settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stride")
 torch.set_num_threads(1)  # the models are tiny, and the test processes share the cores
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start")
+    for item in items:
+        if not interpreter.ON and item.get_closest_marker("interpreted"):
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,11 @@ class EngineConfig:
     drafter_model: str | Sequence[str] | None = option(
         None, "directory with a drafter's own weights (a head, or a small model), or several; they say whose they are"
     )
+    generation_config: str = option(
+        "auto",
+        "defaults of requests: auto (the checkpoint's generation_config.json), vllm (neutral ones), or a directory "
+        "with such a file, whose max_new_tokens is a limit too",
+    )
     load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -108,6 +113,10 @@ class EngineConfig:
         # A context holds at least a token of prompt and one of output.
         for name, least in (("num_pages", 1), ("max_model_len", 2)):
             settle_number(self, name, least, 2**31 - 1, whole=True, optional=True)
+        if isinstance(self.generation_config, PathLike):
+            object.__setattr__(self, "generation_config", str(self.generation_config))
+        if not isinstance(self.generation_config, str) or not self.generation_config:
+            raise ValueError(f"generation_config is auto, vllm or a directory; got {self.generation_config!r}")
         if self.load_format not in ("auto", "dummy"):
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
         for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):

@@ -7,15 +7,18 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from numbers import Number
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
+from stridelm.text.generation_config import read_generation_config
 from stridelm.types import Logprob, StepOutput
 from stridelm.values import shortened, token_ids
 
@@ -73,7 +76,11 @@ class LLM:
         unknown = sorted(set(options) - known)
         if unknown:
             raise ValueError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-        self.engine = Engine(EngineConfig(model=None if model is None else str(model), **options))
+        config = EngineConfig(model=None if model is None else str(model), **options)
+        path = Path(config.model) if config.model is not None else builtin_path()
+        self._defaults = read_generation_config(config.generation_config, path)
+        self._told = False
+        self.engine = Engine(config)
         self._ids = itertools.count()
         self._open: dict[str, tuple[RequestOutput, int]] = {}
         """Samples under way by request id: whoever steps the engine, every output reaches its own sample."""
@@ -85,13 +92,14 @@ class LLM:
         *,
         on_output: Callable[[StepOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, given as text or token ids, with one parameter set for all or one each.
+        """Complete prompts, given as text or token ids, with one parameter set for all or one each; without any, with
+        `get_default_sampling_params()`.
 
         Outputs come in the prompts' order. on_output is called with every step's outputs as they come.
         Raises ValueError before anything runs if any prompt or parameter cannot be served.
         """
         batch = _as_list(prompts)
-        each = _one_each(params, len(batch))
+        each = _one_each(self.get_default_sampling_params() if params is None else params, len(batch))
         jobs: list[RequestOutput] = []
         try:
             for prompt, sampling in zip(batch, each, strict=True):
@@ -106,13 +114,21 @@ class LLM:
 
         Leaving the iterator early aborts the request.
         """
-        (sampling,) = _one_each(params, 1)
+        (sampling,) = _one_each(self.get_default_sampling_params() if params is None else params, 1)
         if sampling.n != 1:
             raise ValueError(f"stream gives one sample; n is {sampling.n}; use generate")
         job = self._add(prompt, sampling)
         outputs = self._stream(job)
         next(outputs)  # started, so that dropping it unread aborts the request too
         return outputs
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's makers recommend (`generation_config`), a set of its own; parameters that are given are
+        taken as they are."""
+        if not self._told:
+            self._told = True
+            self._defaults.tell()
+        return SamplingParams(**self._defaults.values)
 
     def check(self) -> None:
         """Raise RuntimeError naming the leak if the ledger does not balance."""
@@ -232,9 +248,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
+def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     sets = list(params) if isinstance(params, Sequence) else [params]

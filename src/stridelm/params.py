@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stridelm.values import (
+    check_count,
     check_flag,
     check_options,
     json_text,
@@ -24,6 +25,16 @@ MAX_LOGPROBS = 64
 """Most alternatives reported a position."""
 MAX_LOGPROB_TOKEN_IDS = 1024
 """Most tokens reported because they were asked for by id."""
+MAX_LOGIT_BIASES = 4096
+MAX_STOP_TOKEN_IDS = 1024
+MAX_STOPS, MAX_STOPS_LENGTH = 128, 8192
+"""Stop strings, and the characters in all of them."""
+MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 1024, 8192
+"""Forbidden words, and the characters or tokens in all of them."""
+MAX_SALT = 256
+"""Characters of a cache_salt."""
+MAX_LOOKUP = 64
+"""Longest suffix that prompt lookup compares: each token more is a pass over the context."""
 _WORD = 2**31 - 1
 """Largest count that may be asked for."""
 _OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
@@ -95,8 +106,9 @@ class Speculation:
             raise ValueError(
                 f"draft_sample_method must be {' or '.join(SAMPLE_METHODS)}; got {shortened(self.draft_sample_method)}"
             )
-        for name in ("depth", "prompt_lookup_min", "prompt_lookup_max"):
-            settle_number(self, name, 0, _WORD, whole=True, optional=True)
+        settle_number(self, "depth", 0, _WORD, whole=True, optional=True)
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            settle_number(self, name, 0, MAX_LOOKUP, whole=True, optional=True)
         for name in ("draft_topk", "num_draft_tokens"):
             settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
         if self.token_tree is not None:
@@ -259,6 +271,9 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are told beside those")
     return_hidden_states: bool = option(False, "what the model's head read at each position")
     priority: int = option(0, "lower is served first")
+    cache_salt: str | None = option(
+        None, "share cached prefixes and learnt drafts with requests of the same salt alone"
+    )
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
@@ -280,6 +295,9 @@ class SamplingParams:
         settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
         self._settle_chosen()
+        salt: Any = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
+            raise ValueError(f"cache_salt is a text of 1 to {MAX_SALT} characters; got {shortened(salt)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
@@ -294,6 +312,7 @@ class SamplingParams:
             self._settle("bad_words_token_ids", sequences("bad_words_token_ids", self.bad_words_token_ids))
         if self.logit_bias is not None:
             self._settle("logit_bias", _biases(self.logit_bias))
+        self._check_counts()
         if self.structured_outputs is not None:
             self._settle("structured_outputs", StructuredOutputs.of(self.structured_outputs))
             if self.ignore_eos or self.min_tokens:
@@ -305,6 +324,17 @@ class SamplingParams:
     def _settle(self, name: str, value: Any) -> None:
         """Set a field of this frozen class, from its own construction."""
         object.__setattr__(self, name, value)
+
+    def _check_counts(self) -> None:
+        """Raises ValueError for lists that are so long that others would wait for them."""
+        check_count("logit_bias", len(self.logit_bias or ()), MAX_LOGIT_BIASES, "entries")
+        check_count("stop_token_ids", len(self.stop_token_ids or ()), MAX_STOP_TOKEN_IDS, "ids")
+        check_count("stop", len(self.stops), MAX_STOPS, "strings")
+        check_count("stop", sum(map(len, self.stops)), MAX_STOPS_LENGTH, "characters")
+        for name, what in (("bad_words", "characters"), ("bad_words_token_ids", "tokens")):
+            words = getattr(self, name) or ()
+            check_count(name, len(words), MAX_BAD_WORDS, "words")
+            check_count(name, sum(map(len, words)), MAX_BAD_WORDS_LENGTH, what)
 
     def _settle_chosen(self) -> None:
         if self.logprob_token_ids is None:

@@ -36,6 +36,10 @@ class Registry(Generic[T]):
             self._entries[name] = entry
         return entry
 
+    def place(self, name: str) -> int:
+        """How many were registered before it: what is added later leaves it as it is."""
+        return list(self._entries).index(name)
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 

@@ -93,6 +93,12 @@ def json_text(value: Any) -> str:
         raise ValueError(f"this is no JSON ({error}); give plain values") from error
 
 
+def check_count(name: str, count: int, most: int, what: str) -> None:
+    """Raise ValueError if there are more of something than a request may bring: whoever shares its batch pays too."""
+    if count > most:
+        raise ValueError(f"{name} has {count} {what}; at most {most} are taken: leave some out")
+
+
 def shortened(value: Any) -> str:
     """What was given, for an error message of one line."""
     text = repr(value)

@@ -78,24 +78,42 @@ def ways(stand: Stand) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("seed", range(6))
-def test_mixtures(stand: Stand, seed: int, temperature: float) -> None:
-    """Rules, drafters and depths at random in one batch, with prompts that take many steps to read among them."""
+def mixed(stand: Stand, seed: int, temperature: float) -> tuple[list[Job], list[Job]]:
+    """Nine requests with rules, drafters and depths at random, and three with long prompts."""
     rng = random.Random(seed)
-    kinds = rng.sample(ways(stand), 9)
     jobs = [
         Job(prompt, sampling(stand, prompt, temperature, rng.choice(("nothing", "everything", "logprobs"))), kind)
-        for prompt, kind in zip(prompts(stand, 9, seed), kinds)
+        for prompt, kind in zip(prompts(stand, 9, seed), rng.sample(ways(stand), 9))
     ]
-    # Last in the queue, they take what rows the drafts leave, so that the others draft as deep as they do alone.
     readers = [
         Job([rng.randrange(60) for _ in range(150)], SamplingParams(temperature=temperature, seed=n, max_tokens=4), k)
         for n, k in enumerate(rng.sample(ways(stand), 3))
     ]
-    outputs = stand.run([*jobs, *readers], max_num_batched_tokens=700, page_size=4)
+    return jobs, readers
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("seed", range(6))
+def test_mixtures(stand: Stand, seed: int, temperature: float) -> None:
+    """With rows enough for every draft, each says what it says alone, under whatever rule."""
+    jobs = [job for part in mixed(stand, seed, temperature) for job in part]
+    outputs = stand.run(jobs, max_num_batched_tokens=4096, page_size=4)
     for job, output in zip(jobs, outputs):
         assert_same(output, stand.alone(job), job.speculation)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("seed", range(6))
+def test_mixtures_in_chunks(stand: Stand, seed: int, temperature: float) -> None:
+    """With prompts that take many steps to read, and leave drafts few rows or none, the exact ones among them say what
+    they say alone."""
+    jobs, readers = mixed(stand, seed, temperature)
+    exact = [Job(job.prompt, job.params, {"drafter": "ngram", "prompt_lookup_min": 1}) for job in jobs[:3]]
+    everybody = [*readers, *exact, *jobs]
+    outputs = stand.run(everybody, max_num_batched_tokens=150, page_size=4)
+    for job, output in zip(everybody, outputs):
+        if (job.speculation or {}).get("acceptance", "exact") == "exact":
+            assert_same(output, stand.alone(job), job.speculation)
 
 
 @pytest.mark.parametrize("confidence", [None, 0.4])

@@ -53,11 +53,15 @@ class Served:
 
 
 @contextmanager
-def serving(tmp_path: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
-    """A server of the built-in model at a free port, with a chat template, checking its ledger at every step."""
-    template, log = tmp_path / "chat.jinja", tmp_path / "server.log"
-    template.write_text(CHATML, encoding="utf-8")
-    command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0", "--chat-template", str(template)]
+def serving(
+    tmp_path: Path, *options: str, environment: dict[str, str] | None = None, template: bool = True
+) -> Iterator[Served]:
+    """A server of the built-in model at a free port, checking its ledger at every step; with a chat template of the
+    tests' own, or with the model's."""
+    file, log = tmp_path / "chat.jinja", tmp_path / "server.log"
+    file.write_text(CHATML, encoding="utf-8")
+    command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0"]
+    command += ["--chat-template", str(file)] if template else []
     command += ["--strict", "--max-num-seqs", "8", "--max-model-len", "512", *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
     with log.open("w", encoding="utf-8") as errors:

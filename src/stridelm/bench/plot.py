@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stridelm.bench.acceptance import ALL, AcceptanceReport, AcceptanceRow
 from stridelm.bench.latency import LatencyRow
+from stridelm.bench.looks import SERIES, looks_of
 from stridelm.bench.repetition import BUCKETS
 
 FORMATS = (".png", ".svg")
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-"""Okabe and Ito's colours, which most colour-blind readers can tell apart."""
 INK, LOSSY_HATCH = "#333333", "///"
 LINES = 3
 """Depths of one way of drafting from which on they are drawn as a line, not as bars."""
@@ -61,7 +60,7 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
     """For each temperature, tokens a step in each bucket, or in the headline's over depths where many were asked for;
     below it, the headline bucket's acceptance by position."""
     temperatures = list(dict.fromkeys(row.temperature for row in report.rows))
-    families = list(dict.fromkeys(map(_family, report.rows))) if _many_depths(report.rows) else []
+    families = looks_of(report.rows, _family) if _many_depths(report.rows) else {}
     count = 4 if families else len(dict.fromkeys(row.label for row in report.rows))
     figure, panels = _figure(len(temperatures), width=2.0 + 0.7 * count, lines=2)
     for i, temperature in enumerate(temperatures):
@@ -70,12 +69,13 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
         panels[i].set_title(f"temperature {temperature:g}", fontsize=9, loc="left")
         if not families:
             _bucket_bars(panels[i], rows)
-            _position_lines(panels[len(temperatures) + i], headline)
+            _position_lines(panels[len(temperatures) + i], headline, looks_of(headline, _label), _label)
             continue
         _depth_lines(panels[i], headline, families, lambda row: row.acceptance and row.acceptance.tokens_per_step)
         panels[i].set_ylabel("tokens a step")
         deepest = {_family(row): row for row in sorted(headline, key=lambda row: row.depth)}
-        _position_lines(panels[len(temperatures) + i], [deepest[family] for family in families], legend=False)
+        drawn = [deepest[family] for family in families]
+        _position_lines(panels[len(temperatures) + i], drawn, families, _family, legend=False)
     head = report.rows[0]
     mark = "dotted" if families else "hatched"
     lossy = "" if all(row.lossless for row in report.rows) else f"; {mark} and *: lossy"
@@ -88,13 +88,13 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
 
 def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
     streams = list(dict.fromkeys(row.concurrency for row in rows))
-    families = list(dict.fromkeys(map(_family, rows)))
+    families = looks_of(rows, _family)
     figure, panels = _figure(len(streams), width=4.0)
     for axes, count in zip(panels, streams, strict=True):
         here = [row for row in rows if row.concurrency == count]
         _depth_lines(axes, here, families, lambda row: row.ratio)
         for row in here:
-            colour = _look(families.index(_family(row)))["color"]
+            colour = families[_family(row)]["color"]
             axes.vlines(row.depth, min(row.ratios), max(row.ratios), color=colour, linewidth=0.6, alpha=0.6)
         axes.set_title(_streams(count), fontsize=9, loc="left")
     panels[0].set_ylabel("tokens a second over plain decoding")
@@ -115,6 +115,10 @@ def _family(row: Any) -> str:
     return str(row.label).replace(f"@{row.depth}", "", 1)
 
 
+def _label(row: Any) -> str:
+    return str(row.label)
+
+
 def _many_depths(rows: Sequence[Any]) -> bool:
     depths: dict[str, set[int]] = {}
     for row in rows:
@@ -122,21 +126,21 @@ def _many_depths(rows: Sequence[Any]) -> bool:
     return any(len(found) >= LINES for found in depths.values())
 
 
-def _depth_lines(axes: Any, rows: Sequence[Any], families: Sequence[str], value: Callable[[Any], float | None]) -> None:
-    """A value over the depth of a draft, a line for each way of drafting."""
-    for i, family in enumerate(families):
+def _depth_lines(
+    axes: Any,
+    rows: Sequence[Any],
+    families: Mapping[str, Mapping[str, Any]],
+    value: Callable[[Any], float | None],
+) -> None:
+    """A value over the depth of a draft, a line for each way of drafting. families: way -> how it looks."""
+    for family, look in families.items():
         line = sorted((row for row in rows if _family(row) == family and value(row)), key=lambda row: row.depth)
         style = "-" if all(row.lossless for row in line) else ":"
         label = family.replace("+", "\n  +")
-        axes.plot([row.depth for row in line], [value(row) for row in line], style, label=label, **_look(i))
+        axes.plot([row.depth for row in line], [value(row) for row in line], style, label=label, **look)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("depth of the draft")
-
-
-def _look(i: int) -> dict[str, Any]:
-    """Of the i-th line."""
-    return {"color": SERIES[i % len(SERIES)], "marker": "os^"[i // len(SERIES) % 3], "markersize": 4}
 
 
 def _shared_legend(figure: Any, axes: Any) -> None:
@@ -163,14 +167,20 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
     axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
 
 
-def _position_lines(axes: Any, rows: Sequence[AcceptanceRow], legend: bool = True) -> None:
-    """Conditional acceptance by position, a line for each variant that drafted."""
-    for i, row in enumerate(rows):
+def _position_lines(
+    axes: Any,
+    rows: Sequence[AcceptanceRow],
+    looks: Mapping[str, Mapping[str, Any]],
+    name: Callable[[AcceptanceRow], str],
+    legend: bool = True,
+) -> None:
+    """Conditional acceptance by position, a line for each variant that drafted. looks: by what `name` calls a row."""
+    for row in rows:
         if row.acceptance is None or not row.acceptance.conditional:
             continue
         values = row.acceptance.conditional
         style = "-" if row.lossless else ":"
-        axes.plot(range(1, len(values) + 1), values, style, label=row.label, **_look(i))
+        axes.plot(range(1, len(values) + 1), values, style, label=row.label, **looks[name(row)])
     axes.set_ylim(-0.03, 1.03)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position in the draft")

@@ -82,7 +82,7 @@ class Ledger:
             return {}
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])
-        extend(names, tokens, self.page_size)
+        extend(names, tokens, self.page_size, request.params.cache_salt)
         behind = max(1, 0 if request.follower is None else request.follower.ahead)
         hit: dict[str, list[int]] = {group: [] for group in self._pages}
         for index in range((len(tokens) - behind) // self.page_size):
@@ -146,7 +146,7 @@ class Ledger:
         if full <= lease.named:
             return
         tokens = request.token_ids
-        extend(lease.names, tokens[: full * self.page_size], self.page_size)
+        extend(lease.names, tokens[: full * self.page_size], self.page_size, request.params.cache_salt)
         for index in range(lease.named, full):
             name = lease.names[index]
             for digest in dict.fromkeys((name, self._key(request, name, tokens, index))):

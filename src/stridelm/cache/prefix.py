@@ -1,4 +1,7 @@
-"""Names for full pages: a hash chain over tokens, so that equal prefixes, and only those, have equal names."""
+"""Names for full pages: a hash chain over tokens, so that equal prefixes, and only those, have equal names.
+
+A salt goes before the first token: whoever has another finds none of the pages, however equal the tokens are.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,13 @@ def followed(name: bytes, follower: str, behind: Sequence[int]) -> bytes:
     return blake2b(follower.encode() + array("q", behind).tobytes(), digest_size=16, key=name).digest()
 
 
-def extend(names: list[bytes], tokens: Sequence[int], page_size: int) -> None:
+def root_of(salt: str | None) -> bytes:
+    """What the first page's name is chained to for requests with this salt."""
+    return ROOT if salt is None else blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def extend(names: list[bytes], tokens: Sequence[int], page_size: int, salt: str | None = None) -> None:
     """Add to `names` the names of all full pages of `tokens` that it does not have yet."""
     for page in range(len(names), len(tokens) // page_size):
-        previous = names[-1] if names else ROOT
+        previous = names[-1] if names else root_of(salt)
         names.append(chain(previous, tokens[page * page_size : (page + 1) * page_size]))

@@ -39,6 +39,7 @@ RESERVED = (
     "prompt_lookup_max",
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
+    "generation_config",
     "max_num_seqs",
     "enable_prefix_caching",
     "strict",

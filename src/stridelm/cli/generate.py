@@ -15,10 +15,12 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stridelm.builtin import builtin_path
 from stridelm.cli.main import INTERRUPTED
-from stridelm.cli.options import add_options, given_options, read_options
+from stridelm.cli.options import add_options, given_options
 from stridelm.config import EngineConfig
 from stridelm.params import SamplingParams, Speculation
+from stridelm.text.generation_config import read_generation_config
 
 if TYPE_CHECKING:
     from stridelm.llm import LLM, RequestOutput
@@ -29,7 +31,8 @@ SEEN_BY_PROGRAMS = ("logprobs", "prompt_logprobs", "logprob_token_ids", "return_
 UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "structured_outputs", "speculation")
 """SamplingParams without effect here: one sample is shown, as text, and nobody waits beside it."""
 DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0}
-"""Where the command differs from SamplingParams: a passage rather than a line, and the same one each time."""
+"""Where the command differs from SamplingParams, and the checkpoint's makers say nothing: a passage rather than a line,
+and the same one each time."""
 HARMLESS = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
     0x7F: 0x2421,
@@ -49,13 +52,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write every step's rows and verdict as JSON lines")
-    add_options(parser.add_argument_group("sampling"), SamplingParams, skip=UNSEEN, defaults=DEFAULTS)
+    add_options(parser.add_argument_group("sampling"), SamplingParams, skip=UNSEEN, shown=DEFAULTS)
     add_options(parser.add_argument_group("engine"), EngineConfig, skip=("model", *ALONE))
 
 
 def run(args: argparse.Namespace) -> int:
     """Complete the prompt. Raises ValueError for whatever cannot be served."""
-    prompt, params = _read_prompt(args), read_options(args, SamplingParams)
+    prompt, params = _read_prompt(args), _read_params(args)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is no error
         sys.stdout.reconfigure(errors="replace")
     with _trace_file(args.trace) as trace:
@@ -65,6 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
             llm.engine.tracer = JsonTracer(llm.engine, trace)
         return _complete(llm, prompt, params, args.json)
+
+
+def _read_params(args: argparse.Namespace) -> SamplingParams:
+    """What was given, then what the checkpoint's makers recommend, then the command's own."""
+    config = EngineConfig(**given_options(args, EngineConfig), **ALONE)
+    path = Path(config.model) if config.model is not None else builtin_path()
+    recommended = read_generation_config(config.generation_config, path)
+    recommended.tell()
+    return SamplingParams(**{**DEFAULTS, **recommended.values, **given_options(args, SamplingParams)})
 
 
 def _read_prompt(args: argparse.Namespace) -> str:

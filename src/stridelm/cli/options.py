@@ -35,13 +35,14 @@ def add_options(
     cls: type,
     *,
     skip: Collection[str] = (),
-    defaults: Mapping[str, Any] | None = None,
+    shown: Mapping[str, Any] | None = None,
 ) -> None:
     """Give `parser` an option for each field of the dataclass `cls`, but for those named in `skip`.
 
-    defaults: fields for which the command has another default than the dataclass.
+    shown: defaults of the command's own, which the help says. The command fills them in itself, for it may find others
+    elsewhere that come before its own and behind what was given.
     """
-    ours = defaults or {}
+    ours = shown or {}
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     unknown = {*skip, *ours} - {field.name for field in fields}
@@ -52,7 +53,7 @@ def add_options(
             parser.add_argument(
                 "--" + field.name.replace("_", "-"),
                 dest=field.name,
-                default=ours.get(field.name, argparse.SUPPRESS),
+                default=argparse.SUPPRESS,
                 help=_help(field, ours.get(field.name, field.default)),
                 **_settings(f"{cls.__name__}.{field.name}", hints[field.name]),
             )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stridelm.cli.main import Parser
 from stridelm.cli.options import add_options, given_options
+from stridelm.cli.service_links import service_links
 from stridelm.config import EngineConfig
 from stridelm.server.config import ServerConfig
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FIXED: dict[str, Any] = {"skip_tokenizer_init": False}
 """EngineConfig's fields that are no options: clients send text."""
 PREFIX = "STRIDE_"
+logger = logging.getLogger(__name__)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,6 +47,12 @@ def run(args: argparse.Namespace) -> int:
     server, engine = read_configs(args, os.environ)
     set_up_logging(logging.WARNING, server.log_json)
     logging.getLogger("stridelm.access").setLevel(logging.INFO)
+    if links := service_links(os.environ, PREFIX):
+        logger.warning(
+            "ignored %s: a Kubernetes service's addresses, no options; enableServiceLinks: false in the pod's spec "
+            "keeps them out",
+            ", ".join(links),
+        )
     try:
         asyncio.run(serve(server, engine, _announce))
     except RuntimeError as error:
@@ -101,7 +109,12 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Values are read as the command line's are; a flag is true or false, a repeated option stands between commas."""
-    ours = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    links = service_links(environment, PREFIX)
+    ours = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and name not in links
+    }
     _check_known(set(ours), "the environment")
     model = ours.pop("model", None)
     parser = Parser(prog="stride serve (environment)")

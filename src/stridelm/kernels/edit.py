@@ -14,7 +14,7 @@ Graphs. The host decides from shapes, and from a bound on the histories, alone: 
 slots, positions, parameters and histories change. A list that has grown is another tensor: see `SamplingTable`.
 
 Legend: M rows, V vocabulary, S slots of the tables, L columns of the token table, E extra tokens a row, P stop ids,
-C biases, W bad words, T tokens of the longest bad word but its last, B entries or places that a program looks at.
+C biases, W bad words, T tokens of a slot's bad words in all, B entries or places that a program looks at.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -100,14 +100,14 @@ def _output_token(place, slot, tokens, known, extra, prompt, stride_s, stride_e,
     return tl.where(place < prompt, NOTHING, token)
 
 
-@triton.jit(do_not_specialize=["stride_e", "words", "length", "columns", "width"])
+@triton.jit(do_not_specialize=["stride_e", "stride_words", "count", "columns", "width"])
 def forbid_last_tokens(
     logits,
     slots,
     positions,
     features,
-    last,
-    prefix,
+    words,
+    ends,
     tokens,
     known,
     prompt_len,
@@ -117,8 +117,8 @@ def forbid_last_tokens(
     stride_prompt,
     stride_s,
     stride_e,
-    words,
-    length,
+    stride_words,
+    count,
     columns,
     width,
     BIT: tl.constexpr,
@@ -130,15 +130,18 @@ def forbid_last_tokens(
     position = tl.load(positions + tl.program_id(0))
     prompt = tl.load(prompt_len + slot * stride_prompt)
     word_B = _my_places()
-    at_B = slot * words + word_B
-    last_B = tl.load(last + at_B, mask=word_B < words, other=-1)
-    hit_B = last_B >= 0
-    for back in range(length):
-        place = position - 1 - back
-        token = _output_token(place, slot, tokens, known, extra, prompt, stride_s, stride_e, columns, width)
-        wanted_B = tl.load(prefix + at_B * length + back, mask=hit_B, other=0)
-        hit_B &= (wanted_B == token) | (wanted_B < 0)
-    tl.store(_my_logits(logits, stride_m) + last_B, float("-inf"), mask=hit_B)
+    my_ends = ends + slot * count + word_B
+    end_B = tl.load(my_ends, mask=word_B < count, other=0)
+    start_B = tl.load(my_ends - 1, mask=(word_B > 0) & (word_B < count), other=0)
+    hit_B = end_B > 0
+    last = words + slot * stride_words + end_B - 1
+    length_B = tl.where(hit_B, end_B - start_B, 0)
+    for back in range(1, tl.max(length_B)):
+        token = _output_token(position - back, slot, tokens, known, extra, prompt, stride_s, stride_e, columns, width)
+        inside_B = hit_B & (back < length_B)
+        hit_B &= (tl.load(last - back, mask=inside_B, other=0) == token) | (back >= length_B)
+    token_B = tl.load(last, mask=hit_B, other=0)
+    tl.store(_my_logits(logits, stride_m) + token_B, float("-inf"), mask=hit_B)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -278,20 +281,19 @@ def apply_counts(
 
 
 def forbid_words(
-    logits_MV: torch.Tensor, past: Past, asked: Asked, last_SW: torch.Tensor, prefix_SWT: torch.Tensor
+    logits_MV: torch.Tensor, past: Past, asked: Asked, words_ST: torch.Tensor, ends_SW: torch.Tensor
 ) -> None:
-    """`bad_words` in sample/processors.py. last_SW: int64 last token of each word, negative: no word. prefix_SWT: int64
-    the tokens before it, the nearest first; negative: whatever stands there, even nothing."""
-    words, length = prefix_SWT.shape[1:]
-    assert last_SW.shape[1] == words and last_SW.is_contiguous() and prefix_SWT.is_contiguous()
+    """`bad_words` in sample/processors.py. words_ST: int64, the words' tokens one after the other. ends_SW: int64 where
+    each of them ends there; 0: no word."""
+    assert words_ST.is_contiguous() and ends_SW.is_contiguous()
     extra, stride_e, width = _extra_of(past)
-    forbid_last_tokens[_grid(logits_MV, words)](
+    forbid_last_tokens[_grid(logits_MV, ends_SW.shape[1])](
         logits_MV,
         past.slots_M,
         past.positions_M,
         asked.features_S,
-        last_SW,
-        prefix_SWT,
+        words_ST,
+        ends_SW,
         past.tokens_SL,
         past.known_S,
         past.prompt_len_S,
@@ -301,8 +303,8 @@ def forbid_words(
         past.prompt_len_S.stride(0),
         past.tokens_SL.stride(0),
         stride_e,
-        words,
-        length,
+        words_ST.shape[1],
+        ends_SW.shape[1],
         past.tokens_SL.shape[1],
         width,
         BIT=asked.bit,

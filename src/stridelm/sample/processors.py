@@ -24,7 +24,7 @@ from stridelm.faults import on_behalf_of
 from stridelm.sample.grammar import Guide, allowed
 from stridelm.sample.groups import Part
 from stridelm.sample.mass import depths, nucleus
-from stridelm.sample.table import ANY, Feature, SamplingTable
+from stridelm.sample.table import Feature, SamplingTable
 from stridelm.upload import upload
 
 _PROMPT = 1 << 32
@@ -116,14 +116,24 @@ def bad_words(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTa
 
     As in vLLM a match lies within the output: a prompt ending in a bad word's start forbids nothing.
     """
-    last_GB = table.bad_last.index_select(0, rows.slots)
-    hit_GB = last_GB >= 0
-    length = table.bad_prefix.shape[2]
-    if length:
-        prefix_GBT = table.bad_prefix.index_select(0, rows.slots)
-        tail_GT = _output_tail(rows, length, table, history)
-        hit_GB = hit_GB & ((prefix_GBT == tail_GT[:, None]) | (prefix_GBT == ANY)).all(-1)
-    _forbid(logits_GV, last_GB, hit_GB)
+    token_GL = table.bad_tokens.index_select(0, rows.slots)
+    end_GB = table.bad_ends.index_select(0, rows.slots)
+    last_GB = (end_GB - 1).clamp(min=0)
+    hit_GB = end_GB > 0
+    if table.longest_bad_word > 1:
+        # Of each entry, how far before its word's last token it stands. Those behind the last word belong to none.
+        entry_L = torch.arange(token_GL.shape[1], device=token_GL.device)
+        rising_GB = torch.where(hit_GB, end_GB, token_GL.shape[1])
+        word_GL = torch.searchsorted(rising_GB, entry_L.expand_as(token_GL).contiguous(), right=True)
+        back_GL = last_GB.gather(1, word_GL.clamp(max=end_GB.shape[1] - 1)) - entry_L
+        tail_GT = _output_tail(rows, table.longest_bad_word - 1, table, history)
+        near_GL = (back_GL - 1).clamp(0, tail_GT.shape[1] - 1)
+        # A word is there if none of its entries differs: as many differ up to its end as up to its beginning.
+        differs_GL = (back_GL > 0) & (tail_GT.gather(1, near_GL) != token_GL)
+        upto_GL = torch.nn.functional.pad(differs_GL.cumsum(1), (1, 0))
+        start_GB = torch.nn.functional.pad(end_GB[:, :-1], (1, 0))
+        hit_GB = hit_GB & (upto_GL.gather(1, end_GB) == upto_GL.gather(1, start_GB))
+    _forbid(logits_GV, token_GL.gather(1, last_GB), hit_GB)
 
 
 def logit_bias(logits_GV: torch.Tensor, rows: Rows, part: Part, table: SamplingTable, history: TokenHistory) -> None:

@@ -120,7 +120,7 @@ class Sampler:
         if Feature.GRAMMAR in wanted:
             mask_by_grammar(edited_MV, rows, [table.guide(slot) for slot in row_slots], history)
         if Feature.BAD_WORDS in wanted:
-            edit.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_last, table.bad_prefix)
+            edit.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_tokens, table.bad_ends)
         if Feature.BIAS in wanted:
             edit.add_bias(edited_MV, past, asked(Feature.BIAS), table.bias_ids, table.bias)
         if Feature.MIN_TOKENS in wanted:

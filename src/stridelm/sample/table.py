@@ -3,12 +3,13 @@
 A row is written once, when its request is admitted. The host keeps which features each slot needs, so that a
 step does only the work that some request in it asked for, and never reads the device to find out.
 
-Legend: S slots, P stop ids, C logit biases, B bad words, T tokens of the longest bad word but its last.
+Legend: S slots, P stop ids, C logit biases, B bad words, L tokens of a slot's bad words in all.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the most likely token, without noise."""
-ANY = -2
-"""Pads the start of a bad word's prefix: matches whatever stands there, even nothing."""
 _ROOM = 8
 """Entries that a list has room for when it is first needed."""
 
@@ -74,10 +73,12 @@ class SamplingTable:
         self.bias_ids = self._list(slots, 0)
         self.bias = self._list(slots, 0, dtype=torch.float32)
         """[S, C] float32 to be added at bias_ids [S, C] int64; padding adds 0 to token 0."""
-        self.bad_last = self._list(slots, 0, fill=-1)
-        """[S, B] int64 last token of each bad word, padded with -1."""
-        self.bad_prefix = self._list(slots, 0, 0, fill=ANY)
-        """[S, B, T] int64 the tokens before it, the nearest first, padded with ANY."""
+        self.bad_tokens = self._list(slots, 0)
+        """[S, L] int64 the bad words' tokens, one word after the other: a long one costs its own length alone."""
+        self.bad_ends = self._list(slots, 0)
+        """[S, B] int64 where each word ends in them; 0: there is none."""
+        self.longest_bad_word = 0
+        """Tokens of the longest that any slot has had."""
         self.version = 0
         """Counts the writes, for those who remember what they derived from the features."""
         self.generation = 0
@@ -148,28 +149,24 @@ class SamplingTable:
 
     def _set_bad_words(self, slot: int, bad_words: Sequence[Sequence[int]]) -> None:
         assert all(0 <= word[-1] < self.vocab_size for word in bad_words), "bad word outside the vocabulary"
-        longest = max(len(word) for word in bad_words) - 1
-        last = self._widened(self.bad_last, len(bad_words), fill=-1)
-        prefix = self._widened(self.bad_prefix, longest, fill=ANY)
-        prefix = self._widened(prefix, last.shape[1], fill=ANY, dim=1)
-        self.bad_last, self.bad_prefix = last, prefix  # both or neither: there may be no memory for one
-        _copy(self.bad_last[slot], _padded([word[-1] for word in bad_words], self.bad_last.shape[1], -1))
-        words, width = self.bad_prefix.shape[1:]
-        prefixes = [_padded(list(word[:-1])[::-1], width, ANY) for word in bad_words]
-        _copy(self.bad_prefix[slot], _padded(prefixes, words, [ANY] * width))
+        tokens = [token for word in bad_words for token in word]
+        ends = list(itertools.accumulate(len(word) for word in bad_words))
+        tables = (self._widened(self.bad_tokens, len(tokens), fill=0), self._widened(self.bad_ends, len(ends), fill=0))
+        self.bad_tokens, self.bad_ends = tables  # both or neither: there may be no memory for one
+        self.longest_bad_word = max(self.longest_bad_word, *map(len, bad_words))
+        _copy(self.bad_tokens[slot], _padded(tokens, self.bad_tokens.shape[1], 0))
+        _copy(self.bad_ends[slot], _padded(ends, self.bad_ends.shape[1], 0))
 
     def _list(self, *shape: int, fill: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.full(shape, fill, dtype=dtype, device=self.device)
 
-    def _widened(self, table: torch.Tensor, width: int, fill: int, dim: int = -1) -> torch.Tensor:
-        """The table with room for `width` along a dimension; it doubles, so that growing stays rare."""
-        have = table.shape[dim]
+    def _widened(self, table: torch.Tensor, width: int, fill: int) -> torch.Tensor:
+        """The table with room for `width` entries a slot; it doubles, so that growing stays rare."""
+        slots, have = table.shape
         if width <= have:
             return table
         self.generation += 1
-        more = list(table.shape)
-        more[dim] = max(width, 2 * have, _ROOM) - have
-        return torch.cat((table, table.new_full(more, fill)), dim)
+        return torch.cat((table, table.new_full((slots, max(width, 2 * have, _ROOM) - have), fill)), 1)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()) -> None:

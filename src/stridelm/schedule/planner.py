@@ -3,8 +3,9 @@ the plan.
 
 There are no phases. Every running request is first given the smallest span worth running, in order of rank,
 so that a long prompt never stops the decodes behind it; only for this may lower-ranked requests be preempted.
-What is left goes to more rows, again in order of rank, and then to waiting requests. A request's real rows
-come before its draft, and a draft needs all of them: it grows from the last known token.
+What is left goes to the known tokens of the running, then to waiting requests, and last to drafts, each again
+in order of rank: what somebody guesses keeps nobody from being served. A draft needs all of its request's real
+rows: it grows from the last known token. Only a window that is semantics comes with them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ class Planner:
         """
         purse = Purse(self.budget.tokens, pages)
         running = [request for request in queue.running if not resting(request)]
-        grants, preempted = _serve(running, purse)
+        grants, preempted, short = _serve(running, purse)
         for grant in grants:
-            _widen(grant, purse)
-        # Whoever was left out or preempted comes before any newcomer.
+            _read_on(grant, purse)
+        # Whoever lacks pages comes before any newcomer.
         slots = self.budget.requests - len(queue.running)
-        admitted = self._admit(queue, grants, slots, purse) if len(grants) == len(running) else []
-        spans = tuple(grant.span() for grant in [*grants, *admitted])
+        admitted = [] if preempted or short else self._admit(queue, grants, slots, purse)
+        served = [*grants, *admitted]
+        for grant in served:
+            _deepen(grant, purse)
+        spans = tuple(grant.span() for grant in served)
         return StepPlan(spans, tuple(grant.request for grant in admitted), tuple(preempted))
 
     def _admit(self, queue: Queue, grants: list[Grant], slots: int, purse: Purse) -> list[Grant]:
@@ -55,7 +59,7 @@ class Planner:
             crowded = bool(grants or admitted) and purse.promised(grant) > purse.pages - kept
             if crowded or not purse.take(grant, real, depth):
                 break
-            _widen(grant, purse)
+            _read_on(grant, purse)
             kept += purse.promised(grant)
             admitted.append(grant)
             if len(admitted) == slots or purse.rows == 0:
@@ -63,11 +67,12 @@ class Planner:
         return admitted
 
 
-def _serve(running: list[Request], purse: Purse) -> tuple[list[Grant], list[Request]]:
-    """The smallest span for each running request, and who is preempted for it. Victims come from the back, so
-    they have no grant yet."""
+def _serve(running: list[Request], purse: Purse) -> tuple[list[Grant], list[Request], bool]:
+    """The smallest span for each running request, who is preempted for it, and whether anybody lacks pages even so.
+    Victims come from the back, so they have no grant yet."""
     grants: list[Grant] = []
     preempted: list[Request] = []
+    short = False
     behind = deque(running)
     while behind and purse.rows > 0:
         grant = purse.open(behind.popleft())
@@ -86,9 +91,10 @@ def _serve(running: list[Request], purse: Purse) -> tuple[list[Grant], list[Requ
                 purse.pages += purse.view.reclaimable(victim)
             preempted += victims
             if not purse.take(grant, real, depth):
+                short = True
                 continue
         grants.append(grant)
-    return grants, preempted
+    return grants, preempted, short
 
 
 def _victims(behind: deque[Request], lacking: int, view: PageView) -> list[Request]:
@@ -105,20 +111,25 @@ def _victims(behind: deque[Request], lacking: int, view: PageView) -> list[Reque
     return []
 
 
-def _widen(grant: Grant, purse: Purse) -> None:
-    """Give a request what it can use of what is left: its other real rows, then the deepest draft."""
-    request = grant.request
-    if request.whole:
-        _widen_whole(grant, purse)
-        return
-    real = purse.most_real(grant, grant.owed)
-    deepest = useful_depth(request) if real == grant.owed else 0
-    for depth in range(deepest, -1, -1):
-        if purse.take(grant, real, depth):
-            return
+def _read_on(grant: Grant, purse: Purse) -> None:
+    """Give a request its other real rows, as far as there are rows and pages."""
+    if grant.request.whole:
+        _read_on_to_window(grant, purse)
+    else:
+        purse.take(grant, purse.most_real(grant, grant.owed), 0)
 
 
-def _widen_whole(grant: Grant, purse: Purse) -> None:
+def _read_on_to_window(grant: Grant, purse: Purse) -> None:
     """All real rows and the full window, or a chunk that leaves a row for the window to grow from."""
     if not grant.decides and not purse.take(grant, grant.owed, len(grant.request.ladder) - 1):
         purse.take(grant, purse.most_real(grant, grant.owed - 1), 0)
+
+
+def _deepen(grant: Grant, purse: Purse) -> None:
+    """Give a request that has all its real rows the deepest draft that it can use."""
+    request = grant.request
+    if request.whole or not grant.decides:
+        return
+    for depth in range(useful_depth(request), 0, -1):
+        if purse.take(grant, grant.real, depth):
+            return

@@ -18,6 +18,7 @@ from stridelm.server.link import Generation, Link, Sample
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.supervisor import Supervisor
+from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class Service:
         self.names: tuple[str, ...] = tuple(config.served_model_name or (_name_of(engine.model),))
         """What the model may be called in requests; the first is what answers say."""
         self.tokenizer = Tokenizer.load(path)
+        self.defaults = read_generation_config(engine.generation_config, path)
+        """For what a request leaves out."""
+        self.defaults.tell()
         if config.chat_template is not None:
             self.tokenizer.hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
         self.created = int(time.time())

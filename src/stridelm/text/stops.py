@@ -13,33 +13,81 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+SHARED = 16
+"""Automata that are kept: a prompt's samples come one after the other, and have one."""
+
+
+class Automaton:
+    """What a request's stop strings have in common with all requests that have the same: it is read, never changed."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self.next: list[dict[str, int]] = [{}]
+        """State -> character -> state. State 0 is the empty text, the others are prefixes of stop strings."""
+        self.depth = [0]
+        """State -> length of its prefix."""
+        self.fail = [0]
+        """State -> the state of the longest proper suffix of its prefix."""
+        self.match: list[str | None] = [None]
+        """State -> the first in the list of the stop strings that end here."""
+        for stop in stops:
+            self._insert(stop)
+        self._link({stop: place for place, stop in reversed(list(enumerate(stops)))})
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while state and character not in self.next[state]:
+            state = self.fail[state]
+        return self.next[state].get(character, 0)
+
+    def _insert(self, stop: str) -> None:
+        """Add the states of `stop`'s prefixes."""
+        state = 0
+        for depth, character in enumerate(stop, 1):
+            if character not in self.next[state]:
+                self.next[state][character] = len(self.next)
+                self.next.append({})
+                self.depth.append(depth)
+                self.fail.append(0)
+                self.match.append(None)
+            state = self.next[state][character]
+        self.match[state] = stop
+
+    def _link(self, place: Mapping[str, int]) -> None:
+        """Fill `fail` and `match`, shorter prefixes first, because a suffix is a shorter prefix. place: of each stop
+        string in the list."""
+        queue = deque(self.next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, child in self.next[state].items():
+                suffix = self.fail[state]
+                while suffix and character not in self.next[suffix]:
+                    suffix = self.fail[suffix]
+                self.fail[child] = self.next[suffix].get(character, 0)
+                queue.append(child)
+            ends = [stop for stop in (self.match[state], self.match[self.fail[state]]) if stop is not None]
+            self.match[state] = min(ends, key=place.__getitem__, default=None)
+
+
+_shared = lru_cache(SHARED)(Automaton)
 
 
 class StopStrings:
     """The search for one request. `stops` are non-empty strings; `include` keeps the match in the text."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        assert all(stops), "an empty stop string would match everywhere"
         self.include = include
         self.matched: str | None = None
         self.end: int | None = None
         """Characters of the whole text up to the end of the match, the match included."""
-        self._next: list[dict[str, int]] = [{}]
-        """State -> character -> state. State 0 is the empty text, the others are prefixes of stop strings."""
-        self._depth = [0]
-        """State -> length of its prefix."""
-        self._fail = [0]
-        """State -> the state of the longest proper suffix of its prefix."""
-        self._match: list[str | None] = [None]
-        """State -> the first in the list of the stop strings that end here."""
+        self._automaton = _shared(tuple(stops))
         self._state = 0
         self._held = ""
         """The text not yet let go: always the prefix that the state stands for."""
         self._read = 0
         """Characters read so far."""
-        for stop in stops:
-            self._insert(stop)
-        self._link({stop: place for place, stop in reversed(list(enumerate(stops)))})
 
     def push(self, new_text: str, armed: bool = True) -> tuple[str, str | None]:
         """Read `new_text`. Returns the text that is safe to emit now and the stop string met, if any.
@@ -48,17 +96,18 @@ class StopStrings:
         stop string that ends in `new_text` is overlooked: `min_tokens` are not yet there.
         """
         assert self.matched is None, "text was pushed after a stop string"
-        if not self._depth[-1]:
+        automaton = self._automaton
+        if not automaton.depth[-1]:
             self._read += len(new_text)
             return new_text, None
         for index, character in enumerate(new_text):
-            self._step(character)
-            match = self._match[self._state]
+            self._state = automaton.step(self._state, character)
+            match = automaton.match[self._state]
             if armed and match is not None:
                 return self._finish(self._held + new_text[: index + 1], self._read + index + 1, match)
         self._read += len(new_text)
         text = self._held + new_text
-        safe = len(text) - self._depth[self._state]
+        safe = len(text) - automaton.depth[self._state]
         self._held = text[safe:]
         return text[:safe], None
 
@@ -70,37 +119,3 @@ class StopStrings:
     def _finish(self, text: str, end: int, match: str) -> tuple[str, str]:
         self.matched, self.end, self._read, self._held = match, end, end, ""
         return text if self.include else text[: len(text) - len(match)], match
-
-    def _step(self, character: str) -> None:
-        state = self._state
-        while state and character not in self._next[state]:
-            state = self._fail[state]
-        self._state = self._next[state].get(character, 0)
-
-    def _insert(self, stop: str) -> None:
-        """Add the states of `stop`'s prefixes."""
-        state = 0
-        for depth, character in enumerate(stop, 1):
-            if character not in self._next[state]:
-                self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._depth.append(depth)
-                self._fail.append(0)
-                self._match.append(None)
-            state = self._next[state][character]
-        self._match[state] = stop
-
-    def _link(self, place: Mapping[str, int]) -> None:
-        """Fill `_fail` and `_match`, shorter prefixes first, because a suffix is a shorter prefix. place: of each stop
-        string in the list."""
-        queue = deque(self._next[0].values())
-        while queue:
-            state = queue.popleft()
-            for character, child in self._next[state].items():
-                suffix = self._fail[state]
-                while suffix and character not in self._next[suffix]:
-                    suffix = self._fail[suffix]
-                self._fail[child] = self._next[suffix].get(character, 0)
-                queue.append(child)
-            ends = [stop for stop in (self._match[state], self._match[self._fail[state]]) if stop is not None]
-            self._match[state] = min(ends, key=place.__getitem__, default=None)

@@ -185,7 +185,7 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
     """The ids that end a text according to the checkpoint, without a tokenizer: generation_config.json's if there is
     such a file, else config.json's, as transformers and vLLM read them."""
     name = "generation_config.json" if (Path(path) / "generation_config.json").is_file() else "config.json"
-    config = _read_json(Path(path) / name)
+    config = read_json(Path(path) / name)
     found: dict[int, None] = {}
     for holder in (config, config.get("text_config") or {}):
         value = holder.get("eos_token_id")
@@ -199,7 +199,8 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What one of a checkpoint's files holds; nothing where there is none. Raises ValueError for a broken one."""
     if not path.is_file():
         return {}
     try:

@@ -14,6 +14,7 @@ import torch
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_config, load_model
 from stridelm.train.objective import Trainable
+from stridelm.train.weights import write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +41,10 @@ def export(
     config: the transformers config that the model was built from. Fused weights are split into the
     checkpoint's names.
     """
-    from safetensors.torch import save_file
     from transformers import GenerationConfig
 
     out.mkdir(parents=True, exist_ok=True)
-    save_file(checkpoint_tensors(model, dtype), out / "model.safetensors", metadata={"format": "pt"})
+    write_weights(checkpoint_tensors(model, dtype), out / "model.safetensors")
     config.architectures = ["Qwen3ForCausalLM"]
     config.dtype = dtype
     config.save_pretrained(out)

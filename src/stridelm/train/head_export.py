@@ -12,6 +12,7 @@ import torch
 
 from stridelm.draft.heads import FollowingHead
 from stridelm.train.head_kinds import HeadKind
+from stridelm.train.weights import write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,8 @@ def export_head(
 
     target: config.json of the model that the head is for.
     """
-    from safetensors.torch import save_file
-
     out.mkdir(parents=True, exist_ok=True)
-    save_file(kind.tensors(head, dtype), out / "model.safetensors", metadata={"format": "pt"})
+    write_weights(kind.tensors(head, dtype), out / "model.safetensors")
     config = kind.config(head, target) | {"dtype": str(dtype).removeprefix("torch.")}
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (out / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")

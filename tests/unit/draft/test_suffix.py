@@ -393,7 +393,7 @@ def test_nothing_is_kept_of_a_request_that_left(stand: Stand) -> None:
     assert engine.abort("0") and "0" not in drafter.texts
     while engine.busy:
         engine.step()
-    assert not drafter.texts and drafter.corpus.version == 4
+    assert not drafter.texts and drafter.corpora._by_salt[None].version == 4
 
 
 def test_the_corpus_is_the_output_and_its_border(stand: Stand) -> None:
@@ -401,6 +401,23 @@ def test_the_corpus_is_the_output_and_its_border(stand: Stand) -> None:
     llm = stand.llm()
     prompt = list(range(3, 40))
     output = stand.run([Job(prompt, SAMPLED, SPECULATION)], llm)[0].outputs[0].token_ids
-    (found,) = drafter_in(llm).corpus.automata
+    (found,) = drafter_in(llm).corpora._by_salt[None].automata
     assert found.size == texts.BORDER + len(output) + 1
     assert state_of(found, [*prompt[-texts.BORDER :], *output, END]) is not None
+
+
+def test_salts_share_nothing_and_their_memory() -> None:
+    """Each salt finds its own texts; over the bound, those go that were used longest ago."""
+    corpora = texts.Corpora()
+
+    def of(salt: str | None) -> Request:
+        return Request("r", [1], SamplingParams(cache_salt=salt), Speculation())
+
+    for salt in (None, "a", "b"):
+        corpora.add(of(salt), [7] * (texts.CORPUS // 4 - 1))
+    assert len({id(corpora.of(of(salt))) for salt in (None, "a", "b", "c")}) == 4
+    corpora.add(of(None), [8] * (texts.CORPUS // 4 - 1))
+    corpora.add(of("c"), [9] * (texts.CORPUS // 4 - 1))
+    assert corpora.of(of("a")).size == 0 and corpora.of(of(None)).size > 0 and corpora.of(of("b")).size > 0
+    corpora.clear()
+    assert not any(corpora.of(of(salt)).size for salt in (None, "b", "c"))

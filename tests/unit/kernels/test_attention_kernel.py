@@ -148,6 +148,13 @@ def test_what_the_host_decides_is_not_in_the_bits() -> None:
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.usefixtures("short_splits")
+def test_other_bits_are_seen() -> None:
+    """In the other mode the programs that share keys are in the bits: the interpreter hides nothing a kernel does."""
+    case = make([Piece(300, 1), Piece(90, 12)], heads=2, kv_heads=1, dtype=torch.float32)
+    assert not torch.equal(launch(case, programs=1), launch(case, programs=3))
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_paths_are_the_bitmasks(window: int | None) -> None:
     """Columns by path give what the bitmask gives; for rows whose path lies in order, to the bit."""

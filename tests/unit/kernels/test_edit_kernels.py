@@ -206,7 +206,7 @@ def test_the_cases_bite() -> None:
     only_words = [i for i, row in enumerate(case.real) if case.slots[row] == 1]
     hits = wanted[only_words].isinf()
     assert bool(hits.any(1).all()) and not bool((hits == hits[0]).all())
-    assert int((case.table.bad_last[1] >= 0).sum()) > int(hits.sum(1).max())
+    assert int((case.table.bad_ends[1] > 0).sum()) > int(hits.sum(1).max())
 
 
 # Captured steps

@@ -10,7 +10,7 @@ import torch
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.groups import group
-from stridelm.sample.table import ANY, Feature, SamplingTable, check_token_ids
+from stridelm.sample.table import Feature, SamplingTable, check_token_ids
 from stridelm.types import Request
 
 
@@ -68,10 +68,16 @@ def test_lists_grow_and_keep_what_they_hold() -> None:
     assert float(table.bias[0][table.bias_ids[0] == 4].sum()) == -1.0
     assert float(table.bias[0].sum()) == -1.0
     assert table.bias[2].sum() == 10.0
-    assert table.bad_last[0].tolist()[:2] == [5, -1]
-    assert bool((table.bad_prefix[0] == ANY).all())
-    assert table.bad_last[2].tolist()[:3] == [6, 4, 9]
-    assert table.bad_prefix[2, :3, :3].tolist() == [[ANY] * 3, [3, 2, 1], [8, ANY, ANY]]
+    assert table.bad_tokens[0].tolist()[:2] == [5, 0] and table.bad_ends[0].tolist()[:2] == [1, 0]
+    assert table.bad_tokens[2].tolist()[:7] == [6, 1, 2, 3, 4, 8, 9]
+    assert table.bad_ends[2].tolist()[:4] == [1, 5, 7, 0]
+
+
+def test_a_long_bad_word_costs_its_own_length() -> None:
+    """What a slot's words take is their tokens, not the longest of them as often as there are words."""
+    table = SamplingTable(4, 100)
+    table.set(1, _request(), (), [[3]] * 2000 + [[5] * 2000])
+    assert table.bad_tokens.numel() + table.bad_ends.numel() < 5 * 2 * 4096
 
 
 def test_a_list_that_grows_is_counted() -> None:
@@ -79,7 +85,7 @@ def test_a_list_that_grows_is_counted() -> None:
     table = SamplingTable(2, 100)
 
     def lists() -> tuple[torch.Tensor, ...]:
-        return table.stop_ids, table.bias_ids, table.bias, table.bad_last, table.bad_prefix
+        return table.stop_ids, table.bias_ids, table.bias, table.bad_tokens, table.bad_ends
 
     rng = random.Random(0)
     grown = 0

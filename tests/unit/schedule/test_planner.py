@@ -348,6 +348,7 @@ def check_plan(plan: StepPlan, sim: Simulation) -> None:
     assert not any(request in served for request in plan.preempted)
     check_progress(plan, sim)
     check_fairness(plan, sim)
+    check_drafts_come_last(plan, sim)
 
 
 def check_budgets(plan: StepPlan, sim: Simulation) -> None:
@@ -390,13 +391,29 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
     for request in sim.queue.running:
         if request in served or request in plan.preempted:
             continue
-        assert not plan.admitted, "a newcomer overtook a running request"
         owed = request.known - request.computed
         real, depth = least_span(request, owed)
         rows = real + request.ladder[depth]
+        assert not plan.admitted or rows > 1, "a newcomer overtook a running request"
         if rows == 1 and sim.cache.missing(request, request.computed + 1) == 0:
             for span in plan.spans:
                 assert (span.real, span.depth) == least_span(span.request, span.request.known - span.request.computed)
+
+
+def check_drafts_come_last(plan: StepPlan, sim: Simulation) -> None:
+    """Who is served, admitted and preempted, and how much of what each knows is run, is the same as if nobody who may
+    draft less drafted at all."""
+    drafting = [request for request in sim.requests if not request.whole]
+    ladders = [request.ladder for request in drafting]
+    for request in drafting:
+        request.ladder = (0,)
+    bare = sim.planner.plan(sim.queue, sim.cache)
+    for request, ladder in zip(drafting, ladders, strict=True):
+        request.ladder = ladder
+    assert (bare.admitted, bare.preempted) == (plan.admitted, plan.preempted)
+    assert [(s.request.id, s.start, s.real) for s in bare.spans] == [
+        (s.request.id, s.start, s.real) for s in plan.spans
+    ]
 
 
 def live_through(scenario: Scenario) -> Simulation:

@@ -112,6 +112,27 @@ def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
     assert (span.real, span.depth, span.draft) == (1, 1, 2)
 
 
+def test_drafts_keep_nobody_waiting() -> None:
+    """Sixteen that would draft 64 rows each, in a budget of 1,024: a newcomer's prompt is read at once, and the drafts
+    share what it leaves."""
+    planner, queue, pages = setup(1024, 32, free=400)
+    for n in range(16):
+        start(queue, pages, request(f"r{n}", 8, n, draft=64, emitted=1, max_tokens=500))
+    queue.add(request("new", 300, 20))
+    plan = planner.plan(queue, pages)
+    assert shape(plan)[-1][:2] == ("new", 300) and [r.id for r in plan.admitted] == ["new"]
+    assert plan.rows == 1024 and plan.spans[0].draft == 64
+
+
+def test_windows_that_wait_for_rows_keep_nobody_waiting() -> None:
+    """Two windows of 3 + 3 rows in a budget of 9 leave a newcomer three rows."""
+    planner, queue, pages = setup(9, 4, free=40)
+    for arrival, name in enumerate("ab"):
+        start(queue, pages, request(name, 8, arrival, draft=3, whole=True, emitted=3), computed=8)
+    queue.add(request("new", 20, 2))
+    assert shape(planner.plan(queue, pages)) == [("a", 3, 3, True), ("new", 3, 0, False)]
+
+
 def test_the_draft_shrinks_to_the_pages_before_anyone_is_preempted() -> None:
     planner, queue, pages = setup(64, free=0)
     start(queue, pages, request("a", 14, 0, draft=6))  # 13 computed, 4 pages: rows up to 16 fit

@@ -27,6 +27,8 @@ LONG = {
     "extra_body": {"ignore_eos": True, "speculation": "off"},
 }
 """Takes seconds anywhere."""
+LINKS = {"STRIDE_PORT": "tcp://10.0.0.1:80", "STRIDE_SERVICE_HOST": "10.0.0.1", "STRIDE_SERVICE_PORT": "80"}
+"""What Kubernetes adds for a service called stride."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("narrow")
     file = path / "serve.yaml"
     file.write_text("max-queue: 2\nserved-model-name: [small, tiny]\nmax_body_mib: 3\nlog-json: true\n", "utf-8")
-    environment = {"STRIDE_API_KEY": f"other,{KEY}", "STRIDE_MAX_BODY_MIB": "0.25"}
+    environment = {"STRIDE_API_KEY": f"other,{KEY}", "STRIDE_MAX_BODY_MIB": "0.25", **LINKS}
     with serving(path, "--config", str(file), "--request-timeout", "1.5", environment=environment) as served:
         yield served
         settle(served)
@@ -129,6 +131,14 @@ def test_a_request_leaves_one_line(narrow: Served) -> None:
     assert (line["status"], line["route"], line["drafter"]) == (200, "/v1/completions", "mtp")
     assert line["tokens_per_step"] >= 1
     assert "class Stack" not in narrow.log.read_text(encoding="utf-8") and KEY not in str(logged())
+
+
+def test_service_links_are_named(narrow: Served) -> None:
+    """One line of the log says which variables were ignored, and what keeps them out."""
+    lines = [
+        line for line in narrow.log.read_text(encoding="utf-8").splitlines() if "enableServiceLinks: false" in line
+    ]
+    assert len(lines) == 1 and all(name in lines[0] for name in LINKS)
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import openai
 import pytest
 
-from support.server import Served, offline
+from support.server import Served, offline, serving
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "def f(x):"}]
 RENDERED = "<|system|>be brief\n<|user|>def f(x):\n<|assistant|>"
@@ -75,3 +77,18 @@ def test_refusals(served: Served, settings: dict[str, object], word: str) -> Non
     with served.openai() as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": "built-in", "messages": MESSAGES, **settings})
     assert word in str(caught.value)
+
+
+def test_the_demo_answers_chat_clients(tmp_path: Path) -> None:
+    """The built-in model as `stride serve` serves it, without a template of the operator's."""
+    prompt = "# be brief\n\ndef f(x):"
+    [expected] = offline([prompt], temperature=0, max_tokens=12)
+    with serving(tmp_path, template=False) as plain, plain.openai() as client:
+        settings = {"model": "built-in", "temperature": 0, "max_tokens": 12}
+        answer = client.chat.completions.create(messages=MESSAGES, **settings)
+        parts = [MESSAGES[0], {"role": "user", "content": [{"type": "text", "text": "def f(x):"}]}]
+        again = client.chat.completions.create(messages=parts, **settings)
+        with plain.http() as http:
+            assert "<html" in http.get("/").text
+    assert answer.choices[0].message.content == again.choices[0].message.content == expected.text
+    assert answer.usage.prompt_tokens == again.usage.prompt_tokens

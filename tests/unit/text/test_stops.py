@@ -112,3 +112,11 @@ def test_nothing_after_a_match() -> None:
     stopper.push("ab")
     with pytest.raises(AssertionError):
         stopper.push("c")
+
+
+def test_samples_share_the_automaton() -> None:
+    """It is built once for requests that have the same stop strings, and their searches do not meet."""
+    one, other = StopStrings(["ab", "cd"]), StopStrings(["ab", "cd"], include=True)
+    assert one._automaton is other._automaton
+    assert one.push("a") == ("", None) and other.push("c") == ("", None)
+    assert one.push("d") == ("ad", None) and other.push("d") == ("cd", "cd")

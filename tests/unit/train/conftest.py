@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,6 +20,22 @@ from stridelm.train.tokens import TokenFile, TokenFileInfo
 torch.set_num_threads(1)
 
 VOCAB, MASK_ID = 64, 63
+
+
+UMASK = 0o027
+"""Neither what a temporary file has nor what most machines say."""
+
+
+@pytest.fixture(autouse=True)
+def modes(tmp_path: Path) -> Iterator[None]:
+    """Every file that a test of this room leaves in its folder has the mode that the umask says, whoever wrote it: what
+    is trained under one account is served under another."""
+    previous = os.umask(UMASK)
+    yield
+    os.umask(previous)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    wrong = {str(path): oct(path.stat().st_mode) for path in files if path.stat().st_mode & 0o777 != 0o666 & ~UMASK}
+    assert not wrong
 
 
 @pytest.fixture

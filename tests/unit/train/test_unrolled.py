@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft.follow import FollowingDrafter
@@ -19,6 +18,7 @@ from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
 from stridelm.train.head_objective import target_states
 from stridelm.train.settings import EagleSettings, MtpSettings
 from stridelm.train.unrolled import chain_mask, unrolled
+from stridelm.train.weights import write_weights
 from stridelm.types import States
 
 DEPTH, VOCAB = 4, 64
@@ -67,7 +67,7 @@ def said(head: FollowingHead, states: States, rows: torch.Tensor, first: int, de
 
 def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, monkeypatch):
     """Of every draft of a request, with its guesses as the text: the same logits at every depth."""
-    save_file(kind.tensors(head, torch.float32), tmp_path / "model.safetensors")
+    write_weights(kind.tensors(head, torch.float32), tmp_path / "model.safetensors")
     config = kind.config(head, json.loads((path / "config.json").read_text()))
     (tmp_path / "config.json").write_text(json.dumps(config))
     drafts: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []

@@ -14,7 +14,7 @@ somebody else was told.
 from __future__ import annotations
 
 from stridelm.draft.base import Drafter, Group, Target
-from stridelm.draft.suffix.texts import BORDER, Corpus, Place, Text
+from stridelm.draft.suffix.texts import BORDER, NOBODYS, Corpora, Place, Text
 from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
@@ -25,8 +25,6 @@ from stridelm.verify import RULES
 
 SPEC_FACTOR, MIN_PROB = 1.0, 0.1
 """vLLM's defaults."""
-NOBODYS = Corpus()
-"""A corpus that stays empty."""
 
 
 class SuffixDrafter(Drafter):
@@ -38,7 +36,7 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
         super().__init__(target, sampler, serving)
-        self.corpus = Corpus()
+        self.corpora = Corpora()
         self.texts: dict[str, Text] = {}
         """By request id, from a request's first draft until it leaves."""
 
@@ -58,21 +56,22 @@ class SuffixDrafter(Drafter):
     def leave(self, request: Request) -> None:
         self.texts.pop(request.id, None)
         if request.output_ids:
-            self.corpus.add(request.prompt_ids[-BORDER:] + request.output_ids)
+            self.corpora.add(request, request.prompt_ids[-BORDER:] + request.output_ids)
 
     def forget(self) -> None:
-        self.corpus.clear()
+        self.corpora.clear()
 
     def _guess(self, span: Span) -> Tree:
         """The better of the trees that the request's own text and the corpus give; of equals its own."""
         text = self.texts.setdefault(span.request.id, Text())
         rule = RULES.get(span.request.speculation.acceptance or "exact")
-        text.catch_up(span.request, self.corpus if rule.coupled else NOBODYS)
+        corpus = self.corpora.of(span.request) if rule.coupled else NOBODYS
+        text.catch_up(span.request, corpus)
         state, length = text.own.repeated()
         own = _grow(span, [(text.own, state)], length)
         if not rule.coupled:
             return own
-        shared = _grow(span, *text.longest(self.corpus))
+        shared = _grow(span, *text.longest(corpus))
         return shared if shared.score > own.score else own
 
 

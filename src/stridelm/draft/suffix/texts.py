@@ -1,4 +1,4 @@
-"""What continuations are looked up in: a request's own tokens, and what earlier requests said."""
+"""What continuations are looked up in: a request's own tokens, and what earlier requests of the same salt said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWN = 2**14
 """A request is looked up in at least so many of its latest tokens, and in fewer than twice as many. A token takes about
 400 bytes."""
 CORPUS = 2**18
-"""Most tokens kept of earlier requests: about 100 MB."""
+"""Most tokens kept of earlier requests, whatever their salts: about 100 MB."""
 GENERATIONS = 4
 """The corpus is forgotten by so many parts, the oldest first, each an automaton of its own."""
 BORDER = 8
@@ -44,10 +44,45 @@ class Corpus:
             self.automata[-1].append(token)
         self.version += 1
 
+    @property
+    def size(self) -> int:
+        """Tokens in all."""
+        return sum(automaton.size for automaton in self.automata)
+
     def clear(self) -> None:
         """Forget all texts."""
         self.automata.clear()
         self.version += 1
+
+
+class Corpora:
+    """A corpus for each salt. What is over CORPUS in all goes, beginning with the salt that nobody has used longest."""
+
+    def __init__(self) -> None:
+        self._by_salt: dict[str | None, Corpus] = {}
+        """In order of use."""
+
+    def of(self, request: Request) -> Corpus:
+        """What the request may be shown."""
+        return self._by_salt.get(request.params.cache_salt) or NOBODYS
+
+    def add(self, request: Request, text: Sequence[int]) -> None:
+        """Take in what a request said."""
+        salt = request.params.cache_salt
+        self._by_salt[salt] = corpus = self._by_salt.pop(salt, None) or Corpus()
+        corpus.add(text)
+        while len(self._by_salt) > 1 and sum(one.size for one in self._by_salt.values()) > CORPUS:
+            self._by_salt.pop(next(iter(self._by_salt))).clear()
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        for corpus in self._by_salt.values():
+            corpus.clear()
+        self._by_salt.clear()
+
+
+NOBODYS = Corpus()
+"""A corpus that stays empty."""
 
 
 @dataclass(slots=True)
@@ -57,7 +92,8 @@ class Text:
     own: Automaton = field(default_factory=Automaton)
     read: int = 0
     matches: list[Match] = field(default_factory=list)
-    """For each automaton of the corpus at `version`."""
+    """For each automaton of `seen` at `version`."""
+    seen: Corpus | None = None
     version: int = -1
 
     def catch_up(self, request: Request, corpus: Corpus) -> None:
@@ -68,8 +104,8 @@ class Text:
             self.own, fresh = Automaton(), tokens_from(request, self.read - OWN)
         for token in fresh:
             self.own.append(token)
-        if self.version != corpus.version or len(fresh) >= LONGEST:
-            self.version, self.matches = corpus.version, [(0, 0)] * len(corpus.automata)
+        if self.seen is not corpus or self.version != corpus.version or len(fresh) >= LONGEST:
+            self.seen, self.version, self.matches = corpus, corpus.version, [(0, 0)] * len(corpus.automata)
             fresh = tokens_from(request, self.read - LONGEST)  # no match begins earlier
         for i, automaton in enumerate(corpus.automata):
             for token in fresh:

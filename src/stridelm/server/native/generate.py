@@ -177,7 +177,7 @@ def _params(body: GenerateRequest, sampling: NativeSampling, service: Service, a
         more["speculation"] = speculation
     if body.priority is not None:
         more["priority"] = -body.priority
-    return sampling.sampling(**more)
+    return sampling.sampling(service.defaults, **more)
 
 
 def _structure(sampling: NativeSampling) -> dict[str, Any]:

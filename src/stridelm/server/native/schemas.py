@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import Conversation
+from stridelm.text.generation_config import GenerationDefaults
 
 MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
@@ -58,7 +59,8 @@ Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class NativeSampling(BaseModel):
-    """SGLang's sampling_params. null is the default of whatever has one, and of max_new_tokens no limit."""
+    """SGLang's sampling_params. null is the default of whatever has one, and of max_new_tokens no limit but the
+    checkpoint's own."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,8 +111,8 @@ class NativeSampling(BaseModel):
         """Whether nothing is to be generated."""
         return self.max_new_tokens == 0
 
-    def sampling(self, **more: Any) -> SamplingParams:
-        """As the engine takes them. Raises ApiError for values out of range."""
+    def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
+        """As the engine takes them, with `defaults` for what is left out. Raises ApiError for values out of range."""
         if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
             raise bad_request(
                 f"min_new_tokens {self.min_new_tokens} is over max_new_tokens {self.max_new_tokens}; lower it or "
@@ -123,7 +125,7 @@ class NativeSampling(BaseModel):
         # A prompt is scored by a step that draws a token too.
         given["max_tokens"] = 1 if self.scores_only else self.max_new_tokens
         try:
-            return SamplingParams(**given, **more)
+            return SamplingParams(**defaults.fill(given | more))
         except ValueError as error:
             raise bad_request(str(error), "sampling_params") from error
 

@@ -28,13 +28,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, through the model's chat template."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    params = _params(body)
+    params = _params(body, service)
     prompt = await conversation_ids(body, service)
     samples = [Sample(prompt, params)] * params.n
     return await reply(request, samples, _Answer(service, body, prompt, params), bool(body.stream))
 
 
-def _params(body: ChatRequest) -> SamplingParams:
+def _params(body: ChatRequest, service: Service) -> SamplingParams:
     """Raises ApiError for what cannot be had."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs would have no effect without logprobs; set it", "top_logprobs")
@@ -47,7 +47,7 @@ def _params(body: ChatRequest) -> SamplingParams:
         raise bad_request("max_tokens must be at least 1; raise it", "max_tokens")
     if body.logprobs:
         more["logprobs"] = body.top_logprobs or 0
-    return body.sampling(**more)
+    return body.sampling(service.defaults, **more)
 
 
 class _Answer:
@@ -59,14 +59,14 @@ class _Answer:
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion")
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion", self._body)
         usage = usage_of([self._prompt], samples, self._n)
         choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
         return heading.around(choices=choices, usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer as it comes. A failure on the way is the last event."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk")
+        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk", self._body)
         usage = Usage(len(self._prompt))
         last, always = wants_usage(self._body)
         try:

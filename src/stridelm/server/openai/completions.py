@@ -26,13 +26,13 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     """Complete one prompt or several."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    params = _params(body)
+    params = _params(body, service)
     prompts = await _prompts(body, service)
     samples = [sample for ids in prompts for sample in [Sample(ids, params)] * params.n]
     return await reply(request, samples, _Answer(service, body, prompts, params), bool(body.stream))
 
 
-def _params(body: CompletionRequest) -> SamplingParams:
+def _params(body: CompletionRequest, service: Service) -> SamplingParams:
     """Raises ApiError for what cannot be had."""
     if body.suffix:
         raise bad_request("suffix: this server completes text at its end alone; leave suffix out", "suffix")
@@ -49,7 +49,7 @@ def _params(body: CompletionRequest) -> SamplingParams:
         more["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
             more["prompt_logprobs"] = body.logprobs
-    return body.sampling(**more)
+    return body.sampling(service.defaults, **more)
 
 
 async def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
@@ -73,7 +73,7 @@ class _Answer:
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[list[int]], params: SamplingParams
     ) -> None:
-        self._heading = Heading.new(service, "cmpl", "text_completion")
+        self._heading = Heading.new(service, "cmpl", "text_completion", body)
         self._service = service
         self._body = body
         self._prompts = prompts

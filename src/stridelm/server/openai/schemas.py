@@ -1,4 +1,5 @@
-"""Requests of OpenAI's API as pydantic models. What is not named here is refused, as is what would have no effect."""
+"""Requests of OpenAI's API as pydantic models. What neither this file nor inert.py names is refused, as is what would
+have no effect."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stridelm.params import MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
+from stridelm.server.openai.inert import InertFields
+from stridelm.text.generation_config import GenerationDefaults
 
 MOST_STOPS = 1024
 MOST_WORDS = 1024
@@ -46,7 +49,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(InertFields):
     """What completions and chat have in common. Names of vLLM's where OpenAI has none."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -63,8 +66,6 @@ class SamplingFields(BaseModel):
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Who asks, for the operator's own records; the answer does not depend on it."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -92,10 +93,10 @@ class SamplingFields(BaseModel):
     speculation: dict[str, Any] | str | None = None
     """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
 
-    def sampling(self, **more: Any) -> SamplingParams:
+    def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
         """As the engine takes them. Raises ApiError for values out of range.
 
-        more: what the two APIs spell differently.
+        defaults: for what is left out. more: what the two APIs spell differently.
         """
         same = (
             *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
@@ -111,7 +112,7 @@ class SamplingFields(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options would have no effect without stream; leave it out", "stream_options")
         try:
-            return SamplingParams(**given, **more)
+            return SamplingParams(**defaults.fill(given | more))
         except ValueError as error:
             raise bad_request(str(error)) from error
 

@@ -19,6 +19,8 @@ from stridelm.server.openai.schemas import SamplingFields
 from stridelm.server.replies import EventStream, json_reply, while_connected
 from stridelm.server.service import Service
 
+ONLY_TIER = "default"
+
 
 def check_model(service: Service, name: str | None) -> None:
     """Raise ApiError if `name` is none of the model's."""
@@ -39,13 +41,17 @@ class Heading:
     created: int
     model: str
     object: str
+    tier: str | None = None
+    """The service tier, told to those who named one."""
 
     @classmethod
-    def new(cls, service: Service, prefix: str, object: str) -> Heading:
-        return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.names[0], object)
+    def new(cls, service: Service, prefix: str, object: str, asked: SamplingFields) -> Heading:
+        tier = None if asked.service_tier is None else ONLY_TIER
+        return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.names[0], object, tier)
 
     def around(self, **content: Any) -> dict[str, Any]:
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content}
+        told = {} if self.tier is None else {"service_tier": self.tier}
+        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content, **told}
 
 
 @dataclass

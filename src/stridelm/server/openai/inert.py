@@ -1,0 +1,61 @@
+"""OpenAI's parameters that cannot change an answer here: bookkeeping, hints, and what is only ever one way.
+
+Clients send them along unasked, so they are taken; their types are checked, because a mistake in one is a mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MOST_PAIRS = 16
+"""OpenAI's limits of metadata: pairs, and characters of keys and values."""
+Key = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """What the answer is expected to be like."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+def _text_alone(modalities: Any) -> Any:
+    if modalities != ["text"]:
+        raise ValueError('this model answers in text alone; leave modalities out, or make it ["text"]')
+    return modalities
+
+
+class InertFields(BaseModel):
+    """None of these is read, but for service_tier, whose answer is always the same."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    """Who asks, for the operator's own records."""
+    metadata: Annotated[dict[Key, Value], Field(max_length=MOST_PAIRS)] | None = None
+    store: bool | None = None
+    """Nothing is ever stored."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """There is one tier; an answer to a request that names one says `default`, as OpenAI's do that were served so."""
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    """Equal prefixes are found by themselves and kept while there is room."""
+    modalities: (
+        Annotated[list[Literal["text"]], BeforeValidator(_text_alone), Field(min_length=1, max_length=1)] | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Prediction | None = None
+    """A hint for speed; what drafts here is chosen by `speculation`."""
+    parallel_tool_calls: bool | None = None
+    """What a model says of tools is text here."""
