@@ -16,6 +16,7 @@ from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.grammar import Grammars
+from stridelm.sample.grammar_watch import WATCH
 from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
 from stridelm.values import token_ids
@@ -124,6 +125,11 @@ class Intake:
                 raise ValueError(
                     "structured_outputs need a tokenizer, and the engine was started with skip_tokenizer_init; start "
                     "it without"
+                )
+            if WATCH.crowded:
+                raise ValueError(
+                    "structured_outputs: grammars of earlier requests are still being followed and take all the time "
+                    "that there is for them; send the request again"
                 )
             self.grammars().compile(params.structured_outputs)
 

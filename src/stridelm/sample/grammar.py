@@ -26,8 +26,9 @@ CACHE_BYTES = 256 << 20
 REMEMBERED = 256
 MOST_SPACE = 16
 """Most white space between two parts of JSON: a model that is unsure may go on with it for ever."""
-SLOW_S = 1.0
-"""A mask that takes longer ends its request: everybody else waits meanwhile. Usual are 50 microseconds."""
+FREE_S, DEBT_S = 0.02, 1.0
+"""Everybody else waits while a mask is made. Usual are 50 microseconds; what a request's masks take beyond the first of
+these adds up, and ends it at the second."""
 TRIED, SLOW_TRIAL_S = 48, 0.25
 """Tokens that a trial goes on for, and how long each may take."""
 NOTHING_LEFT = "the grammar and the other parameters left no token"
@@ -124,8 +125,11 @@ class Guide:
         self._words = words
         self._read = 0
         """Tokens of output that the matcher has read."""
+        self._debt = 0.0
+        """Seconds that masks have taken beyond what is free."""
         self.broken: str | None = None
-        """Why the output can no longer be the grammar's."""
+        """Why the output can no longer be the grammar's. The matcher is not touched any more: it may still be at work
+        on a thread that was left behind."""
 
     @property
     def request(self) -> Request:
@@ -144,7 +148,7 @@ class Guide:
     @property
     def ended(self) -> bool:
         """Nothing may follow any more."""
-        return bool(self._matcher.is_terminated())
+        return self.broken is None and bool(self._matcher.is_terminated())
 
     @property
     def read(self) -> int:
@@ -154,6 +158,8 @@ class Guide:
     def mask(self, path: Sequence[int]) -> torch.Tensor | None:
         """[ceil(V / 32)] int32 on the host, a bit a token, lowest first: what may stand behind the output and `path`.
         None where anything may, or where such a path cannot come about."""
+        if self.broken is not None:
+            return None
         taken, began = 0, time.perf_counter()
         for token in path:
             if self.ended or not self._matcher.accept_token(token):
@@ -161,11 +167,12 @@ class Guide:
             taken += 1
         found = torch.empty(1, self._words, dtype=torch.int32)
         masked = False
-        if taken == len(path) and self.broken is None and not self.ended:
+        if taken == len(path) and not self.ended:
             masked = self._matcher.fill_next_token_bitmask(found)
         if taken:
             self._matcher.rollback(taken)
-        if time.perf_counter() - began > SLOW_S:
+        self._debt += max(0.0, time.perf_counter() - began - FREE_S)
+        if self._debt > DEBT_S:
             self.broken = TOO_SLOW
         return found[0] if masked else None
 

@@ -22,6 +22,7 @@ import torch
 
 from stridelm.faults import on_behalf_of
 from stridelm.sample.grammar import Guide, allowed
+from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.groups import Part
 from stridelm.sample.mass import depths, nucleus
 from stridelm.sample.table import Feature, SamplingTable
@@ -88,8 +89,7 @@ def mask_by_grammar(logits_GV: torch.Tensor, rows: Rows, guides: Sequence[Guide 
     """The same for rows some of which may have no grammar. Matchers run on the host, so it waits for the device."""
     known, positions = history.known[rows.slots].tolist(), rows.positions.tolist()
     extra = [[]] * len(known) if rows.extra is None else rows.extra.tolist()
-    masked: list[int] = []
-    masks: list[torch.Tensor] = []
+    asked: dict[int, tuple[Guide, list[int]]] = {}
     for row, guide in enumerate(guides):
         path = [token for token in extra[row] if token >= 0]
         # A drafter may look further than it has tokens to show: what may stand there nobody can say.
@@ -99,15 +99,13 @@ def mask_by_grammar(logits_GV: torch.Tensor, rows: Rows, guides: Sequence[Guide 
             guide.catch_up()
             if guide.read < known[row]:  # drawn, and not emitted yet
                 path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
-            mask = guide.mask(path)
-        if mask is not None:
-            masked.append(row)
-            masks.append(mask)
-    if not masked:
+        asked[row] = guide, path
+    masks = {row: mask for row, mask in zip(asked, WATCH.masks(list(asked.values()))) if mask is not None}
+    if not masks:
         return
-    masks_GW = torch.stack(masks).to(logits_GV.device)
+    masks_GW = torch.stack(list(masks.values())).to(logits_GV.device)
     forbidden_GV = ~allowed(masks_GW, logits_GV.shape[1])
-    index = upload(masked, logits_GV.device)
+    index = upload(list(masks), logits_GV.device)
     logits_GV.index_copy_(0, index, logits_GV.index_select(0, index).masked_fill_(forbidden_GV, -math.inf))
 
 
