@@ -118,6 +118,8 @@ class Link:
     """Where the sockets lie; nobody else may look into it."""
     watch: Callable[[Generation, Delta, float], None]
     heard: Callable[[Report], None]
+    context: zmq.asyncio.Context
+    """One for all links of a process: where descriptors have run out, libzmq ends a process that makes a new one."""
     ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
     """Sample id -> whose it is."""
@@ -125,17 +127,18 @@ class Link:
     def __post_init__(self) -> None:
         self._groups: dict[str, Generation] = {}
         self._count = itertools.count()
-        self._context = zmq.asyncio.Context()
         tag = secrets.token_hex(8)
         self.to_engine = f"ipc://{self.directory}/{tag}.in"
         self.from_engine = f"ipc://{self.directory}/{tag}.out"
-        self._sender, self._receiver = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
-        for socket in (self._sender, self._receiver):
-            socket.set_hwm(0)
-            socket.linger = 0
-        self._sender.bind(self.to_engine)
-        self._receiver.bind(self.from_engine)
-        self._reading = asyncio.create_task(self._read())
+        self._sockets: list[zmq.asyncio.Socket] = []
+        try:
+            self._sender = self._bound(zmq.PUSH, self.to_engine)
+            self._receiver = self._bound(zmq.PULL, self.from_engine)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.reading = asyncio.create_task(self._read())
+        """Never ends by itself; if it fails, nobody hears the engine any more."""
 
     async def submit(self, samples: Sequence[Sample]) -> Generation:
         """Hand the samples to the engine, all or none. A prompt's samples are consecutive and share its list.
@@ -182,9 +185,20 @@ class Link:
         self._groups.clear()
 
     async def close(self) -> None:
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        self._context.destroy(linger=0)
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+        self._close_sockets()
+
+    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.set_hwm(0)
+        socket.bind(address)
+        return socket
+
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
 
     def send(self, message: ToEngine) -> None:
         """Never waits: there is no high-water mark."""

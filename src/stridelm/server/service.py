@@ -66,7 +66,7 @@ class Service:
     @property
     def why_unhealthy(self) -> str | None:
         """Why a request would not be served now."""
-        return "the server is shutting down" if self.draining else self.supervisor.why_down
+        return "the server is shutting down" if self.draining else self.supervisor.why_unhealthy
 
     @property
     def open_samples(self) -> int:
