@@ -7,7 +7,6 @@ as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line wins over the enviro
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import logging
 import os
@@ -41,6 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ValueError for whatever cannot be served."""
+    import uvloop
+
     from stridelm.server.logs import set_up_logging
     from stridelm.server.run import serve
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             ", ".join(links),
         )
     try:
-        asyncio.run(serve(server, engine, _announce))
+        uvloop.run(serve(server, engine, _announce))
     except RuntimeError as error:
         print(f"stride: error: {error}", file=sys.stderr)
         return 1

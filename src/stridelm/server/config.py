@@ -23,6 +23,23 @@ class ServerConfig:
     chat_template: str | None = option(None, "file with the chat template, where the model has none of its own")
     max_queue: int = option(1024, "most samples open at once, waiting or running; beyond it requests get 429")
     max_body_mib: float = option(16.0, "largest body of a request; a larger one gets 413")
+    max_connections: int = option(
+        4096, "most connections open at once; beyond it one that waits for a request makes room, else new ones get 503"
+    )
+    max_buffered_mib: float = option(
+        1024.0, "memory for requests and for answers that are not read yet, of all connections; who holds most goes"
+    )
+    h11_max_incomplete_event_size: int = option(
+        65536, "most bytes of a request's line and headers, by vLLM's name; more get 431"
+    )
+    timeout_head: float = option(10.0, "seconds that a request's line and headers may take to come; then 408")
+    timeout_body: float = option(300.0, "seconds that a request's body may take to come; then 408")
+    timeout_body_idle: float = option(10.0, "seconds that a body that is coming may stand still; then 408")
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept for its next request")
+    timeout_write: float = option(
+        30.0,
+        "seconds in which a client must read 16 KiB of a waiting answer; else it is aborted",
+    )
     request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
     drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
     max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
@@ -38,6 +55,12 @@ class ServerConfig:
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
         settle_number(self, "drain_timeout", 0.0, 1e6)
+        settle_number(self, "max_connections", 1, 10**6, whole=True)
+        settle_number(self, "max_buffered_mib", 0.0, 2.0**30, open_low=True)
+        settle_number(self, "h11_max_incomplete_event_size", 1024, 2**26, whole=True)
+        settle_number(self, "timeout_keep_alive", 0, 10**6, whole=True)
+        for name in ("timeout_head", "timeout_body", "timeout_body_idle", "timeout_write"):
+            settle_number(self, name, 0.0, 1e6, open_low=True)
         settle_number(self, "max_restarts", 0, 1000, whole=True)
         for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
             check_flag(name, getattr(self, name))

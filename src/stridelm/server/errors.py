@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """An answer other than 200. `retry_after` is in seconds."""
+    """An answer other than 200. `retry_after` is in seconds; `closes`: the connection is of no further use."""
 
     def __init__(
         self,
@@ -20,11 +20,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        closes: bool = False,
     ) -> None:
         message = message.encode(errors="backslashreplace").decode()  # it may quote what no encoding of an answer takes
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.closes = closes
         self._error = {"message": message, "type": kind, "param": param, "code": code}
 
     @property
@@ -34,7 +36,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        told = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**told, "connection": "close"} if self.closes else told
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
@@ -89,7 +92,39 @@ def too_large(limit_mib: float) -> ApiError:
         413,
         f"the body is larger than {limit_mib:g} MiB, this server's max_body_mib; send less at once",
         code="request_too_large",
-        retry_after=0,
+        closes=True,
+    )
+
+
+def head_too_large(limit: int) -> ApiError:
+    return ApiError(
+        431,
+        f"the request's line and headers are more than {limit} bytes (h11_max_incomplete_event_size), or too many; "
+        "send fewer",
+        code="request_header_fields_too_large",
+        closes=True,
+    )
+
+
+def slow_request(part: str, seconds: float, idle: float | None = None) -> ApiError:
+    still = "" if idle is None else f", or stood still for {idle:g} s (timeout_body_idle)"
+    return ApiError(
+        408,
+        f"the request's {part} took longer than {seconds:g} s (timeout_{part}){still}; send it faster",
+        kind="timeout_error",
+        code="request_timeout",
+        closes=True,
+    )
+
+
+def busy() -> ApiError:
+    return ApiError(
+        503,
+        "as many connections are open as this server takes (max_connections); try again in a moment",
+        kind="server_error",
+        code="service_unavailable",
+        retry_after=1,
+        closes=True,
     )
 
 
