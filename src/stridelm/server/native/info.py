@@ -9,15 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from stridelm import __version__
-from stridelm.params import SamplingParams
 from stridelm.server.errors import bad_request, unavailable
-from stridelm.server.gather import gather
-from stridelm.server.link import Link, Sample
 from stridelm.server.messages import Flush
+from stridelm.server.native.probe import Probe
 from stridelm.server.native.rids import rids_of
 from stridelm.server.native.schemas import (
     AbortRequest,
@@ -33,7 +31,6 @@ from stridelm.server.service import Service
 
 router = APIRouter()
 
-HEALTH_S = 20.0
 POLL_S = 0.02
 PRIVATE = ("api_key", "chat_template", "served_model_name", "model", "drafter_model")
 """Options that are secret, hold a path of the server, or are told under another name."""
@@ -43,40 +40,21 @@ Seconds = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
 
 @router.get("/health_generate", response_model=None)
 async def health_generate(request: Request) -> Response:
-    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503."""
+    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503. All who ask at
+    the same time share one probe."""
     service: Service = request.app.state.service
     if service.why_unhealthy is not None:
         raise unavailable(service.why_unhealthy)
-    signs = [asyncio.ensure_future(sign) for sign in (_one_token(service.link), _another_step(service))]
-    try:
-        seen, _ = await asyncio.wait(signs, timeout=HEALTH_S, return_when=asyncio.FIRST_COMPLETED)
-        for sign in seen:
-            sign.result()  # raises if the engine died
-    finally:
-        for sign in signs:
-            sign.cancel()
-        await asyncio.gather(*signs, return_exceptions=True)
-    if not seen:
-        raise unavailable(f"the engine gave no sign of life for {HEALTH_S:g} s")
+    await while_connected(request, _probe_of(request.app).check(), lambda: None)
     return json_reply({"status": "ok"})
 
 
-async def _one_token(link: Link) -> None:
-    generation = await link.submit([Sample([0], SamplingParams(max_tokens=1, temperature=0.0))])
-    try:
-        await gather(generation)
-    finally:
-        link.abandon(generation)
-
-
-async def _another_step(service: Service) -> None:
-    before = _steps(service)
-    while _steps(service) <= before:
-        await asyncio.sleep(POLL_S)
-
-
-def _steps(service: Service) -> int:
-    return 0 if service.report is None else service.report.stats.steps
+def _probe_of(app: FastAPI) -> Probe:
+    """The application's, made when first asked for."""
+    if not hasattr(app.state, "probe"):
+        app.state.probe = Probe(app.state.service)
+    probe: Probe = app.state.probe
+    return probe
 
 
 @router.get("/model_info", response_model=None)
