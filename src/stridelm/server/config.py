@@ -29,6 +29,9 @@ class ServerConfig:
     max_buffered_mib: float = option(
         1024.0, "memory for requests and for answers that are not read yet, of all connections; who holds most goes"
     )
+    max_unread_mib: float = option(
+        256.0, "memory for one answer that is not streamed, or not read as it comes; a larger one ends with an error"
+    )
     h11_max_incomplete_event_size: int = option(
         65536, "most bytes of a request's line and headers, by vLLM's name; more get 431"
     )
@@ -57,6 +60,7 @@ class ServerConfig:
         settle_number(self, "drain_timeout", 0.0, 1e6)
         settle_number(self, "max_connections", 1, 10**6, whole=True)
         settle_number(self, "max_buffered_mib", 0.0, 2.0**30, open_low=True)
+        settle_number(self, "max_unread_mib", 0.0, 2.0**30, open_low=True)
         settle_number(self, "h11_max_incomplete_event_size", 1024, 2**26, whole=True)
         settle_number(self, "timeout_keep_alive", 0, 10**6, whole=True)
         for name in ("timeout_head", "timeout_body", "timeout_body_idle", "timeout_write"):

@@ -128,6 +128,15 @@ def busy() -> ApiError:
     )
 
 
+def answer_too_large(limit: int) -> ApiError:
+    return ApiError(
+        400,
+        f"more than {limit / (1 << 20):g} MiB of this answer had to be held at once, this server's max_unread_mib; ask "
+        "for fewer tokens, samples or log-probabilities, or stream the answer and read it as it comes",
+        code="answer_too_large",
+    )
+
+
 def unauthorised() -> ApiError:
     return ApiError(
         401,

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
-from stridelm.server.errors import ApiError, bad_request, engine_died, request_failed
+from stridelm.server.errors import ApiError, answer_too_large, bad_request, engine_died, request_failed
 from stridelm.server.messages import (
     Abort,
     Accepted,
@@ -33,8 +33,12 @@ from stridelm.server.messages import (
     from_engine,
     plain,
 )
+from stridelm.server.weight import weight
 
 logger = logging.getLogger(__name__)
+
+MOST_HELD = 256 << 20
+"""Bytes, where a server does not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Generation:
         self.ended: list[RequestMetrics] = []
         """What the samples that have ended cost."""
         self.tokens = 0
+        self.held = 0
+        """About how many bytes of what has come are kept."""
+        self.most_held = MOST_HELD
+        """Above this the samples end: nobody reads what they are given, or not before all of it is there."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the last sample ends, at least once."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,6 +85,7 @@ class Generation:
         self.tokens += len(delta.token_ids)
         if not self.abandoned:
             self._arrived.append((index, delta))
+            self.held += weight(delta)
         if delta.finish is not None:
             self.ended.append(delta.finish.metrics)
             self._open.discard(index)
@@ -94,10 +103,17 @@ class Generation:
             self.accepted.exception()  # looked at: whoever would have waited may be gone
         self._woken.set()
 
-    async def next(self) -> list[tuple[int, Delta]]:
-        """What has come since the last call, at least one delta; empty when all samples have ended.
+    def overflow(self) -> None:
+        """Give back what is kept; whoever reads on is told why."""
+        self._arrived.clear()
+        self.held = 0
+        self.fail(answer_too_large(self.most_held))
 
-        Raises ApiError if the engine died.
+    async def next(self, keep: bool = False) -> list[tuple[int, Delta]]:
+        """What has come since the last call, at least one delta; empty when all samples have ended. keep: it is kept
+        until the answer is whole, and counts as held until then.
+
+        Raises ApiError if the engine died, or if there was more than may be held.
         """
         while not self._arrived:
             if self._error is not None:
@@ -107,6 +123,8 @@ class Generation:
             self._woken.clear()
             await self._woken.wait()
         arrived, self._arrived = self._arrived, []
+        if not keep:
+            self.held = 0
         return arrived
 
 
@@ -246,6 +264,9 @@ class Link:
             generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
         else:
             generation.push(index, delta)
+            if generation.held > generation.most_held:
+                self.abandon(generation)
+                generation.overflow()
 
 
 def _numbered(samples: Sequence[Sample]) -> list[tuple[int, int | None]]:

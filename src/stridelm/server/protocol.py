@@ -117,7 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def buffered(self) -> int:
         """Bytes kept for it: of its request, and of answers that it has not taken."""
-        return self._held + self.transport.waiting
+        generation = None if self.cycle is None else self.cycle.scope["state"].get("generation")
+        return self._held + self.transport.waiting + (0 if generation is None else generation.held)
 
     def look(self, now: float) -> None:
         """End it if it takes too long."""

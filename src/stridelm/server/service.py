@@ -23,6 +23,7 @@ from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+MIB = 1 << 20
 LONG_TEXT = 20_000
 """Characters; what is longer is tokenised beside the event loop, which goes on meanwhile."""
 
@@ -91,6 +92,7 @@ class Service:
         if len(link.open) + len(samples) > self.config.max_queue:
             raise overloaded(len(link.open))
         generation = await link.submit(samples)
+        generation.most_held = int(self.config.max_unread_mib * MIB)
         for sample in samples:
             self.metrics.prompt(len(sample.prompt_ids))
         limit = self.config.request_timeout

@@ -81,7 +81,7 @@ class _Answer:
 
     async def _grown(self) -> list[int]:
         """The samples that something has come for since the last call; none when all have ended."""
-        arrived = await self._generation.next()
+        arrived = await self._generation.next(keep=True)
         for index, delta in arrived:
             self._samples[index].take(delta)
         return sorted({index for index, _ in arrived})
