@@ -120,7 +120,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     model = ours.pop("model", None)
     parser = Parser(prog="stride serve (environment)")
     _add_groups(parser)
-    repeated = {"api_key", "served_model_name", "drafter_model"}
+    repeated = {"api_key", "operator_key", "allowed_hosts", "served_model_name", "drafter_model"}
     words: list[str] = []
     for name, value in ours.items():
         option = "--" + name.replace("_", "-")

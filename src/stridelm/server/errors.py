@@ -78,6 +78,21 @@ def overloaded(open_requests: int) -> ApiError:
     )
 
 
+def no_places(most: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{most} requests are open with this key, the most that one may have (max_queue_per_key); try again "
+        "in a moment",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=1,
+    )
+
+
+def forbidden(what: str, param: str | None = None) -> ApiError:
+    return ApiError(403, what, kind="permission_error", param=param, code="operator_only")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(
         408,

@@ -55,8 +55,10 @@ class Generation:
     Deltas gather until they are read: a slow reader finds many at once, and stalls nobody.
     """
 
-    def __init__(self, group: str, count: int) -> None:
+    def __init__(self, group: str, count: int, tenant: str = "") -> None:
         self.group = group
+        self.tenant = tenant
+        """Whose it is (callers.py)."""
         self.ids = [f"{group}.{i}" for i in range(count)]
         self.began = time.monotonic()
         self.abandoned = False
@@ -158,12 +160,12 @@ class Link:
         self.reading = asyncio.create_task(self._read())
         """Never ends by itself; if it fails, nobody hears the engine any more."""
 
-    async def submit(self, samples: Sequence[Sample]) -> Generation:
+    async def submit(self, samples: Sequence[Sample], tenant: str = "") -> Generation:
         """Hand the samples to the engine, all or none. A prompt's samples are consecutive and share its list.
 
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(f"g{next(self._count)}", len(samples))
+        generation = Generation(f"g{next(self._count)}", len(samples), tenant)
         jobs = [
             Job(id, sample.prompt_ids, plain(replace(sample.params, n=1)), index, seed)
             for id, sample, (index, seed) in zip(generation.ids, samples, _numbered(samples), strict=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.params import StructuredOutputs
+from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
-from stridelm.server.errors import ApiError, overloaded, timed_out, unavailable
+from stridelm.server.errors import ApiError, forbidden, no_places, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
 from stridelm.server.link import Generation, Link, Sample
 from stridelm.server.messages import Ready, Report
@@ -83,15 +84,17 @@ class Service:
             return self.tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
-    async def generate(self, samples: Sequence[Sample]) -> Generation:
+    async def generate(self, samples: Sequence[Sample], caller: Caller = EVERYBODY) -> Generation:
         """Start the samples, all or none. Raises ApiError if they cannot be served, or not now."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
+        self._check_priority(samples, caller)
         await self._check_grammars(samples)
         link = self.link
         if len(link.open) + len(samples) > self.config.max_queue:
             raise overloaded(len(link.open))
-        generation = await link.submit(samples)
+        self._check_places(link, len(samples), caller)
+        generation = await link.submit(samples, caller.tenant)
         generation.most_held = int(self.config.max_unread_mib * MIB)
         for sample in samples:
             self.metrics.prompt(len(sample.prompt_ids))
@@ -100,6 +103,22 @@ class Service:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
+
+    def _check_priority(self, samples: Sequence[Sample], caller: Caller) -> None:
+        least = self.config.min_priority
+        if not caller.operator and any(sample.params.priority < least for sample in samples):
+            raise forbidden(
+                f"priority: a client's key may ask for nothing more urgent than {least} (min_priority; smaller numbers "
+                "go first, at /generate larger ones); leave it out",
+                "priority",
+            )
+
+    def _check_places(self, link: Link, more: int, caller: Caller) -> None:
+        most = self.config.places_per_key
+        if not caller.operator and most < self.config.max_queue:
+            own = sum(generation.tenant == caller.tenant for generation, _ in link.open.values())
+            if own + more > most:
+                raise no_places(most)
 
     async def _check_grammars(self, samples: Sequence[Sample]) -> None:
         asked = {sample.params.structured_outputs for sample in samples} - {None}
