@@ -71,7 +71,7 @@ class Process:
 
 def lone(monkeypatch: pytest.MonkeyPatch, starts: list[Exception | None]) -> tuple[Supervisor, list[float]]:
     """A supervisor whose starts come out as listed, and the times of them."""
-    kept = Supervisor(EngineConfig(), 3, lambda *_: None, lambda _: None, lambda: None)
+    kept = Supervisor(EngineConfig(), 3, lambda *_: None, lambda _: None, lambda: None, lambda: None)
     began: list[float] = []
 
     async def load() -> Any:

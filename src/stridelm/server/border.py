@@ -20,6 +20,8 @@ from stridelm.server.origins import check_host, check_origin
 from stridelm.server.replies import error_reply
 
 MIB = 1 << 20
+LONGEST_ROUTE = 200
+"""Characters of a path that are logged."""
 OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
 """Asked for without a key, unless metrics are protected; the page asks for one itself."""
 
@@ -101,9 +103,10 @@ class Border:
 
     def _log(self, scope: Scope, generation: Generation | None, status: int, seconds: float) -> None:
         told = {} if generation is None else _cost(generation)
-        fields = {"method": scope["method"], "route": scope["path"], "status": status, "seconds": round(seconds, 4)}
+        route = scope["path"][:LONGEST_ROUTE]
+        fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         words = "".join(f" {name}={value}" for name, value in told.items())
-        line = f"{scope['method']} {scope['path']} {status} {seconds:.3f} s{words}"
+        line = f"{scope['method']} {route} {status} {seconds:.3f} s{words}"
         ACCESS.info("%s", line, extra={"fields": fields | told})
 
 

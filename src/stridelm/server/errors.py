@@ -7,6 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+LONGEST = 500
+"""Characters of a message. It may quote what was sent, whose end is as telling as its beginning."""
+CUT = " [...] "
+
+
+def bounded(text: str) -> str:
+    """Without its middle, if it is long."""
+    if len(text) <= LONGEST:
+        return text
+    tail = LONGEST // 3
+    return text[: LONGEST - tail - len(CUT)] + CUT + text[-tail:]
+
 
 class ApiError(Exception):
     """An answer other than 200. `retry_after` is in seconds; `closes`: the connection is of no further use."""
@@ -22,7 +34,8 @@ class ApiError(Exception):
         retry_after: int | None = None,
         closes: bool = False,
     ) -> None:
-        message = message.encode(errors="backslashreplace").decode()  # it may quote what no encoding of an answer takes
+        message = bounded(message.encode(errors="backslashreplace").decode())  # it may quote what no answer can hold
+        param = None if param is None else bounded(param.encode(errors="backslashreplace").decode())
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after

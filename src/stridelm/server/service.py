@@ -47,7 +47,13 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(self.names[0])
         self.supervisor = Supervisor(
-            engine, config.max_restarts, self.metrics.watch, self._hear, self.metrics.restarted, config.log_json
+            engine,
+            config.max_restarts,
+            watch=self.metrics.watch,
+            heard=self._hear,
+            gone=self._lose,
+            restarted=self.metrics.restarted,
+            log_json=config.log_json,
         )
         self.report: Report | None = None
         """The engine's last word on itself."""
@@ -148,6 +154,10 @@ class Service:
     def _expire(self, link: Link, generation: Generation, limit: float) -> None:
         link.abandon(generation)
         generation.fail(timed_out(limit))
+
+    def _lose(self) -> None:
+        self.report = None
+        self.metrics.engine_down()
 
     def _hear(self, report: Report) -> None:
         self.report = report

@@ -39,8 +39,8 @@ class EngineFailed(RuntimeError):
 
 
 class Supervisor:
-    """One engine process at a time. `watch` and `heard` are passed on to each link; `restarted` is called when an
-    engine that died is there again."""
+    """One engine process at a time. `watch` and `heard` are passed on to each link; `gone` is called when an engine has
+    ended, `restarted` when one is there again."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Supervisor:
         max_restarts: int,
         watch: Callable[[Generation, Delta, float], None],
         heard: Callable[[Report], None],
+        gone: Callable[[], None],
         restarted: Callable[[], None],
         log_json: bool = False,
     ) -> None:
@@ -57,7 +58,8 @@ class Supervisor:
         self.why_down: str | None = "the engine is being loaded"
         """None while it is there."""
         self._max_restarts = max_restarts
-        self._watch, self._heard, self._restarted, self._log_json = watch, heard, restarted, log_json
+        self._watch, self._heard, self._log_json = watch, heard, log_json
+        self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
         self._directory = tempfile.mkdtemp(prefix="stride-")  # mkdtemp's directories are for their owner alone
         self._context = zmq.asyncio.Context()
@@ -238,3 +240,4 @@ class Supervisor:
         if link is not None:
             link.fail_all()
             await link.close()
+            self._gone()
