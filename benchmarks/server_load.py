@@ -222,7 +222,8 @@ async def stream(host: str, port: int, asked: Iterator[tuple[str, dict[str, Any]
 
 async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, seen: Seen) -> None:
     """One streamed completion, its events timed as they arrive. Raises ValueError for an error of the server's."""
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}"
     last = time.monotonic()
     writer.write(head.encode() + b"\r\n\r\n" + body)
     status = await reader.readline()
@@ -275,7 +276,7 @@ async def pages_held(host: str, port: int) -> float:
     """When nothing runs any more."""
     await asyncio.sleep(1.0)
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
     return sum(float(value) for value in re.findall(r'^stride_kv_pages\{[^}]*state="held"[^}]*\} (\S+)', text, re.M))

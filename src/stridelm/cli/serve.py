@@ -7,7 +7,6 @@ as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line wins over the enviro
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import logging
 import os
@@ -41,6 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ValueError for whatever cannot be served."""
+    import uvloop
+
     from stridelm.server.logs import set_up_logging
     from stridelm.server.run import serve
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             ", ".join(links),
         )
     try:
-        asyncio.run(serve(server, engine, _announce))
+        uvloop.run(serve(server, engine, _announce))
     except RuntimeError as error:
         print(f"stride: error: {error}", file=sys.stderr)
         return 1
@@ -119,7 +120,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     model = ours.pop("model", None)
     parser = Parser(prog="stride serve (environment)")
     _add_groups(parser)
-    repeated = {"api_key", "served_model_name", "drafter_model"}
+    repeated = {"api_key", "operator_key", "allowed_hosts", "served_model_name", "drafter_model"}
     words: list[str] = []
     for name, value in ours.items():
         option = "--" + name.replace("_", "-")

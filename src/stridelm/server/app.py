@@ -13,10 +13,12 @@ from starlette.responses import Response
 from stridelm import __version__
 from stridelm.server import ops, playground
 from stridelm.server.border import OPEN_PATHS, Border
+from stridelm.server.callers import Keys
 from stridelm.server.document import complete
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.native import generate, info
 from stridelm.server.openai import chat, completions, models
+from stridelm.server.origins import default_hosts
 from stridelm.server.replies import ClientGone, error_reply
 from stridelm.server.service import Service
 
@@ -42,7 +44,8 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(Exception, _fault)
     app.add_middleware(
         Border,
-        keys=config.api_key or (),
+        keys=Keys(config.api_key or (), config.operator_key or ()),
+        hosts=config.allowed_hosts or default_hosts(config.host),
         open_paths=("/",) if config.protect_metrics else OPEN_PATHS,
         max_body_mib=config.max_body_mib,
         access_log=config.access_log,

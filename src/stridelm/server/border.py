@@ -1,11 +1,10 @@
-"""What every request passes before a route sees it: the key, the size of its body, and the access line.
+"""What every request passes before a route sees it: whom it is for, who asks, what it bears, and the access line.
 
 Plain ASGI, because it stands around streams too.
 """
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +12,16 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stridelm.server.errors import too_large, unauthorised
+from stridelm.server.callers import NOBODY, Keys
+from stridelm.server.errors import ApiError, too_large, unauthorised
 from stridelm.server.link import Generation
 from stridelm.server.logs import ACCESS
+from stridelm.server.origins import check_host, check_origin
 from stridelm.server.replies import error_reply
 
 MIB = 1 << 20
+LONGEST_ROUTE = 200
+"""Characters of a path that are logged."""
 OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
 """Asked for without a key, unless metrics are protected; the page asks for one itself."""
 
@@ -29,14 +32,16 @@ class Border:
     def __init__(
         self,
         app: ASGIApp,
-        keys: Sequence[str],
+        keys: Keys,
+        hosts: Sequence[str],
         open_paths: Sequence[str],
         max_body_mib: float,
         access_log: bool,
         refused: Callable[[int], None],
     ) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
+        self._hosts = [host.lower() for host in hosts]
         self._open_paths = frozenset(open_paths)
         self._max_body_mib = max_body_mib
         self._access_log = access_log
@@ -66,9 +71,18 @@ class Border:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if not self._may_enter(scope["path"], headers):
-            await error_reply(unauthorised())(scope, receive, send)
+        try:
+            check_host(headers, scope["http_version"], self._hosts)
+            caller = self._keys.caller(headers.get("authorization", ""))
+            if caller is None:
+                if scope["path"] not in self._open_paths:
+                    raise unauthorised()
+                caller = NOBODY
+            check_origin(scope["method"], headers)
+        except ApiError as error:
+            await error_reply(error)(scope, receive, send)
             return
+        scope["state"] |= {"caller": caller, "tenant": caller.tenant}
         limit = self._max_body_mib * MIB
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > limit:
@@ -87,19 +101,12 @@ class Border:
 
         await self._app(scope, counted, send)
 
-    def _may_enter(self, path: str, headers: Headers) -> bool:
-        if not self._keys or path in self._open_paths:
-            return True
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        presented = given.strip().encode() if kind.lower() == "bearer" else b""
-        # All keys are compared, each in constant time: how long it takes tells nothing of them.
-        return sum(hmac.compare_digest(presented, key) for key in self._keys) > 0
-
     def _log(self, scope: Scope, generation: Generation | None, status: int, seconds: float) -> None:
         told = {} if generation is None else _cost(generation)
-        fields = {"method": scope["method"], "route": scope["path"], "status": status, "seconds": round(seconds, 4)}
+        route = scope["path"][:LONGEST_ROUTE]
+        fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         words = "".join(f" {name}={value}" for name, value in told.items())
-        line = f"{scope['method']} {scope['path']} {status} {seconds:.3f} s{words}"
+        line = f"{scope['method']} {route} {status} {seconds:.3f} s{words}"
         ACCESS.info("%s", line, extra={"fields": fields | told})
 
 

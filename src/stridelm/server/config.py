@@ -16,13 +16,46 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 for all, where others are meant to come in")
     port: int = option(8000, "port to listen at; 0 for any that is free")
     api_key: Sequence[str] | None = option(None, "key that requests must bear; repeated: any of them")
+    operator_key: Sequence[str] | None = option(
+        None, "key that may do all: flush, abort what is others', choose any priority; repeated: any of them"
+    )
+    allowed_hosts: Sequence[str] | None = option(
+        None,
+        "name that requests may know this server by (Host), *.NAME for all below it, * for any; repeated: any of them; "
+        "without, any, but at a loopback address its own names alone",
+    )
     protect_metrics: bool = option(False, "ask for the key at /metrics and /health too")
     served_model_name: Sequence[str] | None = option(
         None, "name of the model in requests and answers; repeated: any of them, the first in answers"
     )
     chat_template: str | None = option(None, "file with the chat template, where the model has none of its own")
     max_queue: int = option(1024, "most samples open at once, waiting or running; beyond it requests get 429")
+    max_queue_per_key: int | None = option(
+        None,
+        "most samples that a client's key may have open; none for half of max_queue where there are several keys",
+    )
+    min_priority: int = option(0, "most urgent priority that a client's key may ask for: smaller ones go first")
     max_body_mib: float = option(16.0, "largest body of a request; a larger one gets 413")
+    max_connections: int = option(
+        4096, "most connections open at once; beyond it one that waits for a request makes room, else new ones get 503"
+    )
+    max_buffered_mib: float = option(
+        1024.0, "memory for requests and for answers that are not read yet, of all connections; who holds most goes"
+    )
+    max_unread_mib: float = option(
+        256.0, "memory for one answer that is not streamed, or not read as it comes; a larger one ends with an error"
+    )
+    h11_max_incomplete_event_size: int = option(
+        65536, "most bytes of a request's line and headers, by vLLM's name; more get 431"
+    )
+    timeout_head: float = option(10.0, "seconds that a request's line and headers may take to come; then 408")
+    timeout_body: float = option(300.0, "seconds that a request's body may take to come; then 408")
+    timeout_body_idle: float = option(10.0, "seconds that a body that is coming may stand still; then 408")
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept for its next request")
+    timeout_write: float = option(
+        30.0,
+        "seconds in which a client must read 16 KiB of a waiting answer; else it is aborted",
+    )
     request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
     drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
     max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
@@ -35,18 +68,37 @@ class ServerConfig:
     def __post_init__(self) -> None:
         settle_number(self, "port", 0, 65535, whole=True)
         settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
+        settle_number(self, "max_queue_per_key", 1, 2**31 - 1, whole=True, optional=True)
+        settle_number(self, "min_priority", -(2**31), 2**31 - 1, whole=True)
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
         settle_number(self, "drain_timeout", 0.0, 1e6)
+        settle_number(self, "max_connections", 1, 10**6, whole=True)
+        settle_number(self, "max_buffered_mib", 0.0, 2.0**30, open_low=True)
+        settle_number(self, "max_unread_mib", 0.0, 2.0**30, open_low=True)
+        settle_number(self, "h11_max_incomplete_event_size", 1024, 2**26, whole=True)
+        settle_number(self, "timeout_keep_alive", 0, 10**6, whole=True)
+        for name in ("timeout_head", "timeout_body", "timeout_body_idle", "timeout_write"):
+            settle_number(self, name, 0.0, 1e6, open_low=True)
         settle_number(self, "max_restarts", 0, 1000, whole=True)
         for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
             check_flag(name, getattr(self, name))
-        for name in ("api_key", "served_model_name"):
+        for name in ("api_key", "operator_key", "allowed_hosts", "served_model_name"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
-        if self.protect_metrics and not self.api_key:
-            raise ValueError("protect_metrics would have no effect without api_key; give one")
+        if not self.api_key and not self.operator_key:
+            if self.protect_metrics:
+                raise ValueError("protect_metrics would have no effect without api_key; give one")
+            if self.max_queue_per_key is not None or self.min_priority:
+                raise ValueError("max_queue_per_key and min_priority would have no effect without api_key; give one")
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ValueError(f"chat_template {self.chat_template} is no file; name one that holds a Jinja template")
+
+    @property
+    def places_per_key(self) -> int:
+        """Samples that one client may have open."""
+        keys = len({*(self.api_key or ()), *(self.operator_key or ())})
+        shared = max(self.max_queue // 2, 1) if keys > 1 else self.max_queue
+        return shared if self.max_queue_per_key is None else self.max_queue_per_key
 
 
 def _names(name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:

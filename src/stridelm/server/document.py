@@ -7,9 +7,11 @@ from typing import Any
 ERRORS = {
     "400": "What was asked for cannot be had; the message says what to change",
     "401": "The server has an API key, and the request bears none or another",
+    "403": "The key may not do this, or the request is not for this server",
     "404": "No such model",
     "408": "The request took longer than the server allows",
     "413": "The body is larger than the server allows",
+    "415": "The body does not say that it is JSON",
     "429": "Too many samples are open; come again after Retry-After seconds",
     "503": "The engine is being started again, or the server is shutting down; come again after Retry-After seconds",
 }
@@ -62,7 +64,8 @@ def _answers(path: str, operation: dict[str, Any]) -> None:
     if responses.pop("422", None):  # FastAPI's for what is not valid; here it is 400
         statuses.add("400")
     if "requestBody" in operation:
-        statuses.add("413")
+        statuses |= {"413", "415"}
+    statuses.add("403")
     if path != "/":
         statuses.add("401")
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}

@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+LONGEST = 500
+"""Characters of a message. It may quote what was sent, whose end is as telling as its beginning."""
+CUT = " [...] "
+
+
+def bounded(text: str) -> str:
+    """Without its middle, if it is long."""
+    if len(text) <= LONGEST:
+        return text
+    tail = LONGEST // 3
+    return text[: LONGEST - tail - len(CUT)] + CUT + text[-tail:]
+
 
 class ApiError(Exception):
-    """An answer other than 200. `retry_after` is in seconds."""
+    """An answer other than 200. `retry_after` is in seconds; `closes`: the connection is of no further use."""
 
     def __init__(
         self,
@@ -20,11 +32,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        closes: bool = False,
     ) -> None:
-        message = message.encode(errors="backslashreplace").decode()  # it may quote what no encoding of an answer takes
+        message = bounded(message.encode(errors="backslashreplace").decode())  # it may quote what no answer can hold
+        param = None if param is None else bounded(param.encode(errors="backslashreplace").decode())
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.closes = closes
         self._error = {"message": message, "type": kind, "param": param, "code": code}
 
     @property
@@ -34,7 +49,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        told = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**told, "connection": "close"} if self.closes else told
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
@@ -75,6 +91,21 @@ def overloaded(open_requests: int) -> ApiError:
     )
 
 
+def no_places(most: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{most} requests are open with this key, the most that one may have (max_queue_per_key); try again "
+        "in a moment",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=1,
+    )
+
+
+def forbidden(what: str, param: str | None = None) -> ApiError:
+    return ApiError(403, what, kind="permission_error", param=param, code="operator_only")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(
         408,
@@ -89,7 +120,48 @@ def too_large(limit_mib: float) -> ApiError:
         413,
         f"the body is larger than {limit_mib:g} MiB, this server's max_body_mib; send less at once",
         code="request_too_large",
-        retry_after=0,
+        closes=True,
+    )
+
+
+def head_too_large(limit: int) -> ApiError:
+    return ApiError(
+        431,
+        f"the request's line and headers are more than {limit} bytes (h11_max_incomplete_event_size), or too many; "
+        "send fewer",
+        code="request_header_fields_too_large",
+        closes=True,
+    )
+
+
+def slow_request(part: str, seconds: float, idle: float | None = None) -> ApiError:
+    still = "" if idle is None else f", or stood still for {idle:g} s (timeout_body_idle)"
+    return ApiError(
+        408,
+        f"the request's {part} took longer than {seconds:g} s (timeout_{part}){still}; send it faster",
+        kind="timeout_error",
+        code="request_timeout",
+        closes=True,
+    )
+
+
+def busy() -> ApiError:
+    return ApiError(
+        503,
+        "as many connections are open as this server takes (max_connections); try again in a moment",
+        kind="server_error",
+        code="service_unavailable",
+        retry_after=1,
+        closes=True,
+    )
+
+
+def answer_too_large(limit: int) -> ApiError:
+    return ApiError(
+        400,
+        f"more than {limit / (1 << 20):g} MiB of this answer had to be held at once, this server's max_unread_mib; ask "
+        "for fewer tokens, samples or log-probabilities, or stream the answer and read it as it comes",
+        code="answer_too_large",
     )
 
 

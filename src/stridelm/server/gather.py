@@ -39,7 +39,7 @@ class Gathered:
 async def gather(generation: Generation) -> list[Gathered]:
     """All samples, to their ends. Raises ApiError if the engine dies."""
     samples = [Gathered() for _ in generation.ids]
-    while arrived := await generation.next():
+    while arrived := await generation.next(keep=True):
         for index, delta in arrived:
             samples[index].take(delta)
     return samples

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
-from stridelm.server.errors import ApiError, bad_request, engine_died, request_failed
+from stridelm.server.errors import ApiError, answer_too_large, bad_request, engine_died, request_failed
 from stridelm.server.messages import (
     Abort,
     Accepted,
@@ -33,8 +33,12 @@ from stridelm.server.messages import (
     from_engine,
     plain,
 )
+from stridelm.server.weight import weight
 
 logger = logging.getLogger(__name__)
+
+MOST_HELD = 256 << 20
+"""Bytes, where a server does not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Generation:
     Deltas gather until they are read: a slow reader finds many at once, and stalls nobody.
     """
 
-    def __init__(self, group: str, count: int) -> None:
+    def __init__(self, group: str, count: int, tenant: str = "") -> None:
         self.group = group
+        self.tenant = tenant
+        """Whose it is (callers.py)."""
         self.ids = [f"{group}.{i}" for i in range(count)]
         self.began = time.monotonic()
         self.abandoned = False
@@ -60,6 +66,10 @@ class Generation:
         self.ended: list[RequestMetrics] = []
         """What the samples that have ended cost."""
         self.tokens = 0
+        self.held = 0
+        """About how many bytes of what has come are kept."""
+        self.most_held = MOST_HELD
+        """Above this the samples end: nobody reads what they are given, or not before all of it is there."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the last sample ends, at least once."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,6 +87,7 @@ class Generation:
         self.tokens += len(delta.token_ids)
         if not self.abandoned:
             self._arrived.append((index, delta))
+            self.held += weight(delta)
         if delta.finish is not None:
             self.ended.append(delta.finish.metrics)
             self._open.discard(index)
@@ -94,10 +105,17 @@ class Generation:
             self.accepted.exception()  # looked at: whoever would have waited may be gone
         self._woken.set()
 
-    async def next(self) -> list[tuple[int, Delta]]:
-        """What has come since the last call, at least one delta; empty when all samples have ended.
+    def overflow(self) -> None:
+        """Give back what is kept; whoever reads on is told why."""
+        self._arrived.clear()
+        self.held = 0
+        self.fail(answer_too_large(self.most_held))
 
-        Raises ApiError if the engine died.
+    async def next(self, keep: bool = False) -> list[tuple[int, Delta]]:
+        """What has come since the last call, at least one delta; empty when all samples have ended. keep: it is kept
+        until the answer is whole, and counts as held until then.
+
+        Raises ApiError if the engine died, or if there was more than may be held.
         """
         while not self._arrived:
             if self._error is not None:
@@ -107,6 +125,8 @@ class Generation:
             self._woken.clear()
             await self._woken.wait()
         arrived, self._arrived = self._arrived, []
+        if not keep:
+            self.held = 0
         return arrived
 
 
@@ -118,6 +138,8 @@ class Link:
     """Where the sockets lie; nobody else may look into it."""
     watch: Callable[[Generation, Delta, float], None]
     heard: Callable[[Report], None]
+    context: zmq.asyncio.Context
+    """One for all links of a process: where descriptors have run out, libzmq ends a process that makes a new one."""
     ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
     """Sample id -> whose it is."""
@@ -125,24 +147,25 @@ class Link:
     def __post_init__(self) -> None:
         self._groups: dict[str, Generation] = {}
         self._count = itertools.count()
-        self._context = zmq.asyncio.Context()
         tag = secrets.token_hex(8)
         self.to_engine = f"ipc://{self.directory}/{tag}.in"
         self.from_engine = f"ipc://{self.directory}/{tag}.out"
-        self._sender, self._receiver = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
-        for socket in (self._sender, self._receiver):
-            socket.set_hwm(0)
-            socket.linger = 0
-        self._sender.bind(self.to_engine)
-        self._receiver.bind(self.from_engine)
-        self._reading = asyncio.create_task(self._read())
+        self._sockets: list[zmq.asyncio.Socket] = []
+        try:
+            self._sender = self._bound(zmq.PUSH, self.to_engine)
+            self._receiver = self._bound(zmq.PULL, self.from_engine)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.reading = asyncio.create_task(self._read())
+        """Never ends by itself; if it fails, nobody hears the engine any more."""
 
-    async def submit(self, samples: Sequence[Sample]) -> Generation:
+    async def submit(self, samples: Sequence[Sample], tenant: str = "") -> Generation:
         """Hand the samples to the engine, all or none. A prompt's samples are consecutive and share its list.
 
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(f"g{next(self._count)}", len(samples))
+        generation = Generation(f"g{next(self._count)}", len(samples), tenant)
         jobs = [
             Job(id, sample.prompt_ids, plain(replace(sample.params, n=1)), index, seed)
             for id, sample, (index, seed) in zip(generation.ids, samples, _numbered(samples), strict=True)
@@ -182,9 +205,20 @@ class Link:
         self._groups.clear()
 
     async def close(self) -> None:
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        self._context.destroy(linger=0)
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+        self._close_sockets()
+
+    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.set_hwm(0)
+        socket.bind(address)
+        return socket
+
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
 
     def send(self, message: ToEngine) -> None:
         """Never waits: there is no high-water mark."""
@@ -232,6 +266,9 @@ class Link:
             generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
         else:
             generation.push(index, delta)
+            if generation.held > generation.most_held:
+                self.abandon(generation)
+                generation.overflow()
 
 
 def _numbered(samples: Sequence[Sample]) -> list[tuple[int, int | None]]:

@@ -1,13 +1,63 @@
-"""Log lines: for people, or as JSON objects for machines."""
+"""Log lines: for people, or as JSON objects for machines. Nothing that a client sends can look like a line of its own,
+and nothing that clients do makes more than a line a minute of a kind."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import time
+from typing import Any
 
 ACCESS = logging.getLogger("stridelm.access")
 """One line a request."""
+
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\\]")
+"""What ends a line, moves a terminal's cursor or turns text around; and the backslash, which stands for it."""
+LONGEST = 4000
+OFTEN = ("asyncio", "uvicorn.error", "stridelm.server.limits")
+"""Loggers of which a client, or many, could make a flood."""
+MINUTE_S = 60.0
+
+
+def escaped(text: str) -> str:
+    """On one line, with what a terminal would obey spelt out."""
+    return UNSAFE.sub(lambda found: found.group().encode("unicode_escape", "backslashreplace").decode(), text)
+
+
+class OneAMinute(logging.Filter):
+    """Lets the first line of a kind pass, and then one a minute that says how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[Any, ...], float] = {}
+        self._left_out: dict[tuple[Any, ...], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name not in OFTEN:
+            return True
+        # asyncio puts the particulars into the message itself, behind its first line.
+        error = record.exc_info[0] if record.exc_info else None
+        kind = (record.name, record.levelno, str(record.msg).partition("\n")[0][:80], error)
+        now, last = time.monotonic(), self._last.get(kind)
+        if last is not None and now - last < MINUTE_S:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return False
+        self._last[kind] = now
+        if left_out := self._left_out.pop(kind, 0):
+            record.msg, record.args = f"{record.getMessage()} (and {left_out} times more since the last such line)", ()
+        return True
+
+
+class Lines(logging.Formatter):
+    """A line for a person; a traceback stands indented behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{record.levelname} {record.name}: {escaped(record.getMessage().rstrip()[:LONGEST])}"
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info).splitlines()
+            line += "".join(f"\n    {escaped(part[:LONGEST])}" for part in traceback)
+        return line
 
 
 class JsonLines(logging.Formatter):
@@ -18,16 +68,18 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LONGEST],
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        # ASCII alone, so that JSON's own escapes are left to do: those of DEL, which JSON would let stand.
+        return json.dumps(line, default=str).replace("\x7f", "\\u007f")
 
 
 def set_up_logging(level: int, as_json: bool) -> None:
     """To stderr, for the whole process."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonLines() if as_json else Lines())
+    handler.addFilter(OneAMinute())
     logging.basicConfig(level=level, handlers=[handler], force=True)

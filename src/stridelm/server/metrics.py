@@ -142,6 +142,7 @@ class Metrics(Collector):
         self._waiting = self._gauge("requests_waiting", "Samples that wait for their turn")
         self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept for their prefix alone", "group", "state")
         self._usage = self._gauge("kv_usage_ratio", "Part of the KV pages that samples hold, in the fullest group")
+        self._up = self._gauge("engine_up", "1 while the engine is there, 0 while it is not")
         self._restarts = self._counter("engine_restarts", "Times that the engine was started again")
         self._engine = {
             field: self._counter(f"engine_{name}", documentation)
@@ -194,6 +195,7 @@ class Metrics(Collector):
 
     def heard(self, report: Report) -> None:
         """Take over what the engine says of itself."""
+        self._up.set(1)
         self._running.set(report.running)
         self._waiting.set(report.waiting)
         usage = 0.0
@@ -207,6 +209,13 @@ class Metrics(Collector):
         for field, counter in self._engine.items():
             counter.inc(counts[field] - (0 if restarted else self._before[field]))
         self._before = counts
+
+    def engine_down(self) -> None:
+        """Nothing runs, waits or is held any more, and the next engine counts from 0."""
+        for gauge in (self._up, self._running, self._waiting, self._usage):
+            gauge.set(0)
+        self._pages.clear()
+        self._before = dict.fromkeys(ENGINE_COUNTS, 0)
 
     def prompt(self, tokens: int) -> None:
         """Count a sample's prompt, once."""

@@ -14,6 +14,8 @@ import uvicorn
 from stridelm.config import EngineConfig
 from stridelm.server.app import build_app
 from stridelm.server.config import ServerConfig
+from stridelm.server.limits import Guard, Limits
+from stridelm.server.protocol import protocol_for
 from stridelm.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -57,9 +59,13 @@ class _Server(uvicorn.Server):
     """Uvicorn, but a signal first lets what runs come to its end. `announce` is called once it listens."""
 
     def __init__(self, service: Service, announce: Callable[[], None]) -> None:
+        self._guard = Guard(Limits.of(service.config))
         super().__init__(
             uvicorn.Config(
                 build_app(service),
+                http=protocol_for(self._guard),
+                ws="none",
+                timeout_keep_alive=service.config.timeout_keep_alive,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -74,6 +80,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._announce()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second, while it serves."""
+        self._guard.sweep(self.server_state.connections)  # type: ignore[arg-type]
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second does not wait."""

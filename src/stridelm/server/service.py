@@ -11,8 +11,9 @@ from pathlib import Path
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.params import StructuredOutputs
+from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
-from stridelm.server.errors import ApiError, overloaded, timed_out, unavailable
+from stridelm.server.errors import ApiError, forbidden, no_places, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
 from stridelm.server.link import Generation, Link, Sample
 from stridelm.server.messages import Ready, Report
@@ -23,6 +24,7 @@ from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+MIB = 1 << 20
 LONG_TEXT = 20_000
 """Characters; what is longer is tokenised beside the event loop, which goes on meanwhile."""
 
@@ -45,7 +47,13 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(self.names[0])
         self.supervisor = Supervisor(
-            engine, config.max_restarts, self.metrics.watch, self._hear, self.metrics.restarted, config.log_json
+            engine,
+            config.max_restarts,
+            watch=self.metrics.watch,
+            heard=self._hear,
+            gone=self._lose,
+            restarted=self.metrics.restarted,
+            log_json=config.log_json,
         )
         self.report: Report | None = None
         """The engine's last word on itself."""
@@ -66,7 +74,7 @@ class Service:
     @property
     def why_unhealthy(self) -> str | None:
         """Why a request would not be served now."""
-        return "the server is shutting down" if self.draining else self.supervisor.why_down
+        return "the server is shutting down" if self.draining else self.supervisor.why_unhealthy
 
     @property
     def open_samples(self) -> int:
@@ -82,15 +90,18 @@ class Service:
             return self.tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
-    async def generate(self, samples: Sequence[Sample]) -> Generation:
+    async def generate(self, samples: Sequence[Sample], caller: Caller = EVERYBODY) -> Generation:
         """Start the samples, all or none. Raises ApiError if they cannot be served, or not now."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
+        self._check_priority(samples, caller)
         await self._check_grammars(samples)
         link = self.link
         if len(link.open) + len(samples) > self.config.max_queue:
             raise overloaded(len(link.open))
-        generation = await link.submit(samples)
+        self._check_places(link, len(samples), caller)
+        generation = await link.submit(samples, caller.tenant)
+        generation.most_held = int(self.config.max_unread_mib * MIB)
         for sample in samples:
             self.metrics.prompt(len(sample.prompt_ids))
         limit = self.config.request_timeout
@@ -98,6 +109,22 @@ class Service:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
+
+    def _check_priority(self, samples: Sequence[Sample], caller: Caller) -> None:
+        least = self.config.min_priority
+        if not caller.operator and any(sample.params.priority < least for sample in samples):
+            raise forbidden(
+                f"priority: a client's key may ask for nothing more urgent than {least} (min_priority; smaller numbers "
+                "go first, at /generate larger ones); leave it out",
+                "priority",
+            )
+
+    def _check_places(self, link: Link, more: int, caller: Caller) -> None:
+        most = self.config.places_per_key
+        if not caller.operator and most < self.config.max_queue:
+            own = sum(generation.tenant == caller.tenant for generation, _ in link.open.values())
+            if own + more > most:
+                raise no_places(most)
 
     async def _check_grammars(self, samples: Sequence[Sample]) -> None:
         asked = {sample.params.structured_outputs for sample in samples} - {None}
@@ -127,6 +154,10 @@ class Service:
     def _expire(self, link: Link, generation: Generation, limit: float) -> None:
         link.abandon(generation)
         generation.fail(timed_out(limit))
+
+    def _lose(self) -> None:
+        self.report = None
+        self.metrics.engine_down()
 
     def _hear(self, report: Report) -> None:
         self.report = report

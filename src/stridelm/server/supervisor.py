@@ -1,4 +1,8 @@
-"""Keeps an engine process alive: starts it, sees it die, tells those who wait, starts it again."""
+"""Keeps an engine process alive: starts it, sees it die, tells those who wait, starts it again.
+
+Whatever goes wrong on the way is survived: a machine that has no descriptors, memory or processes left for a moment has
+them again later. The task that does this is watched too, and started again should it end.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import zmq.asyncio
 
 from stridelm.config import EngineConfig
 from stridelm.server.errors import unavailable
@@ -29,9 +34,13 @@ BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
 
 
+class EngineFailed(RuntimeError):
+    """The engine could not be loaded: another start would most likely end the same way."""
+
+
 class Supervisor:
-    """One engine process at a time. `watch` and `heard` are passed on to each link; `restarted` is called when an
-    engine that died is there again."""
+    """One engine process at a time. `watch` and `heard` are passed on to each link; `gone` is called when an engine has
+    ended, `restarted` when one is there again."""
 
     def __init__(
         self,
@@ -39,6 +48,7 @@ class Supervisor:
         max_restarts: int,
         watch: Callable[[Generation, Delta, float], None],
         heard: Callable[[Report], None],
+        gone: Callable[[], None],
         restarted: Callable[[], None],
         log_json: bool = False,
     ) -> None:
@@ -48,12 +58,15 @@ class Supervisor:
         self.why_down: str | None = "the engine is being loaded"
         """None while it is there."""
         self._max_restarts = max_restarts
-        self._watch, self._heard, self._restarted, self._log_json = watch, heard, restarted, log_json
+        self._watch, self._heard, self._log_json = watch, heard, log_json
+        self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
         self._directory = tempfile.mkdtemp(prefix="stride-")  # mkdtemp's directories are for their owner alone
+        self._context = zmq.asyncio.Context()
         self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._stopping = False
 
     @property
     def link(self) -> Link:
@@ -61,6 +74,13 @@ class Supervisor:
         if self._link is None or self.why_down is not None:
             raise unavailable(self.why_down or "the engine is not there")
         return self._link
+
+    @property
+    def why_unhealthy(self) -> str | None:
+        """Why the engine cannot be relied on now: it is not there, or nobody watches over it."""
+        if self.why_down is None and self._keeping is not None and self._keeping.done():
+            return "what watches over the engine stopped and is being started again"
+        return self.why_down
 
     @property
     def pid(self) -> int | None:
@@ -71,11 +91,12 @@ class Supervisor:
         """Load the engine and keep it alive from now on. Raises ValueError if it refuses its options, RuntimeError if
         it cannot be loaded for another reason."""
         ready = await self._start_process()
-        self._keeping = asyncio.create_task(self._keep())
+        self._keep_watch()
         return ready
 
     async def stop(self) -> None:
         """End the engine, and all that waits for it."""
+        self._stopping = True
         self.why_down = "the server is shutting down"
         if self._keeping is not None:
             self._keeping.cancel()
@@ -89,10 +110,20 @@ class Supervisor:
                 self._process.kill()
                 await self._process.wait()
         await self._drop_link()
+        self._context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _start_process(self) -> Ready:
-        self._link = link = Link(self._directory, self._watch, self._heard)
+        """Whatever is raised, nothing of what was started is left."""
+        try:
+            return await self._load()
+        except BaseException:
+            await self._end_process()
+            await self._drop_link()
+            raise
+
+    async def _load(self) -> Ready:
+        self._link = link = Link(self._directory, self._watch, self._heard, self._context)
         orders = Orders(
             config=asdict(self.config),
             inbox=link.to_engine,
@@ -111,45 +142,94 @@ class Supervisor:
         process.stdin.close()
         died = asyncio.create_task(process.wait())
         either: set[asyncio.Future[Any]] = {died, link.ready}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not link.ready.done():
-            await self._drop_link()
-            raise RuntimeError(f"the engine's process ended with code {died.result()} before it was loaded")
-        said = link.ready.result()
-        if isinstance(said, Failed):
-            await died
-            await self._drop_link()
-            raise (ValueError if said.user_error else RuntimeError)(said.message)
-        died.cancel()
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not link.ready.done():
+                raise EngineFailed(f"the engine's process ended with code {died.result()} before it was loaded")
+            said = link.ready.result()
+            if isinstance(said, Failed):
+                await died
+                raise (ValueError if said.user_error else EngineFailed)(said.message)
+        finally:
+            died.cancel()
         self.ready, self.why_down = said, None
         return said
+
+    async def _end_process(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def _keep_watch(self) -> None:
+        """Start the task that keeps the engine alive, and see to it that there is always one."""
+        if self._stopping:
+            return
+        self._keeping = asyncio.create_task(self._keep())
+        self._keeping.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, task: asyncio.Task[None]) -> None:
+        if self._stopping:
+            return
+        error = None if task.cancelled() else task.exception()
+        logger.critical("what watches over the engine ended; it is started again", exc_info=error)
+        task.get_loop().call_later(BACKOFF_S, self._keep_watch)
 
     async def _keep(self) -> None:
         """Wait for the process to die, and start it again, as often as is allowed."""
         while True:
-            assert self._process is not None
-            code = await self._process.wait()
-            self.why_down = "the engine stopped and is being started again"
-            logger.error("the engine's process ended with code %d", code)
+            if self._process is not None:
+                code = await self._ended(self._process)
+                self.why_down = "the engine stopped and is being started again"
+                logger.error("the engine's process ended with code %d", code)
+                self._process = None
+                self._note_death()
             await self._drop_link()
-            while not await self._restart():
-                pass
+            failures = 0
+            while not await self._restart(failures):
+                failures += 1
 
-    async def _restart(self) -> bool:
-        """Whether the engine is there again. Waits longer after each death."""
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """The code of the process once it has ended. One that cannot be heard any more is ended."""
+        waiting = asyncio.ensure_future(process.wait())
+        either: set[asyncio.Future[Any]] = {waiting} if self._link is None else {waiting, self._link.reading}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                assert self._link is not None
+                logger.error("the engine cannot be heard any more", exc_info=self._link.reading.exception())
+                process.kill()
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def _note_death(self) -> None:
         now = time.monotonic()
         self._deaths.append(now)
         while self._deaths[0] < now - WINDOW_S:
             self._deaths.popleft()
+
+    async def _restart(self, failures: int) -> bool:
+        """Whether the engine is there again. Waits longer after each death, and after each failure to start it.
+
+        An engine that dies too often stays down. A machine that cannot start a process is asked again and again: that
+        is nothing which another start would repeat.
+        """
         if len(self._deaths) > self._max_restarts:
             self.why_down = "the engine stopped too often and is not started again; see the server's log"
             logger.critical("the engine died %d times in %g s: it stays down", len(self._deaths), WINDOW_S)
             await asyncio.get_running_loop().create_future()  # until stop
-        await asyncio.sleep(min(BACKOFF_S * 2 ** (len(self._deaths) - 1), MOST_BACKOFF_S))
+        doublings = min(max(len(self._deaths), 1) - 1 + failures, 10)
+        await asyncio.sleep(min(BACKOFF_S * 2**doublings, MOST_BACKOFF_S))
         try:
             await self._start_process()
-        except (ValueError, RuntimeError):
+        except (ValueError, EngineFailed):
             logger.exception("the engine could not be started again")
+            self._note_death()
+            return False
+        except Exception as error:
+            why = (error.strerror if isinstance(error, OSError | zmq.ZMQError) else None) or type(error).__name__
+            self.why_down = f"the engine stopped and could not be started again yet ({why}); it is tried again"
+            logger.exception("the engine's process could not be started; it is tried again")
             return False
         self._restarted()
         logger.warning("the engine is there again")
@@ -160,3 +240,4 @@ class Supervisor:
         if link is not None:
             link.fail_all()
             await link.close()
+            self._gone()

@@ -35,7 +35,10 @@ LINKS = {"STRIDE_PORT": "tcp://10.0.0.1:80", "STRIDE_SERVICE_HOST": "10.0.0.1", 
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("narrow")
     file = path / "serve.yaml"
-    file.write_text("max-queue: 2\nserved-model-name: [small, tiny]\nmax_body_mib: 3\nlog-json: true\n", "utf-8")
+    file.write_text(
+        "max-queue: 2\nmax-queue-per-key: 2\nserved-model-name: [small, tiny]\nmax_body_mib: 3\nlog-json: true\n",
+        "utf-8",
+    )
     environment = {"STRIDE_API_KEY": f"other,{KEY}", "STRIDE_MAX_BODY_MIB": "0.25", **LINKS}
     with serving(path, "--config", str(file), "--request-timeout", "1.5", environment=environment) as served:
         yield served

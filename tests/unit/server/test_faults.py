@@ -23,7 +23,12 @@ LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 
 
 
 def request_head(length: int) -> bytes:
-    lines = ("POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}")
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {length}",
+    )
     return "\r\n".join((*lines, "", "")).encode()
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
+from stridelm.server.callers import caller_of
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.link import Generation, Sample
 from stridelm.server.native.rids import Call, rids_of
@@ -39,9 +40,10 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     many = body.is_list or len(samples) > 1
     link = service.link
     call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
-    rids_of(request.app).take(call)
+    caller = caller_of(request)
+    rids_of(request.app).take(call, caller.tenant)
     try:
-        generation = await service.generate(samples)
+        generation = await service.generate(samples, caller)
     except BaseException:
         call.end()
         raise
@@ -81,7 +83,7 @@ class _Answer:
 
     async def _grown(self) -> list[int]:
         """The samples that something has come for since the last call; none when all have ended."""
-        arrived = await self._generation.next()
+        arrived = await self._generation.next(keep=True)
         for index, delta in arrived:
             self._samples[index].take(delta)
         return sorted({index for index, _ in arrived})

@@ -9,15 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from stridelm import __version__
-from stridelm.params import SamplingParams
-from stridelm.server.errors import bad_request, unavailable
-from stridelm.server.gather import gather
-from stridelm.server.link import Link, Sample
+from stridelm.server.callers import caller_of
+from stridelm.server.errors import bad_request, forbidden, unavailable
 from stridelm.server.messages import Flush
+from stridelm.server.native.probe import Probe
 from stridelm.server.native.rids import rids_of
 from stridelm.server.native.schemas import (
     AbortRequest,
@@ -33,50 +32,36 @@ from stridelm.server.service import Service
 
 router = APIRouter()
 
-HEALTH_S = 20.0
 POLL_S = 0.02
-PRIVATE = ("api_key", "chat_template", "served_model_name", "model", "drafter_model")
+PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "model", "drafter_model")
 """Options that are secret, hold a path of the server, or are told under another name."""
+
+FOR_CLIENTS = (
+    *("model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance", "context_length"),
+    *("version", "dp_size", "tp_size", "internal_states"),
+)
+"""What of /server_info is told to others than operators."""
 
 Seconds = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
 
 
 @router.get("/health_generate", response_model=None)
 async def health_generate(request: Request) -> Response:
-    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503."""
+    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503. All who ask at
+    the same time share one probe."""
     service: Service = request.app.state.service
     if service.why_unhealthy is not None:
         raise unavailable(service.why_unhealthy)
-    signs = [asyncio.ensure_future(sign) for sign in (_one_token(service.link), _another_step(service))]
-    try:
-        seen, _ = await asyncio.wait(signs, timeout=HEALTH_S, return_when=asyncio.FIRST_COMPLETED)
-        for sign in seen:
-            sign.result()  # raises if the engine died
-    finally:
-        for sign in signs:
-            sign.cancel()
-        await asyncio.gather(*signs, return_exceptions=True)
-    if not seen:
-        raise unavailable(f"the engine gave no sign of life for {HEALTH_S:g} s")
+    await while_connected(request, _probe_of(request.app).check(), lambda: None)
     return json_reply({"status": "ok"})
 
 
-async def _one_token(link: Link) -> None:
-    generation = await link.submit([Sample([0], SamplingParams(max_tokens=1, temperature=0.0))])
-    try:
-        await gather(generation)
-    finally:
-        link.abandon(generation)
-
-
-async def _another_step(service: Service) -> None:
-    before = _steps(service)
-    while _steps(service) <= before:
-        await asyncio.sleep(POLL_S)
-
-
-def _steps(service: Service) -> int:
-    return 0 if service.report is None else service.report.stats.steps
+def _probe_of(app: FastAPI) -> Probe:
+    """The application's, made when first asked for."""
+    if not hasattr(app.state, "probe"):
+        app.state.probe = Probe(app.state.service)
+    probe: Probe = app.state.probe
+    return probe
 
 
 @router.get("/model_info", response_model=None)
@@ -101,7 +86,7 @@ async def model_info(request: Request) -> Response:
 @router.get("/server_info", response_model=None)
 @router.get("/get_server_info", response_model=None)
 async def server_info(request: Request) -> Response:
-    """How the server was started, what came of it, and how it does."""
+    """How the server was started, what came of it, and how it does. With a client's key, without its options."""
     service: Service = request.app.state.service
     engine, ready = service.engine_config, service.ready
     options = {**asdict(engine), **asdict(service.config)}
@@ -125,6 +110,8 @@ async def server_info(request: Request) -> Response:
         "version": __version__,
         "internal_states": [_state(service)],
     }
+    if not caller_of(request).operator:
+        told = {name: told[name] for name in FOR_CLIENTS}
     return json_reply(told)
 
 
@@ -168,10 +155,11 @@ async def load(request: Request) -> Response:
 
 
 @router.post("/flush_cache", response_model=None)
-@router.get("/flush_cache", response_model=None)
 async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
     """Forget cached prefixes. timeout: seconds to wait for requests that still run; then it is refused."""
     service: Service = request.app.state.service
+    if not caller_of(request).operator:
+        raise forbidden("the cache is everybody's; send an operator's key to flush it")
     if service.open_samples and timeout:
         with suppress(asyncio.TimeoutError):
             await while_connected(request, asyncio.wait_for(_all_done(service), timeout), lambda: None)
@@ -188,14 +176,17 @@ async def _all_done(service: Service) -> None:
 
 @router.post("/abort_request", response_model=None)
 async def abort_request(body: AbortRequest, request: Request) -> Response:
-    """End a request, or all. What it had generated is its answer. It is no error if it has ended already."""
+    """End a request, or all; with a client's key, of those that were made with it. What it had generated is its answer.
+    It is no error if it has ended already."""
     service: Service = request.app.state.service
+    caller = caller_of(request)
     if body.abort_all:
         link = service.link
         for generation in {id(one): one for one, _ in link.open.values()}.values():
-            link.cut(generation)
+            if caller.operator or generation.tenant == caller.tenant:
+                link.cut(generation)
     elif body.rid:
-        rids_of(request.app).abort(body.rid)
+        rids_of(request.app).abort(body.rid, caller)
     else:
         raise bad_request("give the rid of a request, or abort_all", "rid")
     return Response(status_code=200)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import FastAPI
 
+from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.link import Generation, Link
 from stridelm.server.messages import Abort
@@ -65,29 +66,29 @@ class Call:
 
 
 class Rids:
-    """The names of requests that are open."""
+    """The names of requests that are open. Those of one key are nothing to another's."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[Call, list[int]]] = {}
+        self._open: dict[tuple[str, str], tuple[Call, list[int]]] = {}
+        """(tenant, name) -> what it stands for."""
 
-    def take(self, call: Call) -> None:
+    def take(self, call: Call, tenant: str = "") -> None:
         """Raises ApiError if a name is in use, or stands for two things."""
-        names = [name for name, _ in call.names]
+        names = [(tenant, name) for name, _ in call.names]
         if len(set(names)) < len(names) or not self._open.keys().isdisjoint(names):
             raise _taken()
-        self._open.update({name: (call, samples) for name, samples in call.names})
+        self._open.update({(tenant, name): (call, samples) for name, samples in call.names})
         call.end = lambda: self._free(names, call)
 
-    def abort(self, rid: str) -> bool:
-        """End what has this name, if anything has."""
-        found = self._open.get(rid)
-        if found is None:
-            return False
-        call, samples = found
-        call.cut(samples)
-        return True
+    def abort(self, rid: str, caller: Caller = EVERYBODY) -> bool:
+        """End what the caller calls so, if anything; for an operator, what anybody does."""
+        tenants = {tenant for tenant, _ in self._open} if caller.operator else {caller.tenant}
+        found = [self._open[tenant, rid] for tenant in tenants if (tenant, rid) in self._open]
+        for call, samples in found:
+            call.cut(samples)
+        return bool(found)
 
-    def _free(self, names: Sequence[str], call: Call) -> None:
+    def _free(self, names: Sequence[tuple[str, str]], call: Call) -> None:
         for name in names:
             if self._open.get(name, (None,))[0] is call:
                 del self._open[name]

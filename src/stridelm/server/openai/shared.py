@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stridelm.server.callers import caller_of
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
 from stridelm.server.link import Generation, Sample
@@ -92,7 +93,7 @@ async def reply(request: Request, samples: Sequence[Sample], answer: Answer, str
     """Generate the samples and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
     link = service.link
-    request.state.generation = generation = await service.generate(samples)
+    request.state.generation = generation = await service.generate(samples, caller_of(request))
     close = partial(link.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)

@@ -1,0 +1,191 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds: on heads, on bodies, on time, on what a connection may hold.
+
+Uvicorn's parser and its callbacks are kept. Added is what each callback tells of how far a request has come in, from
+which `look` says twice a second whether it takes too long (limits.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from stridelm.server.errors import ApiError, bad_request, busy, head_too_large, slow_request
+from stridelm.server.limits import Guard
+from stridelm.server.replies import to_json
+from stridelm.server.wire import Wire
+
+MOST_HEADERS = 256
+MOST_PIPELINED = 16
+VERSIONS = ("1.1", "1.0")
+REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Busy"}
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    guard: Guard
+    transport: Wire
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.transport = Wire(transport)
+        self._in_body = False
+        self._head_bytes = 0
+        self._head_since: float | None = time.monotonic()
+        """When the first byte of a head came, or was first waited for. None for a connection that may be idle."""
+        self._body_since = self._moved = 0.0
+        self._held = 0
+        """Bytes of the request's body, kept until it is answered."""
+        self._why: ApiError | None = None
+        """What is wrong with a head, where that is found inside a callback of the parser."""
+        if self.guard.has_room(len(self.connections) - 1):
+            self.guard.waiting[self] = None
+        else:
+            self.connections.discard(self)
+            self.transport.write(_raw(busy()))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # read so that the client can read, and dropped
+        self._moved = now = time.monotonic()
+        if not self._in_body:
+            self._head_bytes += len(data)
+            if self._head_since is None:
+                self._head_since = now
+        super().data_received(data)
+        if not self._in_body and self._head_bytes > self.guard.limits.head_bytes and not self.transport.is_closing():
+            self._refuse(head_too_large(self.guard.limits.head_bytes))
+
+    # What the parser calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            self._fault(head_too_large(self.guard.limits.head_bytes))
+
+    def on_headers_complete(self) -> None:
+        limit = self.guard.limits.head_bytes
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
+            self._fault(head_too_large(limit))
+        if self.parser.get_http_version() not in VERSIONS:
+            self._fault(bad_request("this server speaks HTTP/1.1 and HTTP/1.0"))
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._fault(bad_request("too many requests at once on one connection; wait for answers"))
+        super().on_headers_complete()
+        self._in_body = self.transport.unread = True
+        self._body_since = time.monotonic()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if not self.cycle.response_complete:
+            self._held += len(body)
+            self.guard.received(len(body), self.connections)  # type: ignore[arg-type]
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_body = self.transport.unread = False
+        self._head_bytes, self._head_since = 0, None
+        self.guard.waiting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._busy:
+            self._release()
+            if self._in_body:  # nobody wants the rest
+                self.transport.close()
+            elif not self.transport.is_closing():
+                self.guard.waiting[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._why or bad_request("this is no valid HTTP request"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answered as if no upgrade had been asked for; what follows on the connection is no HTTP."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    # What is looked after
+
+    @property
+    def buffered(self) -> int:
+        """Bytes kept for it: of its request, and of answers that it has not taken."""
+        generation = None if self.cycle is None else self.cycle.scope["state"].get("generation")
+        return self._held + self.transport.waiting + (0 if generation is None else generation.held)
+
+    def look(self, now: float) -> None:
+        """End it if it takes too long."""
+        limits, wire = self.guard.limits, self.transport
+        if wire.idle_seconds(now) > limits.write_s:
+            self.hang_up()
+        elif wire.is_closing():
+            if wire.lingers_until is not None and now > wire.lingers_until and not wire.waiting:
+                self.hang_up()
+        elif self._in_body:
+            if self.flow.read_paused:  # it is not the client that takes its time
+                self._moved = self._body_since = now
+            if now - self._body_since > limits.body_s or now - self._moved > limits.body_idle_s:
+                self._refuse(slow_request("body", limits.body_s, limits.body_idle_s))
+        elif self._head_since is not None and now - self._head_since > limits.head_s and not self._busy:
+            self._refuse(slow_request("head", limits.head_s))
+
+    def hang_up(self) -> None:
+        """End it at once."""
+        self._forget()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what cannot be served, and close. Where another answer is due first, or has begun, there is none."""
+        self._forget()
+        cycle, silent = self.cycle, False
+        if self._busy:
+            silent = cycle.response_started or bool(self.pipeline) or not self._in_body
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not silent:
+            self.transport.write(_raw(error))
+            self.transport.unread = True
+        self.transport.close()
+
+    def _fault(self, error: ApiError) -> None:
+        """From inside a callback: what the parser raises then ends in send_400_response."""
+        self._why = error
+        raise error
+
+    def _release(self) -> None:
+        self.guard.received(-self._held, ())
+        self._held = 0
+
+    def _forget(self) -> None:
+        self._release()
+        self.guard.waiting.pop(self, None)
+
+
+def protocol_for(guard: Guard) -> type[BoundedProtocol]:
+    """For uvicorn, which makes one for each connection and passes on nothing of ours."""
+    return type("GuardedProtocol", (BoundedProtocol,), {"guard": guard})
+
+
+def _raw(error: ApiError) -> bytes:
+    body = to_json(error.body)
+    lines: list[Any] = [
+        f"HTTP/1.1 {error.status} {REASONS.get(error.status, '')}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *(f"{name}: {value}" for name, value in error.headers.items() if name != "connection"),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,74 @@
+"""A connection's transport as uvicorn sees it: how far it has got with writing is known, and closing is gentle.
+
+A socket that is closed while something it has received was not read resets the connection, and the client may lose the
+answer that stands on its way. So a connection whose request has not come in whole says that it writes no more, and
+takes for a moment longer what still comes (RFC 9112, 9.6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+PIECE = 16 << 10
+"""Bytes that must leave for the client to count as reading: a trickle is none."""
+
+
+class Wire(asyncio.Transport):
+    """unread: whether the client is still sending what nobody wants any more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self.inner = transport
+        self.lingers_until: float | None = None
+        self.unread = False
+        self._written = 0
+        self._left_at_mark = 0
+        self._marked = time.monotonic()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return self.inner.get_write_buffer_size()
+
+    def idle_seconds(self, now: float) -> float:
+        """How long nothing worth the name was taken while something waited."""
+        left = self._written - self.waiting
+        if not self.waiting or left - self._left_at_mark >= PIECE:
+            self._left_at_mark, self._marked = left, now
+        return now - self._marked
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self._written += len(data)
+        self.inner.write(data)
+
+    def close(self) -> None:
+        """Once what was written has left. While a request is still coming in: after LINGER_S at the latest."""
+        if not self.unread or self.inner.is_closing():
+            self.inner.close()
+        elif self.lingers_until is None:
+            self.lingers_until = time.monotonic() + LINGER_S
+            self.inner.resume_reading()
+            self.inner.write_eof()
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    def is_closing(self) -> bool:
+        return self.lingers_until is not None or self.inner.is_closing()
+
+    def pause_reading(self) -> None:
+        self.inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.inner.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.inner.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.inner.set_protocol(protocol)
+
+
+LINGER_S = 2.0

@@ -1,0 +1,121 @@
+"""What clients send, in the log, in errors and beside a dead engine: nothing passes for what it is not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from attacks.raw import address_of, connect, rest
+from stridelm.server.errors import LONGEST, bad_request
+from stridelm.server.logs import JsonLines, Lines, OneAMinute
+from support.server import PROMPT, Served, gauges, serving, settle, until
+
+FORGED = "GET%20/%0AWARNING%20stridelm.server.run:%20forged%1b[2J%c2%9b%e2%80%a8%7f"
+
+
+def log_of(served: Served) -> str:
+    return served.log.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=["--no-log-json", "--log-json"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("told"), request.param) as served:
+        yield served
+        assert served.stop() == 0
+
+
+def test_a_line_cannot_be_forged(told: Served) -> None:
+    """A path with line ends and escape sequences stays one line that a terminal shows as it is."""
+    with connect(address_of(told.url)) as connection:
+        connection.sendall(
+            f"GET /{FORGED}{'x' * 3000} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+        )
+        rest(connection)
+    until("it is logged", lambda: "forged" in log_of(told), 5)
+    [line] = [line for line in log_of(told).split("\n") if "forged" in line]
+    assert "404" in line and len(line) < 2000
+    assert not any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 or letter == "\u2028" for letter in line)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * 1_000_000: 1},
+        {"prompt": "x", "model": "\x1b" * 1_000_000},
+        {"prompt": "x", "temperature": "9" * 1_000_000},
+        {"prompt": "x", "guided_regex": "(" + "x" * 100_000},
+        {"prompt": "x", "speculation": {"drafter": "y" * 1_000_000}},
+        {"prompt": "x", "service_tier": "y" * 1_000_000},
+        {"prompt": "x", "structured_outputs": {"y" * 1_000_000: 1}},
+    ],
+    ids=lambda body: str(list(body)[-1])[:20],
+)
+def test_errors_are_short(told: Served, body: dict[str, object]) -> None:
+    """Whatever is wrong, what was sent does not come back."""
+    with told.http() as client:
+        for route in ("/v1/completions", "/generate"):
+            answer = client.post(route, json=body)
+            assert answer.status_code in (400, 404), answer.text
+            assert len(answer.content) < 3000 and len(answer.json()["error"]["message"]) <= LONGEST
+
+
+def test_a_message_keeps_both_ends() -> None:
+    error = bad_request("begin" + "x" * 10_000 + "end", "p" * 10_000)
+    message = error.body["error"]["message"]
+    assert len(message) <= LONGEST and message.startswith("begin") and message.endswith("end")
+    assert len(error.body["error"]["param"]) <= LONGEST
+
+
+def record(name: str, message: str) -> logging.LogRecord:
+    return logging.LogRecord(name, logging.WARNING, "", 0, message, (), None)
+
+
+def test_a_flood_is_a_line() -> None:
+    """Of a kind that clients can bring about there is one a minute, which says how many there were."""
+    sieve = OneAMinute()
+    passed = [
+        sieve.filter(record("asyncio", f"socket.accept() out of system resource\nsocket: {i}")) for i in range(999)
+    ]
+    assert passed == [True] + [False] * 998
+    assert sieve.filter(record("uvicorn.error", "another kind"))
+    sieve._last = {kind: last - 61 for kind, last in sieve._last.items()}
+    later = record("asyncio", "socket.accept() out of system resource\nsocket: 7")
+    assert sieve.filter(later) and "998 times" in later.getMessage()
+    assert all(sieve.filter(record("stridelm.server.supervisor", "it died")) for _ in range(3))
+
+
+def test_a_traceback_cannot_be_forged() -> None:
+    """An exception's text may be a client's; no line of it begins like one of the log's own."""
+    try:
+        raise ValueError("x\nERROR stridelm: forged\x1b[2J")
+    except ValueError as error:
+        told = logging.LogRecord("a", logging.ERROR, "", 0, "m", (), (type(error), error, error.__traceback__))
+    lines = Lines().format(told).split("\n")
+    assert all(line.startswith("    ") for line in lines[1:]) and "\x1b" not in "".join(lines)
+    assert "\n" not in JsonLines().format(told) and json.loads(JsonLines().format(told))["exception"]
+
+
+def test_figures_beside_a_dead_engine(tmp_path: Path) -> None:
+    """Nothing runs, waits or is held in an engine that is not there, and it says so."""
+    with serving(tmp_path, "--max-restarts", "0") as served:
+        assert "uvloop" in Path(f"/proc/{served.process.pid}/maps").read_text(encoding="utf-8")
+        with served.openai() as client:
+            body = {"model": "built-in", "prompt": PROMPT, "max_tokens": 450, "extra_body": {"ignore_eos": True}}
+            next(iter(client.completions.create(**body, stream=True)))
+            until("it is counted", lambda: gauges(served)["stride_requests_running"] == 1, 10)
+            assert gauges(served)["stride_engine_up"] == 1
+            [engine] = psutil.Process(served.process.pid).children()
+            os.kill(engine.pid, signal.SIGKILL)
+        until("it is seen", lambda: gauges(served)["stride_engine_up"] == 0, 10)
+        figures = settle(served, 0.1)
+        assert figures["stride_kv_usage_ratio"] == 0 and figures.get("stride_kv_pages", 0) == 0
+        assert not any(value != value for value in figures.values())
+        with served.http() as client:
+            assert client.get("/get_load").json()[0]["num_reqs"] == 0
