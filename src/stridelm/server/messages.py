@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from operator import itemgetter
 from typing import Any
@@ -33,13 +34,14 @@ class Orders(msgspec.Struct):
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One sample of one prompt."""
+    """One prompt and all of its samples, so that neither it nor its parameters cross once for each."""
 
-    id: str
-    prompt_ids: list[int]
+    ids: list[str]
+    """Of its samples, in their order."""
+    prompt_ids: bytes
+    """As `packed` makes them: what is in them costs nothing to encode."""
     params: dict[str, Any]
     """As `plain` makes it."""
-    sample_index: int = 0
     seed: int | None = None
     """Shared by the samples of a prompt whose parameters name none."""
 
@@ -180,9 +182,22 @@ to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
+def packed(ids: Iterable[int]) -> array[int]:
+    """Token ids in four bytes each. Raises OverflowError for those that no vocabulary has."""
+    return array("i", ids)
+
+
+def unpacked(prompt_ids: bytes) -> list[int]:
+    """The token ids of a Job."""
+    ids = array("i")
+    ids.frombytes(prompt_ids)
+    return ids.tolist()
+
+
 def plain(params: SamplingParams) -> dict[str, Any]:
-    """Parameters as a mapping of what is not at its default."""
+    """Parameters of one sample, as a mapping of what is not at its default."""
     given = _given(params)
+    given.pop("n", None)
     if isinstance(params.speculation, Speculation):
         given["speculation"] = _given(params.speculation)
         if not given["speculation"]:

@@ -59,7 +59,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None]) -> T:
+async def while_connected(
+    request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None] = lambda: None
+) -> T:
     """What `work` gives. Raises ClientGone, with the work cancelled, if the client goes away first. `close` is called
     at the end in any case: a coroutine that is cancelled before its first line could not do it itself."""
     return await _unless_gone(request.receive, work, close)

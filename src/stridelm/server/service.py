@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from stridelm.builtin import builtin_path
@@ -14,17 +17,23 @@ from stridelm.params import StructuredOutputs
 from stridelm.server.config import ServerConfig
 from stridelm.server.errors import ApiError, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
-from stridelm.server.link import Generation, Link, Sample
+from stridelm.server.link import Generation, Link, Prompt
+from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
+from stridelm.server.prompts import Asked, PromptReader
 from stridelm.server.supervisor import Supervisor
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LONG_TEXT = 20_000
-"""Characters; what is longer is tokenised beside the event loop, which goes on meanwhile."""
+SHORT_TEXTS = 4_000
+"""Characters, each text counting for TEXT_COSTS more: what is longer is tokenised beside the event loop, which goes on
+meanwhile. So much takes two milliseconds."""
+TEXT_COSTS = 200
+TOKENISING = 2
+"""Most requests whose texts are tokenised at once, on threads."""
 
 
 class Service:
@@ -51,6 +60,9 @@ class Service:
         """The engine's last word on itself."""
         self.draining = False
         self._desk: Desk | None = None
+        self._token_bytes = longest_token_bytes(self.tokenizer)
+        self._tokenising = asyncio.Semaphore(TOKENISING)
+        self._entering = 0
 
     @property
     def ready(self) -> Ready:
@@ -76,31 +88,59 @@ class Service:
         except ApiError:
             return 0
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises ValueError for text that is not valid Unicode."""
-        if len(text) < LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+    @property
+    def reader(self) -> PromptReader:
+        """Makes token ids of prompts."""
+        return PromptReader(self.tokenizer, self.ready.context, self.ready.vocab_size, self._token_bytes)
 
-    async def generate(self, samples: Sequence[Sample]) -> Generation:
-        """Start the samples, all or none. Raises ApiError if they cannot be served, or not now."""
+    async def read(
+        self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt", *, any_length: bool = False
+    ) -> list[array[int]]:
+        """Their token ids. Raises ApiError for one that cannot be served. If cancelled, none is begun any more.
+
+        any_length: they are not to be generated from, so that the context is no limit.
+        """
+        reader = self.reader.without_limit() if any_length else self.reader
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if sum(map(len, texts)) + TEXT_COSTS * len(texts) <= SHORT_TEXTS:
+            return reader.read(prompts, special, param)
+        async with self._tokenising:
+            left = threading.Event()
+            try:
+                return await asyncio.to_thread(reader.read, prompts, special, param, lambda: not left.is_set())
+            finally:
+                left.set()
+
+    @contextmanager
+    def entering(self, samples: int) -> Iterator[None]:
+        """Count samples as open while their way to the engine is prepared. Raises ApiError if they cannot be served
+        now, before anything is spent on them."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
-        await self._check_grammars(samples)
-        link = self.link
-        if len(link.open) + len(samples) > self.config.max_queue:
-            raise overloaded(len(link.open))
-        generation = await link.submit(samples)
-        for sample in samples:
-            self.metrics.prompt(len(sample.prompt_ids))
+        if len(self.link.open) + self._entering + samples > self.config.max_queue:
+            raise overloaded(len(self.link.open) + self._entering)
+        self._entering += samples
+        try:
+            yield
+        finally:
+            self._entering -= samples
+
+    async def generate(self, prompts: Sequence[Prompt]) -> Generation:
+        """Start the prompts' samples, all or none. Raises ApiError if they cannot be served, or not now."""
+        with self.entering(sum(prompt.params.n for prompt in prompts)):
+            await self._check_grammars(prompts)
+            link = self.link
+        generation = await link.submit(prompts)
+        for prompt in prompts:
+            self.metrics.prompt(len(prompt.ids) * prompt.params.n)
         limit = self.config.request_timeout
         if limit is not None:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
 
-    async def _check_grammars(self, samples: Sequence[Sample]) -> None:
-        asked = {sample.params.structured_outputs for sample in samples} - {None}
+    async def _check_grammars(self, prompts: Sequence[Prompt]) -> None:
+        asked = {prompt.params.structured_outputs for prompt in prompts} - {None}
         for structured in asked:
             assert isinstance(structured, StructuredOutputs)
             if self._desk is None:

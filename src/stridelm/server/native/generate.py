@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.link import Generation, Sample
+from stridelm.server.link import Generation, Prompt
 from stridelm.server.native.rids import Call, rids_of
 from stridelm.server.native.schemas import GenerateRequest, NativeSampling
 from stridelm.server.native.told import Task, Told
@@ -34,14 +34,13 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     """Complete one prompt or several, or score them."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    tasks = await _tasks(body, service)
-    samples = [sample for task in tasks for sample in [Sample(task.prompt_ids, task.params)] * task.params.n]
-    many = body.is_list or len(samples) > 1
+    tasks = await _tasks(body, request)
+    many = body.is_list or len(tasks) * tasks[0].params.n > 1
     link = service.link
     call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
     rids_of(request.app).take(call)
     try:
-        generation = await service.generate(samples)
+        generation = await service.generate([Prompt(task.prompt_ids, task.params) for task in tasks])
     except BaseException:
         call.end()
         raise
@@ -94,10 +93,11 @@ class _Answer:
 # What was asked for
 
 
-async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
+async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
     """Raises ApiError for what cannot be had."""
-    prompts = await _prompts(body, service)
-    count = len(prompts)
+    service: Service = request.app.state.service
+    asked = asked_prompts(body)
+    count = len(asked)
     sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
     scored = _each("return_logprob", body.return_logprob, count, False)
     starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
@@ -112,6 +112,8 @@ async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
         )
     if len({one.n or 1 for one in sampling}) > 1:
         raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
+    with service.entering(count * (sampling[0].n or 1)):
+        prompts = await while_connected(request, service.read(asked, param="text"))
     tasks = []
     for ids, one, wanted, start, top, picked, states in zip(
         prompts, sampling, scored, starts, tops, chosen, shown, strict=True
@@ -123,18 +125,14 @@ async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
     return tasks
 
 
-async def _prompts(body: GenerateRequest, service: Service) -> list[list[int]]:
-    """Each prompt's token ids."""
+def asked_prompts(body: GenerateRequest) -> list[str] | list[list[int]]:
+    """The prompts, as a list whether there is one or several."""
     if (body.text is None) == (body.input_ids is None):
         raise bad_request("give either text or input_ids", "text")
     ids: Any = body.input_ids
     if ids is not None:
         return ids if isinstance(ids[0], list) else [ids]
-    texts = [body.text] if isinstance(body.text, str) else body.text or []
-    try:
-        return [await service.encode(text) for text in texts]
-    except ValueError as error:
-        raise bad_request(str(error), "text") from error
+    return [body.text] if isinstance(body.text, str) else body.text or []
 
 
 def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:

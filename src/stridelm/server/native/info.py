@@ -16,8 +16,8 @@ from stridelm import __version__
 from stridelm.params import SamplingParams
 from stridelm.server.errors import bad_request, unavailable
 from stridelm.server.gather import gather
-from stridelm.server.link import Link, Sample
-from stridelm.server.messages import Flush
+from stridelm.server.link import Link, Prompt
+from stridelm.server.messages import Flush, packed
 from stridelm.server.native.rids import rids_of
 from stridelm.server.native.schemas import (
     AbortRequest,
@@ -62,7 +62,7 @@ async def health_generate(request: Request) -> Response:
 
 
 async def _one_token(link: Link) -> None:
-    generation = await link.submit([Sample([0], SamplingParams(max_tokens=1, temperature=0.0))])
+    generation = await link.submit([Prompt(packed([0]), SamplingParams(max_tokens=1, temperature=0.0))])
     try:
         await gather(generation)
     finally:
@@ -208,9 +208,12 @@ async def tokenize(body: Tokenize, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     if isinstance(body, TokenizeConversation):
-        single, ids = True, [await conversation_ids(body, service)]
+        single, ids = (
+            True,
+            [(await while_connected(request, conversation_ids(body, service, any_length=True))).tolist()],
+        )
     else:
-        single, ids = isinstance(body.prompt, str), await _ids(body, service)
+        single, ids = isinstance(body.prompt, str), await _ids(body, request)
     words: Any = [None] * len(ids)
     if body.return_token_strs:
         words = [service.tokenizer.hf.convert_ids_to_tokens(one) for one in ids]
@@ -223,12 +226,11 @@ async def tokenize(body: Tokenize, request: Request) -> Response:
     return json_reply(told)
 
 
-async def _ids(body: TokenizeRequest, service: Service) -> list[list[int]]:
+async def _ids(body: TokenizeRequest, request: Request) -> list[list[int]]:
+    service: Service = request.app.state.service
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    try:
-        return [await service.encode(text, body.add_special_tokens) for text in texts]
-    except ValueError as error:
-        raise bad_request(str(error), "prompt") from error
+    reading = service.read(texts, body.add_special_tokens, any_length=True)
+    return [ids.tolist() for ids in await while_connected(request, reading)]
 
 
 @router.post("/detokenize", response_model=None)

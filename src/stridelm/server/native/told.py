@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,7 @@ Triple = list[Any]
 class Task:
     """One prompt, and what is wanted of it."""
 
-    prompt_ids: list[int]
+    prompt_ids: array[int]
     params: SamplingParams
     scores_only: bool
     """The one token that is drawn nevertheless is left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ from starlette.responses import Response
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
-from stridelm.server.link import Generation, Sample
+from stridelm.server.link import Generation, Prompt
 from stridelm.server.messages import Delta, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event
+from stridelm.server.replies import DONE, event, while_connected
 from stridelm.server.service import Service
 
 router = APIRouter()
@@ -29,9 +30,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
-    prompt = await conversation_ids(body, service)
-    samples = [Sample(prompt, params)] * params.n
-    return await reply(request, samples, _Answer(service, body, prompt, params), bool(body.stream))
+    with service.entering(params.n):
+        prompt = await while_connected(request, conversation_ids(body, service))
+    return await reply(request, [Prompt(prompt, params)], _Answer(service, body, prompt, params), bool(body.stream))
 
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -51,7 +52,7 @@ def _params(body: ChatRequest, service: Service) -> SamplingParams:
 
 
 class _Answer:
-    def __init__(self, service: Service, body: ChatRequest, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams) -> None:
         self._service = service
         self._body = body
         self._prompt = prompt
@@ -108,7 +109,7 @@ class _Answer:
             "speculation": speculation_of(sample.ended.metrics),
         }
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt
+            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt.tolist()
         return choice
 
     def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,11 +12,11 @@ from starlette.responses import Response
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
-from stridelm.server.link import Generation, Sample
+from stridelm.server.link import Generation, Prompt
 from stridelm.server.messages import Delta, Score, Scores, likeliest
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event
+from stridelm.server.replies import DONE, event, while_connected
 from stridelm.server.service import Service
 
 router = APIRouter()
@@ -27,9 +28,9 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
-    prompts = await _prompts(body, service)
-    samples = [sample for ids in prompts for sample in [Sample(ids, params)] * params.n]
-    return await reply(request, samples, _Answer(service, body, prompts, params), bool(body.stream))
+    prompts = await _prompts(body, request)
+    asked = [Prompt(ids, params) for ids in prompts]
+    return await reply(request, asked, _Answer(service, body, prompts, params), bool(body.stream))
 
 
 def _params(body: CompletionRequest, service: Service) -> SamplingParams:
@@ -52,26 +53,31 @@ def _params(body: CompletionRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-async def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
-    """Each prompt's token ids."""
-    prompt: Any = body.prompt
+async def _prompts(body: CompletionRequest, request: Request) -> list[array[int]]:
+    """Each prompt's token ids. Raises ApiError for what cannot be had."""
+    many = asked_prompts(body)
+    service: Service = request.app.state.service
     special = body.add_special_tokens is not False
+    with service.entering(len(many) * (body.n or 1)):
+        return await while_connected(request, service.read(many, special))
+
+
+def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts, as a list whether there is one or several. Raises ApiError for parameters without effect."""
+    prompt: Any = body.prompt
     many: list[str] | list[list[int]]
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         many = [prompt]
     else:
         many = prompt
-    if not special and not isinstance(many[0], str):
+    if body.add_special_tokens is False and not isinstance(many[0], str):
         raise bad_request("add_special_tokens would have no effect on token ids; leave it out", "add_special_tokens")
-    try:
-        return [await service.encode(one, special) if isinstance(one, str) else one for one in many]
-    except ValueError as error:
-        raise bad_request(str(error), "prompt") from error
+    return many
 
 
 class _Answer:
     def __init__(
-        self, service: Service, body: CompletionRequest, prompts: Sequence[list[int]], params: SamplingParams
+        self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
         self._heading = Heading.new(service, "cmpl", "text_completion", body)
         self._service = service
@@ -144,16 +150,16 @@ class _Answer:
         if self._silent:
             choice["finish_reason"] = "length"
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids
+            choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids.tolist()
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = [_by_id(entry) for entry in sample.prompt_logprobs or []]
         choice["speculation"] = speculation_of(sample.ended.metrics)
         return choice
 
     def _prompt_text(self, index: int) -> str:
-        return self._service.tokenizer.decode(self._prompts[index // self._n])
+        return self._service.tokenizer.decode(self._prompts[index // self._n].tolist())
 
-    def _prompt_scores(self, prompt_ids: list[int], sample: Gathered) -> list[Scores | None]:
+    def _prompt_scores(self, prompt_ids: array[int], sample: Gathered) -> list[Scores | None]:
         """The prompt's positions; the first token has no log-probability, and here no score but its text."""
         first = prompt_ids[0]
         opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]

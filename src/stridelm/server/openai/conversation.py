@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from stridelm.server.errors import bad_request
@@ -9,8 +10,8 @@ from stridelm.server.openai.schemas import ChatMessage, Conversation
 from stridelm.server.service import Service
 
 
-async def conversation_ids(body: Conversation, service: Service) -> list[int]:
-    """Its token ids. Raises ApiError if the model has no chat template or its template refuses."""
+async def conversation_ids(body: Conversation, service: Service, *, any_length: bool = False) -> array[int]:
+    """Its token ids (service.read). Raises ApiError if the model has no chat template or its template refuses."""
     going_on = bool(body.continue_final_message)
     if going_on and body.add_generation_prompt:
         raise bad_request(
@@ -22,9 +23,10 @@ async def conversation_ids(body: Conversation, service: Service) -> list[int]:
     messages = [_message(one) for one in body.messages]
     try:
         text = service.tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
-        return await service.encode(text, body.add_special_tokens)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
+    [ids] = await service.read([text], body.add_special_tokens, "messages", any_length=any_length)
+    return ids
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from starlette.responses import Response
 
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
-from stridelm.server.link import Generation, Sample
+from stridelm.server.link import Generation, Prompt
 from stridelm.server.openai.schemas import SamplingFields
 from stridelm.server.replies import EventStream, json_reply, while_connected
 from stridelm.server.service import Service
@@ -71,7 +72,7 @@ class Usage:
         }
 
 
-def usage_of(prompts: Sequence[list[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
+def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
     """spare: tokens of each sample that were generated and are not part of the answer."""
     return Usage(
         prompt=sum(map(len, prompts)),
@@ -88,11 +89,11 @@ class Answer(Protocol):
     def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
 
-async def reply(request: Request, samples: Sequence[Sample], answer: Answer, stream: bool) -> Response:
-    """Generate the samples and send the answer. Raises ApiError if they cannot be served."""
+async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
+    """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
     link = service.link
-    request.state.generation = generation = await service.generate(samples)
+    request.state.generation = generation = await service.generate(prompts)
     close = partial(link.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)
