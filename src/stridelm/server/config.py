@@ -8,6 +8,8 @@ from pathlib import Path
 
 from stridelm.values import check_flag, option, settle_number
 
+FLAGS = ("protect_metrics", "enable_return_hidden_states", "incremental_streaming_output", "access_log", "log_json")
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -29,6 +31,12 @@ class ServerConfig:
     enable_return_hidden_states: bool = option(
         False, "let requests of /generate ask for hidden states, which are large"
     )
+    incremental_streaming_output: bool = option(
+        False, "events of /generate hold what is new, not all of the text so far"
+    )
+    max_repeating_mib: float = option(
+        64.0, "what a stream of /generate may send before events that hold all of its text so far come less often"
+    )
     access_log: bool = option(True, "a line for each request, with its acceptance")
     log_json: bool = option(False, "log lines are JSON objects")
 
@@ -37,9 +45,10 @@ class ServerConfig:
         settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
+        settle_number(self, "max_repeating_mib", 0.0, 1e6)
         settle_number(self, "drain_timeout", 0.0, 1e6)
         settle_number(self, "max_restarts", 0, 1000, whole=True)
-        for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
+        for name in FLAGS:
             check_flag(name, getattr(self, name))
         for name in ("api_key", "served_model_name"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))

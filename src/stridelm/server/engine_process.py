@@ -27,6 +27,7 @@ from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import give_back_memory
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
+    SCORED,
     Abort,
     Accepted,
     Delta,
@@ -196,7 +197,7 @@ class Loop:
 
     def _add(self, job: Job) -> Iterator[Request]:
         """Each sample of a prompt, once it is queued."""
-        prompt_ids, params = unpacked(job.prompt_ids), SamplingParams(**job.params)
+        prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
         for index, id in enumerate(job.ids):
             request = self.engine.add(id, prompt_ids, params, sample_index=index)
             if job.seed is not None and params.seed is None:
@@ -268,13 +269,14 @@ def _delta(output: StepOutput) -> Delta:
     )
 
 
-def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[Scores | None] | None:
+def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[bytes] | None:
     if entries is None:
         return None
-    return [
+    told = [
         None if entry is None else scores(entry, token)
         for entry, token in zip(entries, request.prompt_ids, strict=True)
     ]
+    return [encode(told[begin : begin + SCORED]) for begin in range(0, len(told), SCORED)]
 
 
 def _finish(request: Request) -> Finish:

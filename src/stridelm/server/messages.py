@@ -124,6 +124,10 @@ Scores = list[Score]
 """Of one position: the token that stands there first, then the likeliest, then those asked for by id."""
 
 
+SCORED = 64
+"""Positions of a prompt whose log-probabilities are read at a time."""
+
+
 def likeliest(entry: Scores, top: int) -> Scores:
     """The `top` likeliest of a position, the likeliest first."""
     ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
@@ -148,7 +152,8 @@ class Delta(msgspec.Struct, array_like=True):
     accepted: int
     """How many of the tokens were guessed (types.StepOutput)."""
     logprobs: list[Scores] | None = None
-    prompt_logprobs: list[Scores | None] | None = None
+    prompt_logprobs: list[bytes] | None = None
+    """Of SCORED positions each, as `encode` makes them of a list; whoever wants them reads one after another."""
     hidden_states: bytes | None = None
     """float32 in this machine's order, Ready.hidden_size numbers a row (types.StepOutput)."""
     finish: Finish | None = None
@@ -179,6 +184,7 @@ FromEngine = Ready | Failed | Accepted | Refused | Outputs
 
 encode = msgspec.msgpack.Encoder().encode
 to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+prompt_scores = msgspec.msgpack.Decoder(list[Scores | None]).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
@@ -187,11 +193,11 @@ def packed(ids: Iterable[int]) -> array[int]:
     return array("i", ids)
 
 
-def unpacked(prompt_ids: bytes) -> list[int]:
-    """The token ids of a Job."""
+def unpacked(prompt_ids: bytes) -> array[int]:
+    """The token ids that were packed."""
     ids = array("i")
     ids.frombytes(prompt_ids)
-    return ids.tolist()
+    return ids
 
 
 def plain(params: SamplingParams) -> dict[str, Any]:

@@ -7,15 +7,18 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.params import StructuredOutputs
 from stridelm.server.config import ServerConfig
-from stridelm.server.errors import ApiError, overloaded, timed_out, unavailable
+from stridelm.server.errors import ApiError, bad_request, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
 from stridelm.server.link import Generation, Link, Prompt
 from stridelm.server.longest import longest_token_bytes
@@ -23,17 +26,24 @@ from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.prompts import Asked, PromptReader
 from stridelm.server.supervisor import Supervisor
+from stridelm.server.turns import Turns
+from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
+from stridelm.server.workers.wire import Opening, Read, decoded
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SHORT_TEXTS = 4_000
 """Characters, each text counting for TEXT_COSTS more: what is longer is tokenised beside the event loop, which goes on
 meanwhile. So much takes two milliseconds."""
 TEXT_COSTS = 200
-TOKENISING = 2
-"""Most requests whose texts are tokenised at once, on threads."""
+THREADS = 2
+"""Most requests that are worked on beside the loop at once, on threads."""
+QUICK_READING_S, READING_S = 1.0, 10.0
+"""That a worker may take to read a large body: before it must make room for others, and at most."""
 
 
 class Service:
@@ -60,9 +70,12 @@ class Service:
         """The engine's last word on itself."""
         self.draining = False
         self._desk: Desk | None = None
+        self._bodies: Pool | None = None
         self._token_bytes = longest_token_bytes(self.tokenizer)
-        self._tokenising = asyncio.Semaphore(TOKENISING)
+        self._threads = asyncio.Semaphore(THREADS)
         self._entering = 0
+        self.turns = Turns()
+        """For long work on the loop."""
 
     @property
     def ready(self) -> Ready:
@@ -88,28 +101,62 @@ class Service:
         except ApiError:
             return 0
 
+    def _body_workers(self) -> Pool:
+        """Those that read large bodies. The first is there seconds after it is asked for, others at once."""
+        if self._bodies is not None:
+            return self._bodies
+        opening = Opening(
+            model=self.ready.model,
+            chat_template=self.tokenizer.hf.chat_template if self.config.chat_template is not None else None,
+            context=self.ready.context,
+            vocab_size=self.ready.vocab_size,
+            token_bytes=self._token_bytes,
+        )
+        quick = Lane(places=2, waiting=64, seconds=QUICK_READING_S)
+        slow = Lane(places=1, waiting=4, seconds=READING_S)
+        self._bodies = Pool("bodies", msgspec.json.encode(opening), "large bodies", quick, slow)
+        return self._bodies
+
     @property
     def reader(self) -> PromptReader:
         """Makes token ids of prompts."""
         return PromptReader(self.tokenizer, self.ready.context, self.ready.vocab_size, self._token_bytes)
 
-    async def read(
-        self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt", *, any_length: bool = False
-    ) -> list[array[int]]:
-        """Their token ids. Raises ApiError for one that cannot be served. If cancelled, none is begun any more.
-
-        any_length: they are not to be generated from, so that the context is no limit.
-        """
-        reader = self.reader.without_limit() if any_length else self.reader
+    async def read(self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt") -> list[array[int]]:
+        """Their token ids. Raises ApiError for one that cannot be served. If cancelled, none is begun any more."""
+        reader = self.reader
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if sum(map(len, texts)) + TEXT_COSTS * len(texts) <= SHORT_TEXTS:
             return reader.read(prompts, special, param)
-        async with self._tokenising:
+        return await self.beside(lambda going_on: reader.read(prompts, special, param, going_on))
+
+    async def beside(self, work: Callable[[Callable[[], bool]], T]) -> T:
+        """Do it on a thread, few at a time. It is told how to ask whether it is still wanted."""
+        async with self._threads:
             left = threading.Event()
             try:
-                return await asyncio.to_thread(reader.read, prompts, special, param, lambda: not left.is_set())
+                return await asyncio.to_thread(work, lambda: not left.is_set())
             finally:
                 left.set()
+
+    async def read_body(self, route: str, body: Sequence[bytes]) -> Read:
+        """What a worker makes of a large body. Raises ApiError for one that cannot be served."""
+        if self.why_unhealthy is not None:
+            raise unavailable(self.why_unhealthy)
+        with self.entering(1):
+            try:
+                told = await self._body_workers().do(f"{route}\n".encode(), *body)
+            except TookTooLong:
+                raise bad_request(
+                    f"the request took longer than {READING_S:g} s to read; send less at once, or token ids"
+                ) from None
+            except Died:
+                raise bad_request("the request took too much memory to read; send less at once") from None
+        read = decoded(told)
+        if read.error is not None:
+            status, message, param = read.error
+            raise ApiError(status, message, param=param)
+        return read
 
     @contextmanager
     def entering(self, samples: int) -> Iterator[None]:
@@ -151,6 +198,8 @@ class Service:
         """End the engine and whatever else was started."""
         if self._desk is not None:
             await self._desk.close()
+        if self._bodies is not None:
+            await self._bodies.close()
         await self.supervisor.stop()
 
     async def drain(self) -> None:

@@ -51,7 +51,7 @@ Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Word = Annotated[str, Field(max_length=MOST_WORD)]
 Rid = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
 Chosen = Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
 OneOrEachIds = Chosen | Annotated[list[Chosen | None], Field(max_length=MOST_PROMPTS)]
 Start = Annotated[int, Field(ge=-1)]
@@ -132,7 +132,7 @@ class NativeSampling(BaseModel):
 
 OneOrEach = Annotated[
     Annotated[NativeSampling, Tag("~one")]
-    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS), Tag("~each")],
+    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True), Tag("~each")],
     Discriminator(lambda value: "~each" if isinstance(value, list) else "~one"),
 ]
 
@@ -141,8 +141,8 @@ class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Word | None = None
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)] | None = None
-    input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)] | None = None
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)] | None = None
+    input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)] | None = None
     sampling_params: OneOrEach | None = None
     rid: Rid | Annotated[list[Rid], Field(max_length=MOST_PROMPTS)] | None = None
     stream: bool | None = None
@@ -241,8 +241,11 @@ class DetokenizeRequest(BaseModel):
 
     model: Word | None = None
     tokens: (
-        Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
-        | Annotated[list[Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]], Field(max_length=MOST_PROMPTS)]
+        Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]],
+            Field(max_length=MOST_PROMPTS, fail_fast=True),
+        ]
     )
     skip_special_tokens: bool | None = None
 

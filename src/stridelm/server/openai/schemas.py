@@ -19,9 +19,10 @@ MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
 MOST_MESSAGES = 4096
 
-Words = Annotated[list[str], Field(max_length=MOST_WORDS)]
+Words = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0)]
-Ids = list[TokenId]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+"""Of a million that are none, one is told."""
 
 
 class StreamOptions(BaseModel):
@@ -140,8 +141,10 @@ class CompletionRequest(SamplingFields):
     prompt: (
         str
         | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[
+            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+        ]
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
@@ -162,7 +165,7 @@ class ChatMessage(BaseModel):
 class Conversation(BaseModel):
     """What a chat template reads. add_special_tokens: beside those that the template writes."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MOST_WORDS)
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -17,10 +17,12 @@ from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
 from stridelm.server.link import Generation, Prompt
 from stridelm.server.openai.schemas import SamplingFields
-from stridelm.server.replies import EventStream, json_reply, while_connected
+from stridelm.server.replies import EventStream, PartsReply, listed, to_json, while_connected
 from stridelm.server.service import Service
+from stridelm.server.turns import Turn
 
 ONLY_TIER = "default"
+NO_CHOICES = b'"choices":[]'
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -84,7 +86,11 @@ def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int,
 class Answer(Protocol):
     """A request's answer, whole or as it comes."""
 
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]: ...
+    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
+        """All of it but its choices, which are empty."""
+
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """One sample's."""
 
     def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
@@ -97,7 +103,20 @@ async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, str
     close = partial(link.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)
-    return json_reply(answer.whole(await while_connected(request, gather(generation), close)))
+    return PartsReply(await while_connected(request, _parts(service, generation, answer), close))
+
+
+async def _parts(service: Service, generation: Generation, answer: Answer) -> list[bytes]:
+    """The whole answer as JSON, made choice by choice."""
+    samples = await gather(generation)
+    choices = []
+    async with service.turns() as turn:
+        for index, sample in enumerate(samples):
+            choices.append(to_json(await answer.choice(index, sample, turn)))
+            samples[index].forget()
+            await turn.breathe()
+    before, after = to_json(answer.whole(samples)).split(NO_CHOICES, 1)
+    return [before + b'"choices":', *listed(choices), after]
 
 
 def wants_usage(request: SamplingFields) -> tuple[bool, bool]:
