@@ -8,7 +8,10 @@ from pathlib import Path
 
 from stridelm.values import check_flag, option, settle_number
 
-FLAGS = ("protect_metrics", "enable_return_hidden_states", "incremental_streaming_output", "access_log", "log_json")
+FLAGS = (
+    *("protect_metrics", "enable_return_hidden_states", "enable_synthetic_acceptance"),
+    *("incremental_streaming_output", "access_log", "log_json"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class ServerConfig:
     max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
     enable_return_hidden_states: bool = option(
         False, "let requests of /generate ask for hidden states, which are large"
+    )
+    enable_synthetic_acceptance: bool = option(
+        False, "let requests ask for simulated acceptance, whose output is not the model's; for benchmarks alone"
     )
     incremental_streaming_output: bool = option(
         False, "events of /generate hold what is new, not all of the text so far"

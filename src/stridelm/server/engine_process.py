@@ -209,6 +209,7 @@ class Loop:
         ended, gone = [], set(ids)
         for held in [held for held in self._held if any(gone.intersection(job.ids) for job in held[0].jobs)]:
             self._held.remove(held)
+            held[1].cancel()  # if it has not begun
             self._send(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)

@@ -16,7 +16,7 @@ import msgspec
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
-from stridelm.params import StructuredOutputs
+from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.config import ServerConfig
 from stridelm.server.errors import ApiError, bad_request, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
@@ -31,11 +31,14 @@ from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
 from stridelm.server.workers.wire import Opening, Read, decoded
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
+from stridelm.verify import RULES
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SIMULATED = frozenset(name for name in RULES if RULES.get(name).simulated)
+"""Rules that emit what the model did not say."""
 SHORT_TEXTS = 4_000
 """Characters, each text counting for TEXT_COSTS more: what is longer is tokenised beside the event loop, which goes on
 meanwhile. So much takes two milliseconds."""
@@ -174,6 +177,8 @@ class Service:
 
     async def generate(self, prompts: Sequence[Prompt]) -> Generation:
         """Start the prompts' samples, all or none. Raises ApiError if they cannot be served, or not now."""
+        for prompt in prompts:
+            self._check_rule(prompt.params)
         with self.entering(sum(prompt.params.n for prompt in prompts)):
             await self._check_grammars(prompts)
             link = self.link
@@ -185,6 +190,16 @@ class Service:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
+
+    def _check_rule(self, params: SamplingParams) -> None:
+        """Raises ApiError for a simulated rule where the operator has not allowed them: its tokens are nobody's."""
+        asked = Speculation.of(params.speculation).acceptance
+        if asked in SIMULATED and not self.config.enable_synthetic_acceptance:
+            raise bad_request(
+                f"acceptance {asked}: simulated acceptance is for benchmarks, and this server was not started for it; "
+                "leave it out, or start the server with --enable-synthetic-acceptance",
+                "speculation",
+            )
 
     async def _check_grammars(self, prompts: Sequence[Prompt]) -> None:
         asked = {prompt.params.structured_outputs for prompt in prompts} - {None}

@@ -44,7 +44,8 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
     rids_of(request.app).take(call)
     try:
-        generation = await service.generate([Prompt(task.prompt_ids, task.params) for task in tasks])
+        prompts = [Prompt(task.prompt_ids, task.params) for task in tasks]
+        generation = await while_connected(request, service.generate(prompts))
     except BaseException:
         call.end()
         raise

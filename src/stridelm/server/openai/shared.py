@@ -99,7 +99,7 @@ async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, str
     """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
     link = service.link
-    request.state.generation = generation = await service.generate(prompts)
+    request.state.generation = generation = await while_connected(request, service.generate(prompts))
     close = partial(link.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)

@@ -88,7 +88,8 @@ def _read(route: str, text: bytes, reader: PromptReader) -> Read:
         )
     if len(found.rest) > MOST_BESIDE:
         raise bad_request(
-            f"the body has {len(found.rest)} bytes beside its prompts, more than {MOST_BESIDE}; shorten its parameters"
+            f"the body has {len(found.rest)} bytes beside its prompts, more than {MOST_BESIDE}; make its parameters "
+            "simpler"
         )
     return found
 
