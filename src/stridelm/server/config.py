@@ -43,6 +43,9 @@ class ServerConfig:
     max_repeating_mib: float = option(
         64.0, "what a stream of /generate may send before events that hold all of its text so far come less often"
     )
+    max_prompt_scores: int = option(
+        1 << 21, "most log-probabilities of prompts that a request may ask for: prompt tokens x likeliest x samples"
+    )
     access_log: bool = option(True, "a line for each request, with its acceptance")
     log_json: bool = option(False, "log lines are JSON objects")
 
@@ -51,6 +54,7 @@ class ServerConfig:
         settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
+        settle_number(self, "max_prompt_scores", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_repeating_mib", 0.0, 1e6)
         settle_number(self, "drain_timeout", 0.0, 1e6)
         settle_number(self, "max_restarts", 0, 1000, whole=True)

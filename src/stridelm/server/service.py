@@ -179,6 +179,7 @@ class Service:
         """Start the prompts' samples, all or none. Raises ApiError if they cannot be served, or not now."""
         for prompt in prompts:
             self._check_rule(prompt.params)
+        self._check_scores(prompts)
         with self.entering(sum(prompt.params.n for prompt in prompts)):
             await self._check_grammars(prompts)
             link = self.link
@@ -190,6 +191,20 @@ class Service:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
+
+    def _check_scores(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ApiError for more log-probabilities than an answer may have of its prompts."""
+        scores = 0
+        for prompt in prompts:
+            if prompt.params.prompt_logprobs is not None:
+                each = 1 + prompt.params.prompt_logprobs + len(prompt.params.logprob_token_ids or ())
+                scores += prompt.params.n * len(prompt.ids) * each
+        if scores > self.config.max_prompt_scores:
+            raise bad_request(
+                f"{scores} log-probabilities of prompts are asked for, more than this server's max_prompt_scores "
+                f"{self.config.max_prompt_scores}; ask for fewer likeliest tokens, or for fewer prompts at once",
+                "prompt_logprobs",
+            )
 
     def _check_rule(self, params: SamplingParams) -> None:
         """Raises ApiError for a simulated rule where the operator has not allowed them: its tokens are nobody's."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
-from stridelm.server.openai.schemas import Conversation
+from stridelm.server.openai.schemas import Conversation, StopText
 from stridelm.text.generation_config import GenerationDefaults
 
 MOST_PROMPTS = 1024
@@ -73,7 +73,7 @@ class NativeSampling(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[Word | Annotated[list[Word], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOPS)] | None = None
     stop_regex: Nothing = None
     ignore_eos: bool | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from stridelm.params import MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
@@ -19,7 +19,26 @@ MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
 MOST_MESSAGES = 4096
 
-Words = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True)]
+MOST_STOP_TEXT = 8192
+"""Characters of all stop strings: each is a state of a search, for each sample."""
+MOST_WORD_TEXT = 1 << 16
+"""Characters of all bad words, or of all choices."""
+
+
+def short_enough(most: int) -> AfterValidator:
+    """Refuses texts, or a single one, that have more characters than these in all."""
+
+    def check(value: str | list[str]) -> str | list[str]:
+        size = len(value) if isinstance(value, str) else sum(map(len, value))
+        if size > most:
+            raise ValueError(f"{size} characters in all, more than {most}; give fewer or shorter ones")
+        return value
+
+    return AfterValidator(check)
+
+
+Words = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True), short_enough(MOST_WORD_TEXT)]
+StopText = short_enough(MOST_STOP_TEXT)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """Of a million that are none, one is told."""
@@ -60,7 +79,7 @@ class SamplingFields(InertFields):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=MOST_WORDS)
