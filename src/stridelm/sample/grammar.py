@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 import time
-from collections.abc import Sequence
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 
 CACHE_BYTES = 256 << 20
-"""Memory that compiled grammars may keep, so that those asked for again need not be compiled."""
-REMEMBERED = 256
+"""Memory that compiled grammars may keep, so that those asked for again need not be compiled: half of it is
+xgrammar's, for their parts, and half of it ours, for whole ones."""
 MOST_SPACE = 16
 """Most white space between two parts of JSON: a model that is unsure may go on with it for ever."""
 FREE_S, DEBT_S = 0.02, 1.0
@@ -57,10 +58,18 @@ class Grammars:
             )
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"structured outputs are not to be had with this tokenizer: {error}") from error
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES // 2)
         self._words = -(-vocab_size // WORD)
-        self.compile = lru_cache(REMEMBERED)(self._compile)
-        """Raises ValueError for what is no grammar, or one that nothing matches."""
+        self._remembered = Remembered(CACHE_BYTES // 2)
+
+    def compile(self, given: StructuredOutputs | Mapping[str, Any]) -> Any:
+        """Raises ValueError for what is no grammar, or one that nothing matches. Called from several threads."""
+        asked = StructuredOutputs.of(given)
+        compiled = self._remembered.get(asked)
+        if compiled is None:
+            compiled = self._compile(asked)
+            self._remembered.put(asked, compiled)
+        return compiled
 
     def guide(self, request: Request) -> Guide:
         """For one admission of a request."""
@@ -114,6 +123,33 @@ class Grammars:
             return self._compiler.compile_structural_tag(_mapping(asked.structural_tag))
         assert asked.grammar is not None
         return self._compiler.compile_grammar(asked.grammar)
+
+
+class Remembered:
+    """Compiled grammars, those asked for last, up to so many bytes: one may have two hundred or two hundred million."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._found: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, asked: StructuredOutputs) -> Any | None:
+        with self._lock:
+            if asked in self._found:
+                self._found.move_to_end(asked)
+            return self._found.get(asked)
+
+    def put(self, asked: StructuredOutputs, compiled: Any) -> None:
+        """Forget the oldest as far as is needed; one that is too large for all of the room is not kept."""
+        size = compiled.memory_size_bytes
+        with self._lock:
+            if asked in self._found or size > self._most_bytes:
+                return
+            self._found[asked] = compiled
+            self.bytes += size
+            while self.bytes > self._most_bytes:
+                self.bytes -= self._found.popitem(last=False)[1].memory_size_bytes
 
 
 class Guide:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,18 +15,18 @@ from stridelm.server import ops, playground
 from stridelm.server.border import OPEN_PATHS, Border
 from stridelm.server.callers import Keys
 from stridelm.server.document import complete
-from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.native import generate, info
+from stridelm.server.errors import ApiError
+from stridelm.server.native import generate, info, texts
 from stridelm.server.openai import chat, completions, models
 from stridelm.server.origins import default_hosts
 from stridelm.server.replies import ClientGone, error_reply
 from stridelm.server.service import Service
+from stridelm.server.validation import invalid
 
 logger = logging.getLogger(__name__)
 
 NOBODY = 499
 """nginx's status for a client that left: logged, and sent to nobody."""
-MOST_FAULTS = 5
 
 
 def build_app(service: Service) -> FastAPI:
@@ -34,9 +34,11 @@ def build_app(service: Service) -> FastAPI:
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (completions, chat, models, generate, info, ops, playground):
+    for part in (completions, chat, models, generate, info, texts, ops, playground):
         app.include_router(part.router)
     complete(app.openapi())  # which is kept
+    gc.collect()
+    gc.freeze()  # a collection that looks through all that was loaded takes a tenth of a second
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -62,16 +64,7 @@ async def _api_error(_: Request, error: Exception) -> Response:
 async def _invalid(_: Request, error: Exception) -> Response:
     """What pydantic says, without what was sent: that may be a prompt."""
     assert isinstance(error, RequestValidationError)
-    faults: list[Any] = list(error.errors())
-    words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MOST_FAULTS]]
-    more = f" (and {len(faults) - MOST_FAULTS} more)" if len(faults) > MOST_FAULTS else ""
-    return error_reply(bad_request("; ".join(words) + more, _place(faults[0]["loc"]) if faults else None))
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """Where in the body: prompt.0 for its first item. Made-up keys are cut, tags of a body's forms (~each) left out."""
-    parts = [str(part)[:64] for part in loc if part != "body" and not str(part).startswith("~")]
-    return ".".join(parts) or "body"
+    return error_reply(invalid(error.errors()))
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 from stridelm.values import check_flag, option, settle_number
 
+FLAGS = (
+    *("protect_metrics", "enable_return_hidden_states", "enable_synthetic_acceptance"),
+    *("incremental_streaming_output", "access_log", "log_json"),
+)
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -62,6 +67,18 @@ class ServerConfig:
     enable_return_hidden_states: bool = option(
         False, "let requests of /generate ask for hidden states, which are large"
     )
+    enable_synthetic_acceptance: bool = option(
+        False, "let requests ask for simulated acceptance, whose output is not the model's; for benchmarks alone"
+    )
+    incremental_streaming_output: bool = option(
+        False, "events of /generate hold what is new, not all of the text so far"
+    )
+    max_repeating_mib: float = option(
+        64.0, "what a stream of /generate may send before events that hold all of its text so far come less often"
+    )
+    max_prompt_scores: int = option(
+        1 << 21, "most log-probabilities of prompts that a request may ask for: prompt tokens x likeliest x samples"
+    )
     access_log: bool = option(True, "a line for each request, with its acceptance")
     log_json: bool = option(False, "log lines are JSON objects")
 
@@ -72,6 +89,8 @@ class ServerConfig:
         settle_number(self, "min_priority", -(2**31), 2**31 - 1, whole=True)
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
+        settle_number(self, "max_prompt_scores", 1, 2**31 - 1, whole=True)
+        settle_number(self, "max_repeating_mib", 0.0, 1e6)
         settle_number(self, "drain_timeout", 0.0, 1e6)
         settle_number(self, "max_connections", 1, 10**6, whole=True)
         settle_number(self, "max_buffered_mib", 0.0, 2.0**30, open_low=True)
@@ -81,7 +100,7 @@ class ServerConfig:
         for name in ("timeout_head", "timeout_body", "timeout_body_idle", "timeout_write"):
             settle_number(self, name, 0.0, 1e6, open_low=True)
         settle_number(self, "max_restarts", 0, 1000, whole=True)
-        for name in ("protect_metrics", "enable_return_hidden_states", "access_log", "log_json"):
+        for name in FLAGS:
             check_flag(name, getattr(self, name))
         for name in ("api_key", "operator_key", "allowed_hosts", "served_model_name"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))

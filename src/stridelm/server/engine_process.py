@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,7 @@ from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import give_back_memory
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
+    SCORED,
     Abort,
     Accepted,
     Delta,
@@ -46,6 +47,7 @@ from stridelm.server.messages import (
     encode,
     scores,
     to_engine,
+    unpacked,
 )
 from stridelm.types import Logprob, Request, StepOutput
 
@@ -178,8 +180,8 @@ class Loop:
         added: list[str] = []
         try:
             for job in message.jobs:
-                self._add(job)
-                added.append(job.id)
+                for request in self._add(job):
+                    added.append(request.id)
         except ValueError as error:
             self._refuse(message.group, added, str(error))
         except Exception as error:
@@ -193,16 +195,21 @@ class Loop:
             self.engine.abort(id)
         self._send(Refused(group, why, internal))
 
-    def _add(self, job: Job) -> None:
-        request = self.engine.add(job.id, job.prompt_ids, SamplingParams(**job.params), sample_index=job.sample_index)
-        if job.seed is not None and request.params.seed is None:
-            request.seed = job.seed
+    def _add(self, job: Job) -> Iterator[Request]:
+        """Each sample of a prompt, once it is queued."""
+        prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
+        for index, id in enumerate(job.ids):
+            request = self.engine.add(id, prompt_ids, params, sample_index=index)
+            if job.seed is not None and params.seed is None:
+                request.seed = job.seed
+            yield request
 
     def _abort(self, ids: list[str]) -> None:
         """Drop requests and say what they had cost; those that are gone already are no matter."""
-        ended = []
-        for held in [held for held in self._held if any(job.id in ids for job in held[0].jobs)]:
+        ended, gone = [], set(ids)
+        for held in [held for held in self._held if any(gone.intersection(job.ids) for job in held[0].jobs)]:
             self._held.remove(held)
+            held[1].cancel()  # if it has not begun
             self._send(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
@@ -263,13 +270,14 @@ def _delta(output: StepOutput) -> Delta:
     )
 
 
-def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[Scores | None] | None:
+def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[bytes] | None:
     if entries is None:
         return None
-    return [
+    told = [
         None if entry is None else scores(entry, token)
         for entry, token in zip(entries, request.prompt_ids, strict=True)
     ]
+    return [encode(told[begin : begin + SCORED]) for begin in range(0, len(told), SCORED)]
 
 
 def _finish(request: Request) -> Finish:

@@ -17,7 +17,7 @@ class Gathered:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Scores] = field(default_factory=list)
-    prompt_logprobs: list[Scores | None] | None = None
+    prompt_logprobs: list[bytes] | None = None
     hidden_states: bytearray = field(default_factory=bytearray)
     finish: Finish | None = None
 
@@ -29,6 +29,10 @@ class Gathered:
             self.prompt_logprobs = delta.prompt_logprobs
         self.hidden_states += delta.hidden_states or b""
         self.finish = delta.finish or self.finish
+
+    def forget(self) -> None:
+        """Drop what is large: it was told."""
+        self.logprobs, self.prompt_logprobs = [], None
 
     @property
     def ended(self) -> Finish:

@@ -7,8 +7,9 @@ import itertools
 import logging
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
@@ -42,10 +43,10 @@ MOST_HELD = 256 << 20
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One prompt and how it is to be completed. The very same object again is the prompt's next sample."""
+class Prompt:
+    """One prompt, packed, and how it is to be completed, `params.n` times."""
 
-    prompt_ids: list[int]
+    ids: array[int]
     params: SamplingParams
 
 
@@ -160,16 +161,15 @@ class Link:
         self.reading = asyncio.create_task(self._read())
         """Never ends by itself; if it fails, nobody hears the engine any more."""
 
-    async def submit(self, samples: Sequence[Sample], tenant: str = "") -> Generation:
-        """Hand the samples to the engine, all or none. A prompt's samples are consecutive and share its list.
+    async def submit(self, prompts: Sequence[Prompt], tenant: str = "") -> Generation:
+        """Hand the prompts to the engine, all or none. A prompt's samples are consecutive.
 
+        tenant: whose they are; tenants share nothing that the engine keeps.
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(f"g{next(self._count)}", len(samples), tenant)
-        jobs = [
-            Job(id, sample.prompt_ids, plain(replace(sample.params, n=1)), index, seed)
-            for id, sample, (index, seed) in zip(generation.ids, samples, _numbered(samples), strict=True)
-        ]
+        generation = Generation(f"g{next(self._count)}", sum(prompt.params.n for prompt in prompts), tenant)
+        ids = iter(generation.ids)
+        jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
         try:
             message = encode(Submit(generation.group, jobs))
         except OverflowError as error:
@@ -271,15 +271,10 @@ class Link:
                 generation.overflow()
 
 
-def _numbered(samples: Sequence[Sample]) -> list[tuple[int, int | None]]:
-    """(sample index, seed) of each: samples of one prompt share a seed and differ by index."""
-    numbered: list[tuple[int, int | None]] = []
-    before: Sample | None = None
-    for sample in samples:
-        if before is not None and sample is before:
-            numbered.append((numbered[-1][0] + 1, numbered[-1][1]))
-        else:
-            seed = None if sample.params.seed is not None else secrets.randbits(63)
-            numbered.append((0, seed))
-        before = sample
-    return numbered
+def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
+    """Samples of one prompt share a seed, and the engine tells them apart by their number."""
+    seed = None if prompt.params.seed is not None else secrets.randbits(63)
+    params = plain(prompt.params)
+    if tenant:
+        params["cache_salt"] = f"{tenant}:{prompt.params.cache_salt or ''}"
+    return Job(ids, prompt.ids.tobytes(), params, seed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from operator import itemgetter
 from typing import Any
@@ -33,13 +34,14 @@ class Orders(msgspec.Struct):
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One sample of one prompt."""
+    """One prompt and all of its samples, so that neither it nor its parameters cross once for each."""
 
-    id: str
-    prompt_ids: list[int]
+    ids: list[str]
+    """Of its samples, in their order."""
+    prompt_ids: bytes
+    """As `packed` makes them: what is in them costs nothing to encode."""
     params: dict[str, Any]
     """As `plain` makes it."""
-    sample_index: int = 0
     seed: int | None = None
     """Shared by the samples of a prompt whose parameters name none."""
 
@@ -122,6 +124,10 @@ Scores = list[Score]
 """Of one position: the token that stands there first, then the likeliest, then those asked for by id."""
 
 
+SCORED = 64
+"""Positions of a prompt whose log-probabilities are read at a time."""
+
+
 def likeliest(entry: Scores, top: int) -> Scores:
     """The `top` likeliest of a position, the likeliest first."""
     ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
@@ -146,7 +152,8 @@ class Delta(msgspec.Struct, array_like=True):
     accepted: int
     """How many of the tokens were guessed (types.StepOutput)."""
     logprobs: list[Scores] | None = None
-    prompt_logprobs: list[Scores | None] | None = None
+    prompt_logprobs: list[bytes] | None = None
+    """Of SCORED positions each, as `encode` makes them of a list; whoever wants them reads one after another."""
     hidden_states: bytes | None = None
     """float32 in this machine's order, Ready.hidden_size numbers a row (types.StepOutput)."""
     finish: Finish | None = None
@@ -177,12 +184,26 @@ FromEngine = Ready | Failed | Accepted | Refused | Outputs
 
 encode = msgspec.msgpack.Encoder().encode
 to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+prompt_scores = msgspec.msgpack.Decoder(list[Scores | None]).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
+def packed(ids: Iterable[int]) -> array[int]:
+    """Token ids in four bytes each. Raises OverflowError for those that no vocabulary has."""
+    return array("i", ids)
+
+
+def unpacked(prompt_ids: bytes) -> array[int]:
+    """The token ids that were packed."""
+    ids = array("i")
+    ids.frombytes(prompt_ids)
+    return ids
+
+
 def plain(params: SamplingParams) -> dict[str, Any]:
-    """Parameters as a mapping of what is not at its default."""
+    """Parameters of one sample, as a mapping of what is not at its default."""
     given = _given(params)
+    given.pop("n", None)
     if isinstance(params.speculation, Speculation):
         given["speculation"] = _given(params.speculation)
         if not given["speculation"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,6 +21,35 @@ DONE = b"data: [DONE]\n\n"
 
 def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, media_type="application/json")
+
+
+def raw_json_reply(content: bytes) -> Response:
+    """What is JSON already."""
+    return Response(content, media_type="application/json")
+
+
+class PartsReply(Response):
+    """JSON in parts, which are never joined."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._parts = parts
+        self.init_headers({"content-length": str(sum(map(len, parts))), "content-type": "application/json"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def listed(items: Sequence[bytes]) -> list[bytes]:
+    """JSON's list of them, in parts."""
+    parts = [b"["]
+    for item in items:
+        parts += (item, b",")
+    return [*parts[:-1], b"]"] if items else [b"[]"]
 
 
 def error_reply(error: ApiError) -> Response:
@@ -59,7 +88,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None]) -> T:
+async def while_connected(
+    request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None] = lambda: None
+) -> T:
     """What `work` gives. Raises ClientGone, with the work cancelled, if the client goes away first. `close` is called
     at the end in any case: a coroutine that is cancelled before its first line could not do it itself."""
     return await _unless_gone(request.receive, work, close)

@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
-from stridelm.params import StructuredOutputs
+from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
-from stridelm.server.errors import ApiError, forbidden, no_places, overloaded, timed_out, unavailable
+from stridelm.server.errors import ApiError, bad_request, forbidden, no_places, overloaded, timed_out, unavailable
 from stridelm.server.grammar_desk import Desk
-from stridelm.server.link import Generation, Link, Sample
+from stridelm.server.link import Generation, Link, Prompt
+from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
+from stridelm.server.prompts import Asked, PromptReader
 from stridelm.server.supervisor import Supervisor
+from stridelm.server.turns import Turns
+from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
+from stridelm.server.workers.wire import Opening, Read, decoded
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
+from stridelm.verify import RULES
 
 logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
-LONG_TEXT = 20_000
-"""Characters; what is longer is tokenised beside the event loop, which goes on meanwhile."""
+T = TypeVar("T")
+
+SIMULATED = frozenset(name for name in RULES if RULES.get(name).simulated)
+"""Rules that emit what the model did not say."""
+SHORT_TEXTS = 4_000
+"""Characters, each text counting for TEXT_COSTS more: what is longer is tokenised beside the event loop, which goes on
+meanwhile. So much takes two milliseconds."""
+TEXT_COSTS = 200
+THREADS = 2
+"""Most requests that are worked on beside the loop at once, on threads."""
+QUICK_READING_S, READING_S = 1.0, 10.0
+"""That a worker may take to read a large body: before it must make room for others, and at most."""
 
 
 class Service:
@@ -59,6 +81,12 @@ class Service:
         """The engine's last word on itself."""
         self.draining = False
         self._desk: Desk | None = None
+        self._bodies: Pool | None = None
+        self._token_bytes = longest_token_bytes(self.tokenizer)
+        self._threads = asyncio.Semaphore(THREADS)
+        self._entering = 0
+        self.turns = Turns()
+        """For long work on the loop."""
 
     @property
     def ready(self) -> Ready:
@@ -84,35 +112,101 @@ class Service:
         except ApiError:
             return 0
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises ValueError for text that is not valid Unicode."""
-        if len(text) < LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+    def _body_workers(self) -> Pool:
+        """Those that read large bodies. The first is there seconds after it is asked for, others at once."""
+        if self._bodies is not None:
+            return self._bodies
+        opening = Opening(
+            model=self.ready.model,
+            chat_template=self.tokenizer.hf.chat_template if self.config.chat_template is not None else None,
+            context=self.ready.context,
+            vocab_size=self.ready.vocab_size,
+            token_bytes=self._token_bytes,
+        )
+        quick = Lane(places=2, waiting=64, seconds=QUICK_READING_S)
+        slow = Lane(places=1, waiting=4, seconds=READING_S)
+        self._bodies = Pool("bodies", msgspec.json.encode(opening), "large bodies", quick, slow)
+        return self._bodies
 
-    async def generate(self, samples: Sequence[Sample], caller: Caller = EVERYBODY) -> Generation:
-        """Start the samples, all or none. Raises ApiError if they cannot be served, or not now."""
+    @property
+    def reader(self) -> PromptReader:
+        """Makes token ids of prompts."""
+        return PromptReader(self.tokenizer, self.ready.context, self.ready.vocab_size, self._token_bytes)
+
+    async def read(self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt") -> list[array[int]]:
+        """Their token ids. Raises ApiError for one that cannot be served. If cancelled, none is begun any more."""
+        reader = self.reader
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if sum(map(len, texts)) + TEXT_COSTS * len(texts) <= SHORT_TEXTS:
+            return reader.read(prompts, special, param)
+        return await self.beside(lambda going_on: reader.read(prompts, special, param, going_on))
+
+    async def beside(self, work: Callable[[Callable[[], bool]], T]) -> T:
+        """Do it on a thread, few at a time. It is told how to ask whether it is still wanted."""
+        async with self._threads:
+            left = threading.Event()
+            try:
+                return await asyncio.to_thread(work, lambda: not left.is_set())
+            finally:
+                left.set()
+
+    async def read_body(self, route: str, body: Sequence[bytes]) -> Read:
+        """What a worker makes of a large body. Raises ApiError for one that cannot be served."""
+        if self.why_unhealthy is not None:
+            raise unavailable(self.why_unhealthy)
+        with self.entering(1):
+            try:
+                told = await self._body_workers().do(f"{route}\n".encode(), *body)
+            except TookTooLong:
+                raise bad_request(
+                    f"the request took longer than {READING_S:g} s to read; send less at once, or token ids"
+                ) from None
+            except Died:
+                raise bad_request("the request took too much memory to read; send less at once") from None
+        read = decoded(told)
+        if read.error is not None:
+            status, message, param = read.error
+            raise ApiError(status, message, param=param)
+        return read
+
+    @contextmanager
+    def entering(self, samples: int) -> Iterator[None]:
+        """Count samples as open while their way to the engine is prepared. Raises ApiError if they cannot be served
+        now, before anything is spent on them."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
-        self._check_priority(samples, caller)
-        await self._check_grammars(samples)
-        link = self.link
-        if len(link.open) + len(samples) > self.config.max_queue:
-            raise overloaded(len(link.open))
-        self._check_places(link, len(samples), caller)
-        generation = await link.submit(samples, caller.tenant)
+        if len(self.link.open) + self._entering + samples > self.config.max_queue:
+            raise overloaded(len(self.link.open) + self._entering)
+        self._entering += samples
+        try:
+            yield
+        finally:
+            self._entering -= samples
+
+    async def generate(self, prompts: Sequence[Prompt], caller: Caller = EVERYBODY) -> Generation:
+        """Start the prompts' samples, all or none. Raises ApiError if they cannot be served, or not now."""
+        samples = sum(prompt.params.n for prompt in prompts)
+        self._check_priority(prompts, caller)
+        for prompt in prompts:
+            self._check_rule(prompt.params)
+        self._check_scores(prompts)
+        with self.entering(samples):
+            await self._check_grammars(prompts)
+            link = self.link
+        self._check_places(link, samples, caller)
+        generation = await link.submit(prompts, caller.tenant)
         generation.most_held = int(self.config.max_unread_mib * MIB)
-        for sample in samples:
-            self.metrics.prompt(len(sample.prompt_ids))
+        for prompt in prompts:
+            self.metrics.prompt(len(prompt.ids) * prompt.params.n)
         limit = self.config.request_timeout
         if limit is not None:
             timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
             generation.on_end = timer.cancel
         return generation
 
-    def _check_priority(self, samples: Sequence[Sample], caller: Caller) -> None:
+    def _check_priority(self, prompts: Sequence[Prompt], caller: Caller) -> None:
         least = self.config.min_priority
-        if not caller.operator and any(sample.params.priority < least for sample in samples):
+        if not caller.operator and any(prompt.params.priority < least for prompt in prompts):
             raise forbidden(
                 f"priority: a client's key may ask for nothing more urgent than {least} (min_priority; smaller numbers "
                 "go first, at /generate larger ones); leave it out",
@@ -126,8 +220,32 @@ class Service:
             if own + more > most:
                 raise no_places(most)
 
-    async def _check_grammars(self, samples: Sequence[Sample]) -> None:
-        asked = {sample.params.structured_outputs for sample in samples} - {None}
+    def _check_scores(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ApiError for more log-probabilities than an answer may have of its prompts."""
+        scores = 0
+        for prompt in prompts:
+            if prompt.params.prompt_logprobs is not None:
+                each = 1 + prompt.params.prompt_logprobs + len(prompt.params.logprob_token_ids or ())
+                scores += prompt.params.n * len(prompt.ids) * each
+        if scores > self.config.max_prompt_scores:
+            raise bad_request(
+                f"{scores} log-probabilities of prompts are asked for, more than this server's max_prompt_scores "
+                f"{self.config.max_prompt_scores}; ask for fewer likeliest tokens, or for fewer prompts at once",
+                "prompt_logprobs",
+            )
+
+    def _check_rule(self, params: SamplingParams) -> None:
+        """Raises ApiError for a simulated rule where the operator has not allowed them: its tokens are nobody's."""
+        asked = Speculation.of(params.speculation).acceptance
+        if asked in SIMULATED and not self.config.enable_synthetic_acceptance:
+            raise bad_request(
+                f"acceptance {asked}: simulated acceptance is for benchmarks, and this server was not started for it; "
+                "leave it out, or start the server with --enable-synthetic-acceptance",
+                "speculation",
+            )
+
+    async def _check_grammars(self, prompts: Sequence[Prompt]) -> None:
+        asked = {prompt.params.structured_outputs for prompt in prompts} - {None}
         for structured in asked:
             assert isinstance(structured, StructuredOutputs)
             if self._desk is None:
@@ -138,6 +256,8 @@ class Service:
         """End the engine and whatever else was started."""
         if self._desk is not None:
             await self._desk.close()
+        if self._bodies is not None:
+            await self._bodies.close()
         await self.supervisor.stop()
 
     async def drain(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from stridelm.server.messages import Delta, Scores
+from stridelm.server.messages import Delta
 
 DELTA, TOKEN, SCORE = 400, 100, 160
 """Bytes of the objects themselves. A score's text is mostly short and its own."""
@@ -13,9 +11,6 @@ DELTA, TOKEN, SCORE = 400, 100, 160
 def weight(delta: Delta) -> int:
     """Bytes, roughly."""
     text = sum(map(len, delta.pieces))
-    scores = _scores(delta.logprobs) + _scores(delta.prompt_logprobs)
-    return DELTA + TOKEN * len(delta.token_ids) + text + SCORE * scores + len(delta.hidden_states or b"")
-
-
-def _scores(entries: Sequence[Scores | None] | None) -> int:
-    return 0 if entries is None else sum(len(entry) for entry in entries if entry is not None)
+    scores = sum(map(len, delta.logprobs or ()))
+    packed = sum(map(len, delta.prompt_logprobs or ())) + len(delta.hidden_states or b"")
+    return DELTA + TOKEN * len(delta.token_ids) + text + SCORE * scores + packed

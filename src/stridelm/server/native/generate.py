@@ -12,17 +12,21 @@ from starlette.responses import Response
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.link import Generation, Sample
+from stridelm.server.large import LargeBodies, prompts_read
+from stridelm.server.link import Generation, Prompt
+from stridelm.server.native.pace import Pace
 from stridelm.server.native.rids import Call, rids_of
 from stridelm.server.native.schemas import GenerateRequest, NativeSampling
-from stridelm.server.native.told import Task, Told
+from stridelm.server.native.told import Mark, Task, Told
 from stridelm.server.openai.shared import check_model
-from stridelm.server.replies import DONE, EventStream, event, json_reply, while_connected
+from stridelm.server.replies import DONE, EventStream, PartsReply, event, listed, to_json, while_connected
 from stridelm.server.service import Service
+from stridelm.server.turns import in_turns
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodies)
 T = TypeVar("T")
 
+MIB = 1 << 20
 ANY_JSON = "$$ANY$$"
 """SGLang's schema for any object."""
 ANY_CONFIDENCE = 1e-9
@@ -35,15 +39,15 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     """Complete one prompt or several, or score them."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    tasks = await _tasks(body, service)
-    samples = [sample for task in tasks for sample in [Sample(task.prompt_ids, task.params)] * task.params.n]
-    many = body.is_list or len(samples) > 1
+    tasks = await _tasks(body, request)
+    many = body.is_list or len(tasks) * tasks[0].params.n > 1
     link = service.link
     call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
     caller = caller_of(request)
     rids_of(request.app).take(call, caller.tenant)
     try:
-        generation = await service.generate(samples, caller)
+        prompts = [Prompt(task.prompt_ids, task.params) for task in tasks]
+        generation = await while_connected(request, service.generate(prompts, caller))
     except BaseException:
         call.end()
         raise
@@ -52,31 +56,41 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     each = [task for task in tasks for _ in range(task.params.n)]
     speech = service.tokenizer, service.ready.hidden_size
     told = [Told(rid, task, generation.began, *speech) for rid, task in zip(call.rids, each, strict=True)]
-    answer, close = _Answer(generation, told, many), partial(link.abandon, generation)
+    answer, close = _Answer(service, generation, told, many), partial(link.abandon, generation)
     if body.stream:
         return EventStream(answer.events(), close)
-    return json_reply(await while_connected(request, answer.whole(), close))
+    return PartsReply(await while_connected(request, answer.whole(), close))
 
 
 class _Answer:
-    def __init__(self, generation: Generation, samples: list[Told], many: bool) -> None:
+    def __init__(self, service: Service, generation: Generation, samples: list[Told], many: bool) -> None:
+        self._turns = service.turns
         self._generation = generation
         self._samples = samples
         self._many = many
+        self._pace = Pace(int(service.config.max_repeating_mib * MIB), len(samples))
+        self._marks = [Mark() for _ in samples] if service.config.incremental_streaming_output else None
 
-    async def whole(self) -> Any:
-        """The answer to a request that is not streamed: an object, or a list of them. Raises ApiError if the engine
-        dies."""
+    async def whole(self) -> list[bytes]:
+        """The answer to a request that is not streamed, in parts: an object, or a list of them. Raises ApiError if the
+        engine dies."""
         while await self._grown():
             pass
-        answers = [sample.answer() for sample in self._samples]
-        return answers if self._many else answers[0]
+        answers = []
+        async with self._turns() as turn:
+            for sample in self._samples:
+                answers.append(to_json(sample.answer()))
+                await turn.breathe()
+        return listed(answers) if self._many else answers
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as it comes, each event with all of its sample so far. A failure on the way is the last."""
+        """The answer as it comes, each event with all of its sample so far, or with what is new. A failure on the way
+        is the last."""
         try:
             while grown := await self._grown():
-                yield b"".join(event(self._event(index)) for index in grown)
+                due = grown if self._marks else [i for i in grown if self._pace.due(i, self._samples[i])]
+                if due:
+                    yield await in_turns(self._turns, due, self._event)
         except ApiError as error:
             yield event(error.body)
         yield DONE
@@ -86,20 +100,26 @@ class _Answer:
         arrived = await self._generation.next(keep=True)
         for index, delta in arrived:
             self._samples[index].take(delta)
+            if delta.prompt_logprobs:
+                async with self._turns() as turn:
+                    await self._samples[index].read(turn)
         return sorted({index for index, _ in arrived})
 
-    def _event(self, index: int) -> dict[str, Any]:
-        answer = self._samples[index].answer()
-        return {**answer, "index": index} if self._many else answer
+    def _event(self, index: int) -> bytes:
+        answer = self._samples[index].answer(self._marks[index] if self._marks else None)
+        said = event({**answer, "index": index} if self._many else answer)
+        self._pace.sent(index, self._samples[index], len(said))
+        return said
 
 
 # What was asked for
 
 
-async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
+async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
     """Raises ApiError for what cannot be had."""
-    prompts = await _prompts(body, service)
-    count = len(prompts)
+    service: Service = request.app.state.service
+    asked = asked_prompts(body)
+    count = len(asked)
     sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
     scored = _each("return_logprob", body.return_logprob, count, False)
     starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
@@ -114,29 +134,31 @@ async def _tasks(body: GenerateRequest, service: Service) -> list[Task]:
         )
     if len({one.n or 1 for one in sampling}) > 1:
         raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
+    prompts = prompts_read(request)
+    if prompts is None:
+        with service.entering(count * (sampling[0].n or 1)):
+            prompts = await while_connected(request, service.read(asked, param="text"))
     tasks = []
-    for ids, one, wanted, start, top, picked, states in zip(
-        prompts, sampling, scored, starts, tops, chosen, shown, strict=True
-    ):
-        told_from = _told_from(start, len(ids)) if wanted else None
-        more: dict[str, Any] = {"return_hidden_states": True} if states else {}
-        params = _params(body, one, service, more | _asked_scores(told_from, len(ids), top, picked))
-        tasks.append(Task(ids, params, one.scores_only, told_from, top, bool(body.return_text_in_logprobs)))
+    async with service.turns() as turn:
+        for ids, one, wanted, start, top, picked, states in zip(
+            prompts, sampling, scored, starts, tops, chosen, shown, strict=True
+        ):
+            told_from = _told_from(start, len(ids)) if wanted else None
+            more: dict[str, Any] = {"return_hidden_states": True} if states else {}
+            params = _params(body, one, service, more | _asked_scores(told_from, len(ids), top, picked))
+            tasks.append(Task(ids, params, one.scores_only, told_from, top, bool(body.return_text_in_logprobs)))
+            await turn.breathe()
     return tasks
 
 
-async def _prompts(body: GenerateRequest, service: Service) -> list[list[int]]:
-    """Each prompt's token ids."""
+def asked_prompts(body: GenerateRequest) -> list[str] | list[list[int]]:
+    """The prompts, as a list whether there is one or several."""
     if (body.text is None) == (body.input_ids is None):
         raise bad_request("give either text or input_ids", "text")
     ids: Any = body.input_ids
     if ids is not None:
         return ids if isinstance(ids[0], list) else [ids]
-    texts = [body.text] if isinstance(body.text, str) else body.text or []
-    try:
-        return [await service.encode(text) for text in texts]
-    except ValueError as error:
-        raise bad_request(str(error), "text") from error
+    return [body.text] if isinstance(body.text, str) else body.text or []
 
 
 def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
@@ -179,6 +201,8 @@ def _params(body: GenerateRequest, sampling: NativeSampling, service: Service, a
         more["speculation"] = speculation
     if body.priority is not None:
         more["priority"] = -body.priority
+    if body.cache_salt is not None:
+        more["cache_salt"] = body.cache_salt
     return sampling.sampling(service.defaults, **more)
 
 

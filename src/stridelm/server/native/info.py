@@ -15,22 +15,15 @@ from starlette.responses import PlainTextResponse, Response
 from stridelm import __version__
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request, forbidden, unavailable
+from stridelm.server.large import LargeBodies
 from stridelm.server.messages import Flush
 from stridelm.server.native.probe import Probe
 from stridelm.server.native.rids import rids_of
-from stridelm.server.native.schemas import (
-    AbortRequest,
-    DetokenizeRequest,
-    Tokenize,
-    TokenizeConversation,
-    TokenizeRequest,
-)
-from stridelm.server.openai.conversation import conversation_ids
-from stridelm.server.openai.shared import check_model
+from stridelm.server.native.schemas import AbortRequest
 from stridelm.server.replies import json_reply, while_connected
 from stridelm.server.service import Service
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodies)
 
 POLL_S = 0.02
 PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "model", "drafter_model")
@@ -190,52 +183,3 @@ async def abort_request(body: AbortRequest, request: Request) -> Response:
     else:
         raise bad_request("give the rid of a request, or abort_all", "rid")
     return Response(status_code=200)
-
-
-@router.post("/tokenize", response_model=None)
-@router.post("/v1/tokenize", response_model=None)
-async def tokenize(body: Tokenize, request: Request) -> Response:
-    """The token ids of a text, of several, or of a conversation as its template writes it."""
-    service: Service = request.app.state.service
-    check_model(service, body.model)
-    if isinstance(body, TokenizeConversation):
-        single, ids = True, [await conversation_ids(body, service)]
-    else:
-        single, ids = isinstance(body.prompt, str), await _ids(body, service)
-    words: Any = [None] * len(ids)
-    if body.return_token_strs:
-        words = [service.tokenizer.hf.convert_ids_to_tokens(one) for one in ids]
-    told = {
-        "tokens": ids[0] if single else ids,
-        "count": len(ids[0]) if single else [len(one) for one in ids],
-        "max_model_len": service.ready.context,
-        "token_strs": words[0] if single else words,
-    }
-    return json_reply(told)
-
-
-async def _ids(body: TokenizeRequest, service: Service) -> list[list[int]]:
-    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    try:
-        return [await service.encode(text, body.add_special_tokens) for text in texts]
-    except ValueError as error:
-        raise bad_request(str(error), "prompt") from error
-
-
-@router.post("/detokenize", response_model=None)
-@router.post("/v1/detokenize", response_model=None)
-async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of token ids, under SGLang's name and under vLLM's. If the request does not say what becomes of special
-    tokens, SGLang's is without them and vLLM's with them."""
-    service: Service = request.app.state.service
-    check_model(service, body.model)
-    tokens: Any = body.tokens
-    single = not tokens or isinstance(tokens[0], int)
-    many: list[list[int]] = [tokens] if single else tokens
-    size = service.ready.vocab_size
-    if any(token >= size for ids in many for token in ids):
-        raise bad_request(f"tokens: ids are from 0 to {size - 1}, the model's vocabulary", "tokens")
-    without, skip = body.skip_special_tokens is not False, body.skip_special_tokens is True
-    texts = [service.tokenizer.decode(ids, without) for ids in many]
-    prompts = [service.tokenizer.decode(ids, skip) for ids in many]
-    return json_reply({"text": texts[0], "prompt": prompts[0]} if single else {"text": texts, "prompt": prompts})

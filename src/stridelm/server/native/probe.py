@@ -12,7 +12,8 @@ import time
 from stridelm.params import SamplingParams
 from stridelm.server.errors import unavailable
 from stridelm.server.gather import gather
-from stridelm.server.link import Link, Sample
+from stridelm.server.link import Link, Prompt
+from stridelm.server.messages import packed
 from stridelm.server.service import Service
 
 PROBE_S = 20.0
@@ -64,7 +65,7 @@ class Probe:
 
 
 async def _one_token(link: Link) -> None:
-    generation = await link.submit([Sample([0], SamplingParams(max_tokens=1, temperature=0.0))])
+    generation = await link.submit([Prompt(packed([0]), SamplingParams(max_tokens=1, temperature=0.0))])
     try:
         await gather(generation)
     finally:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
-from stridelm.server.openai.schemas import Conversation
+from stridelm.server.openai.schemas import Conversation, StopText
 from stridelm.text.generation_config import GenerationDefaults
 
 MOST_PROMPTS = 1024
@@ -51,7 +51,7 @@ Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Word = Annotated[str, Field(max_length=MOST_WORD)]
 Rid = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
 Chosen = Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
 OneOrEachIds = Chosen | Annotated[list[Chosen | None], Field(max_length=MOST_PROMPTS)]
 Start = Annotated[int, Field(ge=-1)]
@@ -73,7 +73,7 @@ class NativeSampling(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[Word | Annotated[list[Word], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOPS)] | None = None
     stop_regex: Nothing = None
     ignore_eos: bool | None = None
@@ -132,7 +132,7 @@ class NativeSampling(BaseModel):
 
 OneOrEach = Annotated[
     Annotated[NativeSampling, Tag("~one")]
-    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS), Tag("~each")],
+    | Annotated[list[NativeSampling], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True), Tag("~each")],
     Discriminator(lambda value: "~each" if isinstance(value, list) else "~one"),
 ]
 
@@ -141,12 +141,13 @@ class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Word | None = None
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)] | None = None
-    input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)] | None = None
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)] | None = None
+    input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)] | None = None
     sampling_params: OneOrEach | None = None
     rid: Rid | Annotated[list[Rid], Field(max_length=MOST_PROMPTS)] | None = None
     stream: bool | None = None
     priority: int | None = Field(None, gt=-(2**63), lt=2**63)
+    cache_salt: str | None = None
     """Higher is served first, unlike elsewhere in Stride: so it is in SGLang."""
     speculation: dict[str, Any] | Word | None = None
     """For prompts whose sampling_params say nothing of it."""
@@ -178,7 +179,6 @@ class GenerateRequest(BaseModel):
     custom_logit_processor: Nothing = None
     custom_labels: Nothing = None
     extra_key: Nothing = None
-    cache_salt: Nothing = None
     background: Nothing = None
     bootstrap_host: Nothing = None
     bootstrap_port: Nothing = None
@@ -241,8 +241,11 @@ class DetokenizeRequest(BaseModel):
 
     model: Word | None = None
     tokens: (
-        Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
-        | Annotated[list[Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]], Field(max_length=MOST_PROMPTS)]
+        Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]],
+            Field(max_length=MOST_PROMPTS, fail_fast=True),
+        ]
     )
     skip_special_tokens: bool | None = None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +14,10 @@ import numpy as np
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.server.gather import Gathered
-from stridelm.server.messages import Delta, Finish, Score, Scores, likeliest
+from stridelm.server.messages import Delta, Finish, Score, Scores, likeliest, prompt_scores
 from stridelm.server.openai.completions import finite
+from stridelm.server.replies import to_json
+from stridelm.server.turns import Turn
 from stridelm.text.tokenizer import Tokenizer
 
 WEIGHTS = "default"
@@ -30,7 +32,7 @@ Triple = list[Any]
 class Task:
     """One prompt, and what is wanted of it."""
 
-    prompt_ids: list[int]
+    prompt_ids: array[int]
     params: SamplingParams
     scores_only: bool
     """The one token that is drawn nevertheless is left out."""
@@ -39,6 +41,29 @@ class Task:
     top: int
     """Likeliest tokens told at each position."""
     with_text: bool
+
+
+@dataclass
+class Mark:
+    """How much of a sample was told: characters, token ids, positions of the prompt and of the output."""
+
+    text: int = 0
+    ids: int = 0
+    prompt: int = 0
+    scores: int = 0
+
+
+class Columns:
+    """Log-probabilities position by position, each encoded once: a stream repeats them with every event."""
+
+    def __init__(self) -> None:
+        self.own: list[msgspec.Raw] = []
+        self.top: list[msgspec.Raw] = []
+        self.chosen: list[msgspec.Raw] = []
+
+    def add(self, own: Triple, top: list[Triple] | None, chosen: list[Triple] | None) -> None:
+        for column, value in ((self.own, own), (self.top, top), (self.chosen, chosen)):
+            column.append(msgspec.Raw(to_json(value)))
 
 
 class Told:
@@ -52,12 +77,9 @@ class Told:
         self._hidden_size = hidden_size
         self._sample = Gathered()
         self._seconds = 0.0
-        self._input: list[Triple] = []
-        self._input_top: list[list[Triple] | None] = []
-        self._input_chosen: list[list[Triple] | None] = []
-        self._output: list[Triple] = []
-        self._output_top: list[list[Triple] | None] = []
-        self._output_chosen: list[list[Triple] | None] = []
+        self._packed: list[bytes] = []
+        """The prompt's log-probabilities, as long as they are not read."""
+        self._input, self._output = Columns(), Columns()
 
     def take(self, delta: Delta) -> None:
         if self._task.scores_only:
@@ -67,16 +89,43 @@ class Told:
             self._seconds = time.monotonic() - self._began
         if self._task.told_from is None:
             return
-        if delta.prompt_logprobs is not None:
-            self._take_prompt(delta.prompt_logprobs[self._task.told_from :])
+        self._packed += delta.prompt_logprobs or ()
         for entry in delta.logprobs or ():
-            self._output.append(self._triple(entry[0]))
-            self._output_top.append(self._likeliest(entry))
-            self._output_chosen.append(self._chosen(entry))
+            self._tell(self._output, entry)
 
-    def answer(self) -> dict[str, Any]:
-        """All of it so far."""
+    async def read(self, turn: Turn) -> None:
+        """Read what has come of the prompt's log-probabilities, of which there may be very many.
+
+        The first is told without a score: SGLang never has it, and its clients leave it out of their sums.
+        """
+        packed, self._packed = self._packed, []
+        place, first = 0, self._task.told_from
+        assert first is not None or not packed
+        for part in packed:
+            for entry in prompt_scores(part):
+                if place == first:
+                    token = self._task.prompt_ids[place]
+                    text = self._tokenizer.token_text(token) if self._task.with_text else None
+                    self._input.add([None, token, text], None, None)
+                elif first is not None and place > first:
+                    assert entry is not None
+                    self._tell(self._input, entry)
+                place += 1
+            await turn.breathe()
+
+    @property
+    def tokens(self) -> int:
+        """Of output, so far."""
+        return len(self._sample.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        return self._sample.finish is not None
+
+    def answer(self, told: Mark | None = None) -> dict[str, Any]:
+        """All of it so far; or what has come since `told`, which is moved on."""
         sample, task = self._sample, self._task
+        since = Mark() if told is None else replace(told)
         meta: dict[str, Any] = {
             "id": self._rid,
             "finish_reason": None,
@@ -85,18 +134,23 @@ class Told:
             "completion_tokens": len(sample.token_ids),
         }
         if task.told_from is not None:
-            meta |= {"input_token_logprobs": self._input, "output_token_logprobs": self._output}
-            meta["output_token_logprobs_length"] = len(self._output)
+            shown, scored = self._input, self._output
+            begin, first = since.scores, since.prompt
+            meta |= {"input_token_logprobs": shown.own[first:], "output_token_logprobs": scored.own[begin:]}
+            meta["output_token_logprobs_length"] = len(scored.own)
             if task.top:
-                meta |= {"input_top_logprobs": self._input_top, "output_top_logprobs": self._output_top}
+                meta |= {"input_top_logprobs": shown.top[first:], "output_top_logprobs": scored.top[begin:]}
             if task.params.logprob_token_ids:
-                meta["input_token_ids_logprobs"] = self._input_chosen
-                meta["output_token_ids_logprobs"] = self._output_chosen
+                meta["input_token_ids_logprobs"] = shown.chosen[first:]
+                meta["output_token_ids_logprobs"] = scored.chosen[begin:]
         if sample.finish is not None:
-            meta |= self._ended(sample.finish)
-        return {"text": sample.text, "output_ids": sample.token_ids, "meta_info": meta}
+            meta |= self._at_end(sample.finish)
+        if told is not None:
+            told.text, told.ids = len(sample.text), len(sample.token_ids)
+            told.prompt, told.scores = len(self._input.own), len(self._output.own)
+        return {"text": sample.text[since.text :], "output_ids": sample.token_ids[since.ids :], "meta_info": meta}
 
-    def _ended(self, finish: Finish) -> dict[str, Any]:
+    def _at_end(self, finish: Finish) -> dict[str, Any]:
         """What is known at the end alone."""
         ids, metrics = self._sample.token_ids, finish.metrics
         meta = {
@@ -119,18 +173,8 @@ class Told:
             return {"type": "length", "length": len(ids)}
         return {"type": "stop", "matched": ids[-1] if finish.stop_reason is None else finish.stop_reason}
 
-    def _take_prompt(self, entries: Sequence[Scores | None]) -> None:
-        """The first is told without a score: SGLang never has it, and its clients leave it out of their sums."""
-        assert self._task.told_from is not None
-        token = self._task.prompt_ids[self._task.told_from]
-        self._input.append([None, token, self._tokenizer.token_text(token) if self._task.with_text else None])
-        self._input_top.append(None)
-        self._input_chosen.append(None)
-        for entry in entries[1:]:
-            assert entry is not None
-            self._input.append(self._triple(entry[0]))
-            self._input_top.append(self._likeliest(entry))
-            self._input_chosen.append(self._chosen(entry))
+    def _tell(self, columns: Columns, entry: Scores) -> None:
+        columns.add(self._triple(entry[0]), self._likeliest(entry), self._chosen(entry))
 
     def _likeliest(self, entry: Scores) -> list[Triple] | None:
         return [self._triple(one) for one in likeliest(entry, self._task.top)] or None

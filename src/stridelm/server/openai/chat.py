@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
-from stridelm.server.link import Generation, Sample
-from stridelm.server.messages import Delta, Score, Scores, likeliest
+from stridelm.server.large import LargeBodies
+from stridelm.server.link import Generation, Prompt
+from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event
+from stridelm.server.replies import DONE, event, to_json, while_connected
 from stridelm.server.service import Service
+from stridelm.server.turns import Turn, in_turns
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodies)
 
 
 @router.post("/v1/chat/completions", response_model=None)
@@ -29,9 +33,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
-    prompt = await conversation_ids(body, service)
-    samples = [Sample(prompt, params)] * params.n
-    return await reply(request, samples, _Answer(service, body, prompt, params), bool(body.stream))
+    with service.entering(params.n):
+        prompt = await while_connected(request, conversation_ids(body, request))
+    return await reply(request, [Prompt(prompt, params)], _Answer(service, body, prompt, params), bool(body.stream))
 
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -51,18 +55,17 @@ def _params(body: ChatRequest, service: Service) -> SamplingParams:
 
 
 class _Answer:
-    def __init__(self, service: Service, body: ChatRequest, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams) -> None:
         self._service = service
         self._body = body
         self._prompt = prompt
         self._n = params.n
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+        """The answer to a request that is not streamed, without its choices."""
         heading = Heading.new(self._service, "chatcmpl", "chat.completion", self._body)
         usage = usage_of([self._prompt], samples, self._n)
-        choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
-        return heading.around(choices=choices, usage=usage.as_json())
+        return heading.around(choices=[], usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer as it comes. A failure on the way is the last event."""
@@ -74,19 +77,21 @@ class _Answer:
                 opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 yield event(heading.around(choices=[opening]))
             while arrived := await generation.next():
-                chunk = b""
-                for index, delta in arrived:
-                    usage.completion += len(delta.token_ids)
-                    if delta.finish is not None and index == 0:
-                        usage.cached = delta.finish.metrics.cached_tokens
-                    more = {"usage": usage.as_json()} if always else {}
-                    chunk += event(heading.around(choices=[self._chunk(index, delta)], **more))
-                yield chunk
+                yield await in_turns(
+                    self._service.turns, arrived, lambda one: self._event(*one, heading, usage, always)
+                )
             if last:
                 yield event(heading.around(choices=[], usage=usage.as_json()))
         except ApiError as error:
             yield event(error.body)
         yield DONE
+
+    def _event(self, index: int, delta: Delta, heading: Heading, usage: Usage, always: bool) -> bytes:
+        usage.completion += len(delta.token_ids)
+        if delta.finish is not None and index == 0:
+            usage.cached = delta.finish.metrics.cached_tokens
+        more = {"usage": usage.as_json()} if always else {}
+        return event(heading.around(choices=[self._chunk(index, delta)], **more))
 
     def _chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "delta": {"content": delta.text}, "finish_reason": None}
@@ -98,17 +103,23 @@ class _Answer:
             choice["speculation"] = speculation_of(delta.finish.metrics)
         return choice
 
-    def _choice(self, index: int, sample: Gathered) -> dict[str, Any]:
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """One sample's."""
+        content = list[msgspec.Raw]()
+        for begin in range(0, len(sample.logprobs), SCORED):
+            told = self._logprobs(sample.logprobs[begin : begin + SCORED])
+            content += [msgspec.Raw(to_json(entry)) for entry in (told or {"content": []})["content"]]
+            await turn.breathe()
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": sample.text},
-            "logprobs": self._logprobs(sample.logprobs),
+            "logprobs": {"content": content} if self._body.logprobs else None,
             "finish_reason": sample.ended.reason,
             "stop_reason": sample.ended.stop_reason,
             "speculation": speculation_of(sample.ended.metrics),
         }
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt
+            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt.tolist()
         return choice
 
     def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:

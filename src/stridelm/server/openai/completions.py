@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
-from stridelm.server.link import Generation, Sample
-from stridelm.server.messages import Delta, Score, Scores, likeliest
+from stridelm.server.large import LargeBodies, prompts_read
+from stridelm.server.link import Generation, Prompt
+from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest, prompt_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event
+from stridelm.server.replies import DONE, event, to_json, while_connected
 from stridelm.server.service import Service
+from stridelm.server.turns import Turn, in_turns
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodies)
 
 
 @router.post("/v1/completions", response_model=None)
@@ -27,9 +31,9 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
-    prompts = await _prompts(body, service)
-    samples = [sample for ids in prompts for sample in [Sample(ids, params)] * params.n]
-    return await reply(request, samples, _Answer(service, body, prompts, params), bool(body.stream))
+    prompts = await _prompts(body, request)
+    asked = [Prompt(ids, params) for ids in prompts]
+    return await reply(request, asked, _Answer(service, body, prompts, params), bool(body.stream))
 
 
 def _params(body: CompletionRequest, service: Service) -> SamplingParams:
@@ -52,40 +56,49 @@ def _params(body: CompletionRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-async def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
-    """Each prompt's token ids."""
-    prompt: Any = body.prompt
+async def _prompts(body: CompletionRequest, request: Request) -> list[array[int]]:
+    """Each prompt's token ids. Raises ApiError for what cannot be had."""
+    many = asked_prompts(body)
+    read = prompts_read(request)
+    if read is not None:
+        return read
+    service: Service = request.app.state.service
     special = body.add_special_tokens is not False
+    with service.entering(len(many) * (body.n or 1)):
+        return await while_connected(request, service.read(many, special))
+
+
+def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts, as a list whether there is one or several. Raises ApiError for parameters without effect."""
+    prompt: Any = body.prompt
     many: list[str] | list[list[int]]
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         many = [prompt]
     else:
         many = prompt
-    if not special and not isinstance(many[0], str):
+    if body.add_special_tokens is False and not isinstance(many[0], str):
         raise bad_request("add_special_tokens would have no effect on token ids; leave it out", "add_special_tokens")
-    try:
-        return [await service.encode(one, special) if isinstance(one, str) else one for one in many]
-    except ValueError as error:
-        raise bad_request(str(error), "prompt") from error
+    return many
 
 
 class _Answer:
     def __init__(
-        self, service: Service, body: CompletionRequest, prompts: Sequence[list[int]], params: SamplingParams
+        self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
         self._heading = Heading.new(service, "cmpl", "text_completion", body)
         self._service = service
         self._body = body
         self._prompts = prompts
         self._n = params.n
+        self._texts: dict[int, str] = {}
+        """Prompts as they are echoed."""
         self._silent = body.max_tokens == 0
         """The one token that was drawn is left out."""
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+        """The answer to a request that is not streamed, without its choices."""
         usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
-        choices = [self._choice(index, sample) for index, sample in enumerate(samples)]
-        return self._heading.around(choices=choices, usage=usage.as_json())
+        return self._heading.around(choices=[], usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer as it comes. A failure on the way is the last event."""
@@ -99,10 +112,9 @@ class _Answer:
                     lengths[index] = len(text)
                     yield event(self._heading.around(choices=[_choice(index, text, None)]))
             while arrived := await generation.next():
-                chunk = b""
-                for index, delta in arrived:
-                    chunk += self._event(index, delta, lengths, usage, always)
-                yield chunk
+                yield await in_turns(
+                    self._service.turns, arrived, lambda one: self._event(*one, lengths, usage, always)
+                )
             if last:
                 yield event(self._heading.around(choices=[], usage=usage.as_json()))
         except ApiError as error:
@@ -130,34 +142,59 @@ class _Answer:
         more = {"usage": usage.as_json()} if always else {}
         return event(self._heading.around(choices=[choice], **more))
 
-    def _choice(self, index: int, sample: Gathered) -> dict[str, Any]:
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """One sample's."""
         prompt_ids = self._prompts[index // self._n]
-        text, scores = ("", []) if self._silent else (sample.text, list[Scores | None](sample.logprobs))
+        text = "" if self._silent else sample.text
         ids = [] if self._silent else sample.token_ids
         if self._body.echo:
             text = self._prompt_text(index) + text
-            if self._body.logprobs is not None:
-                scores = self._prompt_scores(prompt_ids, sample) + scores
         wanted = self._body.logprobs
-        choice = _choice(index, text, None if wanted is None else legacy_logprobs(scores, wanted, 0))
+        logprobs = None if wanted is None else await self._all_logprobs(prompt_ids, sample, wanted, turn)
+        choice = _choice(index, text, logprobs)
         choice["finish_reason"], choice["stop_reason"] = sample.ended.reason, sample.ended.stop_reason
         if self._silent:
             choice["finish_reason"] = "length"
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids
+            choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids.tolist()
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = [_by_id(entry) for entry in sample.prompt_logprobs or []]
+            choice["prompt_logprobs"] = told = list[msgspec.Raw]()
+            for packed in sample.prompt_logprobs or []:
+                told += [msgspec.Raw(to_json(_by_id(entry))) for entry in prompt_scores(packed)]
+                await turn.breathe()
         choice["speculation"] = speculation_of(sample.ended.metrics)
         return choice
 
     def _prompt_text(self, index: int) -> str:
-        return self._service.tokenizer.decode(self._prompts[index // self._n])
+        prompt = index // self._n
+        if prompt not in self._texts:
+            self._texts[prompt] = self._service.tokenizer.decode(self._prompts[prompt].tolist())
+        return self._texts[prompt]
 
-    def _prompt_scores(self, prompt_ids: list[int], sample: Gathered) -> list[Scores | None]:
-        """The prompt's positions; the first token has no log-probability, and here no score but its text."""
-        first = prompt_ids[0]
-        opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
-        return [opening, *(sample.prompt_logprobs or [])[1:]]
+    async def _all_logprobs(self, prompt_ids: array[int], sample: Gathered, top: int, turn: Turn) -> dict[str, Any]:
+        """Of the prompt too, where it is echoed."""
+        found, offset = legacy_logprobs([], top, 0), 0
+        async for scores in self._scores(prompt_ids, sample):
+            told = legacy_logprobs(scores, top, offset)
+            offset += sum(map(len, told["tokens"]))
+            told["top_logprobs"] = [msgspec.Raw(to_json(entry)) for entry in told["top_logprobs"]]
+            for name, values in told.items():
+                found[name] += values
+            await turn.breathe()
+        return found
+
+    async def _scores(self, prompt_ids: array[int], sample: Gathered) -> AsyncIterator[Sequence[Scores | None]]:
+        """Position by position, some at a time. The prompt's first token has no log-probability, and here no score but
+        its text."""
+        if self._body.echo:
+            first = prompt_ids[0]
+            opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
+            for place, packed in enumerate(sample.prompt_logprobs or []):
+                scores = prompt_scores(packed)
+                yield scores if place else [opening, *scores[1:]]
+        if not self._silent:
+            for begin in range(0, len(sample.logprobs), SCORED):
+                yield sample.logprobs[begin : begin + SCORED]
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:

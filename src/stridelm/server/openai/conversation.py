@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
+from fastapi import Request
+
 from stridelm.server.errors import bad_request
-from stridelm.server.openai.schemas import ChatMessage, Conversation
+from stridelm.server.large import prompts_read
+from stridelm.server.openai.schemas import ChatMessage, ChatRequest, Conversation
 from stridelm.server.service import Service
+from stridelm.text.tokenizer import Tokenizer
 
 
-async def conversation_ids(body: Conversation, service: Service) -> list[int]:
-    """Its token ids. Raises ApiError if the model has no chat template or its template refuses."""
+async def conversation_ids(body: ChatRequest, request: Request) -> array[int]:
+    """Its token ids. Raises ApiError for what cannot be had."""
+    read = prompts_read(request)
+    if read is not None:
+        return read[0]
+    service: Service = request.app.state.service
+    text = await service.beside(lambda _: conversation_text(body, service.tokenizer))
+    [ids] = await service.read([text], body.add_special_tokens, "messages")
+    return ids
+
+
+def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
+    """What a model reads of it. Raises ApiError if it has no chat template, or its template refuses."""
     going_on = bool(body.continue_final_message)
     if going_on and body.add_generation_prompt:
         raise bad_request(
@@ -21,8 +37,7 @@ async def conversation_ids(body: Conversation, service: Service) -> list[int]:
     tools = None if body.tool_choice == "none" else body.tools
     messages = [_message(one) for one in body.messages]
     try:
-        text = service.tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
-        return await service.encode(text, body.add_special_tokens)
+        return tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
 

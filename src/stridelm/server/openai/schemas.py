@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from stridelm.params import MAX_LOGPROBS, SamplingParams
 from stridelm.server.errors import bad_request
@@ -19,9 +19,29 @@ MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
 MOST_MESSAGES = 4096
 
-Words = Annotated[list[str], Field(max_length=MOST_WORDS)]
+MOST_STOP_TEXT = 8192
+"""Characters of all stop strings: each is a state of a search, for each sample."""
+MOST_WORD_TEXT = 1 << 16
+"""Characters of all bad words, or of all choices."""
+
+
+def short_enough(most: int) -> AfterValidator:
+    """Refuses texts, or a single one, that have more characters than these in all."""
+
+    def check(value: str | list[str]) -> str | list[str]:
+        size = len(value) if isinstance(value, str) else sum(map(len, value))
+        if size > most:
+            raise ValueError(f"{size} characters in all, more than {most}; give fewer or shorter ones")
+        return value
+
+    return AfterValidator(check)
+
+
+Words = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True), short_enough(MOST_WORD_TEXT)]
+StopText = short_enough(MOST_STOP_TEXT)
 TokenId = Annotated[int, Field(ge=0)]
-Ids = list[TokenId]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+"""Of a million that are none, one is told."""
 
 
 class StreamOptions(BaseModel):
@@ -59,7 +79,7 @@ class SamplingFields(InertFields):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=MOST_WORDS)
@@ -78,6 +98,7 @@ class SamplingFields(InertFields):
     bad_words: Words | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     no_stop_trim: Literal[False] | None = None
     return_hidden_states: Literal[False] | None = None
@@ -101,7 +122,7 @@ class SamplingFields(InertFields):
         same = (
             *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
             *("repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "speculation", "n"),
+            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "cache_salt", "speculation", "n"),
         )
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         structured = self._structured()
@@ -140,8 +161,10 @@ class CompletionRequest(SamplingFields):
     prompt: (
         str
         | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[
+            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+        ]
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
@@ -162,7 +185,7 @@ class ChatMessage(BaseModel):
 class Conversation(BaseModel):
     """What a chat template reads. add_special_tokens: beside those that the template writes."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MOST_WORDS)
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

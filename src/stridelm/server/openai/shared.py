@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,14 @@ from starlette.responses import Response
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
-from stridelm.server.link import Generation, Sample
+from stridelm.server.link import Generation, Prompt
 from stridelm.server.openai.schemas import SamplingFields
-from stridelm.server.replies import EventStream, json_reply, while_connected
+from stridelm.server.replies import EventStream, PartsReply, listed, to_json, while_connected
 from stridelm.server.service import Service
+from stridelm.server.turns import Turn
 
 ONLY_TIER = "default"
+NO_CHOICES = b'"choices":[]'
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -72,7 +75,7 @@ class Usage:
         }
 
 
-def usage_of(prompts: Sequence[list[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
+def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
     """spare: tokens of each sample that were generated and are not part of the answer."""
     return Usage(
         prompt=sum(map(len, prompts)),
@@ -84,20 +87,38 @@ def usage_of(prompts: Sequence[list[int]], samples: Sequence[Gathered], n: int, 
 class Answer(Protocol):
     """A request's answer, whole or as it comes."""
 
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]: ...
+    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
+        """All of it but its choices, which are empty."""
+
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """One sample's."""
 
     def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
 
-async def reply(request: Request, samples: Sequence[Sample], answer: Answer, stream: bool) -> Response:
-    """Generate the samples and send the answer. Raises ApiError if they cannot be served."""
+async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
+    """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
     link = service.link
-    request.state.generation = generation = await service.generate(samples, caller_of(request))
+    starting = service.generate(prompts, caller_of(request))
+    request.state.generation = generation = await while_connected(request, starting)
     close = partial(link.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)
-    return json_reply(answer.whole(await while_connected(request, gather(generation), close)))
+    return PartsReply(await while_connected(request, _parts(service, generation, answer), close))
+
+
+async def _parts(service: Service, generation: Generation, answer: Answer) -> list[bytes]:
+    """The whole answer as JSON, made choice by choice."""
+    samples = await gather(generation)
+    choices = []
+    async with service.turns() as turn:
+        for index, sample in enumerate(samples):
+            choices.append(to_json(await answer.choice(index, sample, turn)))
+            samples[index].forget()
+            await turn.breathe()
+    before, after = to_json(answer.whole(samples)).split(NO_CHOICES, 1)
+    return [before + b'"choices":', *listed(choices), after]
 
 
 def wants_usage(request: SamplingFields) -> tuple[bool, bool]:

@@ -1,0 +1,79 @@
+"""Routes whose bodies may be large: those are read by a worker (workers/bodies.py) and not on the loop."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from stridelm.server.messages import unpacked
+from stridelm.server.replies import ClientGone, while_connected
+
+SMALL_BODY = 32 << 10
+"""Bytes; reading so much holds the loop for less than twenty milliseconds, whatever it is."""
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class LargeBodies(APIRoute):
+    """A route like any other. Of a large body it sees the small part alone; what else there was is in the request's
+    state, under `prompts` or `reply`."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_large(request: Request) -> Response:
+            try:
+                body = [part async for part in request.stream()]  # never joined: that takes milliseconds
+            except ClientDisconnect as error:
+                raise ClientGone from error
+            if sum(map(len, body)) <= SMALL_BODY or not _is_json(request):
+                return await handle(Request(request.scope, _with_body(b"".join(body), request.receive)))
+            service = request.app.state.service
+            read = await while_connected(request, service.read_body(self.path, body))
+            if read.reply is not None:
+                request.state.reply = read.reply
+            if read.prompts is not None:
+                request.state.prompts = [unpacked(prompt) for prompt in read.prompts]
+            return await handle(Request(request.scope, _with_body(read.rest, request.receive)))
+
+        return handle_large
+
+
+def prompts_read(request: Request) -> list[array[int]] | None:
+    """The token ids of the prompts, where a worker has read them."""
+    prompts: list[array[int]] | None = getattr(request.state, "prompts", None)
+    return prompts
+
+
+def reply_read(request: Request) -> bytes | None:
+    """The answer as JSON, where a worker has made it."""
+    reply: bytes | None = getattr(request.state, "reply", None)
+    return reply
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _with_body(body: bytes, receive: Receive) -> Receive:
+    """What a request hears: this body, and then what else comes."""
+    given = False
+
+    async def heard() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return heard

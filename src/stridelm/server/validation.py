@@ -1,0 +1,23 @@
+"""What pydantic says of a body, as an error of this API's: without what was sent, which may be a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stridelm.server.errors import ApiError, bad_request
+
+MOST_FAULTS = 5
+
+
+def invalid(faults: Sequence[Any]) -> ApiError:
+    """faults: as `errors()` of pydantic's and FastAPI's exceptions gives them."""
+    words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MOST_FAULTS]]
+    more = f" (and {len(faults) - MOST_FAULTS} more)" if len(faults) > MOST_FAULTS else ""
+    return bad_request("; ".join(words) + more, _place(faults[0]["loc"]) if faults else None)
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Where in the body: prompt.0 for its first item. Made-up keys are cut, tags of a body's forms (~each) left out."""
+    parts = [str(part)[:64] for part in loc if part != "body" and not str(part).startswith("~")]
+    return ".".join(parts) or "body"

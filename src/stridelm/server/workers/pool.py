@@ -1,0 +1,153 @@
+"""The server's side of its workers: who gets one, for how long, and what becomes of one whose client leaves.
+
+Work is tried on the quick lane first. What is not done in its time goes to the slow lane, where it starts over: so work
+that takes for ever holds quick work up for no longer than the quick lane's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from stridelm.server.errors import ApiError
+from stridelm.server.workers.nursery import HEAD, PID
+
+START_S = 60.0
+"""A nursery's own start, before its first worker."""
+BUFFER = 1 << 20
+
+
+class TookTooLong(Exception):
+    """The work was not done in its time."""
+
+
+class Died(Exception):
+    """The worker ended before it was done: it took too much memory, or crashed."""
+
+
+@dataclass
+class Lane:
+    """places: workers at once. waiting: most who wait for a place. seconds: that each may take."""
+
+    places: int
+    waiting: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.places)
+        self._entered = 0
+
+    @asynccontextmanager
+    async def place(self, what: str) -> AsyncIterator[None]:
+        """Wait for one. Raises ApiError where too many do."""
+        if self._entered >= self.places + self.waiting:
+            raise ApiError(
+                429,
+                f"{self._entered} {what} are being read, the most that wait here; try again in a moment",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=max(1, round(self.seconds)),
+            )
+        self._entered += 1
+        try:
+            async with self._free:
+                yield
+        finally:
+            self._entered -= 1
+
+
+class Pool:
+    """Workers of one kind. opening: what the kind's `prepare` takes. what: the work's name, for errors."""
+
+    def __init__(self, kind: str, opening: bytes, what: str, quick: Lane, slow: Lane) -> None:
+        self._kind, self._opening, self._what = kind, opening, what
+        self._quick, self._slow = quick, slow
+        self._nursery: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+
+    async def do(self, *task: bytes) -> bytes:
+        """What came of it, in whichever parts it is given. Cancelled, it ends at once, whatever the worker is at.
+
+        Raises TookTooLong, Died, or ApiError where too many wait.
+        """
+        with suppress(TookTooLong):
+            async with self._quick.place(self._what):
+                return await self._try(task, self._quick.seconds)
+        async with self._slow.place(self._what):
+            return await self._try(task, self._slow.seconds)
+
+    async def close(self) -> None:
+        """End the nursery, and with it whoever is at work."""
+        if self._control is not None:
+            self._control.close()
+        if self._nursery is not None and self._nursery.returncode is None:
+            self._nursery.kill()
+            await self._nursery.wait()
+
+    async def _try(self, task: Sequence[bytes], seconds: float) -> bytes:
+        async with self._worker() as (reader, writer):
+            writer.write(HEAD.pack(sum(map(len, task)), seconds + 1.0))
+            for part in task:
+                writer.write(part)
+            try:
+                return await asyncio.wait_for(_told(reader), seconds)
+            except asyncio.TimeoutError:
+                raise TookTooLong from None
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                raise Died from error
+
+    @asynccontextmanager
+    async def _worker(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A worker's line, open until this is left; the worker is dead then."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            control = await self._started()
+            socket.send_fds(control, [b"w"], [theirs.fileno()])
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=BUFFER)
+        process: int | None = None
+        try:
+            try:
+                [pid] = PID.unpack(await asyncio.wait_for(reader.readexactly(PID.size), START_S))
+                process = os.pidfd_open(pid)
+            except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
+                raise Died from error
+            yield reader, writer
+        finally:
+            if process is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                os.close(process)
+            writer.transport.abort()
+
+    async def _started(self) -> socket.socket:
+        """The nursery's socket."""
+        async with self._starting:
+            if self._control is None or self._nursery is None or self._nursery.returncode is not None:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    self._nursery = await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-m", "stridelm.server.workers.nursery", self._kind, str(theirs.fileno())),
+                        stdin=asyncio.subprocess.PIPE,
+                        pass_fds=(theirs.fileno(),),
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                        start_new_session=True,
+                    )
+                if self._control is not None:
+                    self._control.close()
+                self._control = ours
+                assert self._nursery.stdin is not None
+                self._nursery.stdin.write(self._opening)
+                self._nursery.stdin.close()
+            return self._control
+
+
+async def _told(reader: asyncio.StreamReader) -> bytes:
+    size, _ = HEAD.unpack(await reader.readexactly(HEAD.size))
+    return await reader.readexactly(size)

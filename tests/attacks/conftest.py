@@ -1,0 +1,17 @@
+"""One server for all attacks, with options that let them show what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.server import Served, serving, settle
+
+
+@pytest.fixture(scope="session")
+def stormed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("stormed"), "--no-strict", "--max-queue", "2048") as served:
+        yield served
+        settle(served)
+        assert served.stop() == 0, served.log.read_text(encoding="utf-8")

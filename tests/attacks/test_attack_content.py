@@ -1,0 +1,74 @@
+"""What a request holds is measured before anything is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from attacks.content_attacks import post
+from stridelm.params import StructuredOutputs
+from stridelm.sample.grammar import Remembered
+from support.server import Served
+
+
+def peaks(served: Served) -> dict[int, float]:
+    """Most MiB that the server and its engine have had, by process. Workers have a limit of their own."""
+    processes = [psutil.Process(served.process.pid), engine_of(served)]
+    statuses = {one.pid: Path(f"/proc/{one.pid}/status").read_text(encoding="utf-8") for one in processes}
+    return {pid: int(text.partition("VmHWM:")[2].split()[0]) / 1024 for pid, text in statuses.items()}
+
+
+def engine_of(served: Served) -> psutil.Process:
+    children = psutil.Process(served.process.pid).children()
+    return next(one for one in children if "stridelm.server.engine_process" in one.cmdline())
+
+
+@pytest.mark.parametrize("name", ["many samples of a long prompt", "many samples of a long prompt, SGLang's"])
+def test_a_prompt_is_measured_once(stormed: Served, name: str) -> None:
+    """Before it is multiplied by its samples: what is too long is refused, and costs what its body does."""
+    before = peaks(stormed)
+    answer = post(stormed.url, name)
+    assert answer.status_code == 400 and "max_model_len" in answer.json()["error"]["message"], answer.text
+    after = peaks(stormed)
+    assert all(after[pid] - before[pid] < 150 for pid in before)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_long_stop_strings(stormed: Served, path: str) -> None:
+    """Each character is a state of a search, for each sample: as many as a request needs, and no more."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
+    }
+    body = bodies[path]
+    where = body.get("sampling_params", body)
+    with stormed.http() as client:
+        for stop, status in ((["s" * 8000, "t"], 200), (["s" * 5000, "t" * 5000], 400), ("s" * 9000, 400)):
+            where["stop"] = stop
+            answer = client.post(path, json=body)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "8192" in answer.json()["error"]["message"]
+    if path == "/v1/completions":
+        assert post(stormed.url, "long stop strings").status_code == 400
+
+
+def test_more_scores_than_an_answer_may_have(stormed: Served) -> None:
+    """They are counted before the engine hears of them."""
+    body = {"prompt": [[300] * 500] * 100, "prompt_logprobs": 64, "max_tokens": 1}
+    with stormed.http() as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 400 and "max_prompt_scores" in answer.json()["error"]["message"]
+
+
+def test_compiled_grammars_are_kept_by_bytes() -> None:
+    """However many there are, and not one that is larger than all of the room."""
+    kept = Remembered(1000)
+    for place, size in enumerate((400, 400, 400, 2000, 100)):
+        kept.put(StructuredOutputs(regex=f"a{{{place}}}"), SimpleNamespace(memory_size_bytes=size))
+        assert kept.bytes <= 1000
+    assert kept.get(StructuredOutputs(regex="a{0}")) is None and kept.get(StructuredOutputs(regex="a{4}")) is not None

@@ -1,0 +1,48 @@
+"""A stream of SGLang's repeats all that it has said with every event, and costs no more than a bound all the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stridelm.server.native.pace import GROWTH
+from support.server import Served, serving
+
+ASKED = {"text": "def f(", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
+SCORED = {**ASKED, "return_logprob": True, "top_logprobs_num": 2}
+MOST_MIB = 0.05
+
+
+def told(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """The events of a stream, and its bytes."""
+    with served.http() as client:
+        answer = client.post("/generate", json={**body, "stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]], len(answer.content)
+
+
+def test_repeats_come_less_often(tmp_path: Path) -> None:
+    """Once a stream has said much: nothing is lost, and its bytes are bounded by those of its last event."""
+    with serving(tmp_path, "--max-repeating-mib", str(MOST_MIB)) as served, served.http() as client:
+        whole = client.post("/generate", json=SCORED).json()
+        events, size = told(served, SCORED)
+    last = len(json.dumps(events[-1]))
+    assert size < MOST_MIB * (1 << 20) + (2 + GROWTH) * last < 3_000_000
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[0] < 10 and len(events) > 10
+    assert events[-1]["text"] == whole["text"] and events[-1]["output_ids"] == whole["output_ids"]
+    assert events[-1]["meta_info"]["output_top_logprobs"] == whole["meta_info"]["output_top_logprobs"]
+
+
+def test_only_what_is_new(tmp_path: Path) -> None:
+    """With SGLang's option no event repeats anything; put together they are the whole answer."""
+    with serving(tmp_path, "--incremental-streaming-output") as served, served.http() as client:
+        whole = client.post("/generate", json=SCORED).json()
+        events, _ = told(served, SCORED)
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert [token for event in events for token in event["output_ids"]] == whole["output_ids"]
+    scores = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]
+    assert scores == whole["meta_info"]["output_token_logprobs"]
+    assert len(events) > 20 and max(len(event["output_ids"]) for event in events) < 20
