@@ -21,7 +21,7 @@ import pytest
 import stridelm
 
 PACKAGE = Path(stridelm.__path__[0])
-LEAVES = ("types", "config", "registry", "params", "values")
+LEAVES = ("types", "config", "registry", "params", "values", "threads")
 STOREYS = (
     {*LEAVES, "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},
