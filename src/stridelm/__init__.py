@@ -5,12 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stridelm.threads import settle_waiting
+
 if TYPE_CHECKING:
     from stridelm.llm import LLM, RequestOutput
     from stridelm.params import SamplingParams, Speculation
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "Speculation"]
+
+settle_waiting()  # before anything imports torch
 
 _HOMES = {
     "LLM": "stridelm.llm",
