@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import OrderedDict
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from typing import Any
 
 from stridelm.params import StructuredOutputs
 from stridelm.server.errors import bad_request
+from stridelm.server.lifeline import end_with
 
 COMPILE_S = 5.0
 START_S = 60.0
@@ -71,7 +73,7 @@ class Desk:
                 limit=LINE,
                 start_new_session=True,
             )
-            opening = {"model": self._model, "vocab_size": self._vocab_size}
+            opening = {"model": self._model, "vocab_size": self._vocab_size, "parent": os.getpid()}
             await asyncio.wait_for(self._ask(self._process, opening), START_S)
         return self._process
 
@@ -99,6 +101,7 @@ def main() -> None:
 
     lines = iter(sys.stdin.buffer)
     opening = json.loads(next(lines))
+    end_with(opening["parent"])  # also in the middle of a grammar that takes for ever
     tokenizer = Tokenizer.load(opening["model"])
     grammars = Grammars(tokenizer, opening["vocab_size"], tokenizer.eos_ids)
     _answer(None)
