@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import openai
 import psutil
 import pytest
 
@@ -52,6 +53,45 @@ def test_no_descriptor_is_left(frail: Served) -> None:
     assert frail.stop() == 0, log_of(frail)
 
 
+def test_a_hung_engine(tmp_path: Path) -> None:
+    """It stops in the middle of a stream: who waits is told, and another engine says what it would have said. One that
+    only takes long, or has nothing to do, is left alone."""
+    with serving(tmp_path, "--engine-timeout", "4") as served, served.openai() as client:
+        [engine] = psutil.Process(served.process.pid).children()
+        time.sleep(6)  # idle
+        engine.suspend()
+        time.sleep(2)
+        engine.resume()
+        time.sleep(4)
+        assert engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE
+        body = {"model": "built-in", "prompt": PROMPT, "temperature": 0, "max_tokens": 400}
+        stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        engine.suspend()
+        with pytest.raises(openai.APIError, match="engine"):
+            list(stream)
+        with served.http() as http:
+            until("another is there", lambda: http.get("/health").status_code == 200)
+        [expected] = offline([PROMPT], temperature=0, max_tokens=20)
+        assert client.completions.create(**{**body, "max_tokens": 20}).choices[0].text == expected.text
+        assert served.stop() == 0
+
+
+def test_nobody_outlives_the_server(tmp_path: Path) -> None:
+    """Killed while the engine hangs and a grammar is being compiled, it leaves no process behind."""
+    grammar = {"prompt": "x", "max_tokens": 4, "guided_regex": "(a|b)*c"}
+    with serving(tmp_path) as served:
+        with served.http() as client:
+            assert client.post("/v1/completions", json=grammar).status_code == 200
+        others = psutil.Process(served.process.pid).children()
+        assert len(others) == 2
+        for other in others:
+            other.suspend()
+        served.process.kill()
+        gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        until("they end", lambda: not any(one.is_running() and one.status() not in gone for one in others), 15)
+
+
 class Process:
     """An engine's process that does nothing."""
 
@@ -71,7 +111,7 @@ class Process:
 
 def lone(monkeypatch: pytest.MonkeyPatch, starts: list[Exception | None]) -> tuple[Supervisor, list[float]]:
     """A supervisor whose starts come out as listed, and the times of them."""
-    kept = Supervisor(EngineConfig(), 3, lambda *_: None, lambda _: None, lambda: None, lambda: None)
+    kept = Supervisor(EngineConfig(), 3, 60.0, lambda *_: None, lambda _: None, lambda: None, lambda: None)
     began: list[float] = []
 
     async def load() -> Any:

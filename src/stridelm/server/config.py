@@ -63,6 +63,9 @@ class ServerConfig:
     )
     request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
     drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
+    engine_timeout: float = option(
+        300.0, "seconds without a step after which the engine counts as hung and is started again; a step may compile"
+    )
     max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
     enable_return_hidden_states: bool = option(
         False, "let requests of /generate ask for hidden states, which are large"
@@ -92,6 +95,7 @@ class ServerConfig:
         settle_number(self, "max_prompt_scores", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_repeating_mib", 0.0, 1e6)
         settle_number(self, "drain_timeout", 0.0, 1e6)
+        settle_number(self, "engine_timeout", 1.0, 1e6)
         settle_number(self, "max_connections", 1, 10**6, whole=True)
         settle_number(self, "max_buffered_mib", 0.0, 2.0**30, open_low=True)
         settle_number(self, "max_unread_mib", 0.0, 2.0**30, open_low=True)

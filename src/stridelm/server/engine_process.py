@@ -25,11 +25,13 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import give_back_memory
+from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
     SCORED,
     Abort,
     Accepted,
+    Beat,
     Delta,
     Failed,
     Finish,
@@ -57,6 +59,7 @@ IDLE_MS = 500
 """How long an idle engine waits for messages before it looks whether its parent is still there."""
 COMPILING_MS = 5
 REPORT_S = 0.25
+BEAT_S = 0.5
 TIDY_S = 60.0
 """How often memory that nobody uses any more goes back to the system. It takes about as long as a step."""
 
@@ -64,6 +67,7 @@ TIDY_S = 60.0
 def main() -> None:
     """Serve until told to stop. `python -m stridelm.server.engine_process`, started by supervisor.py."""
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    end_with(orders.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, after its clients were served
     set_up_logging(orders.log_level, orders.log_json)
     context = zmq.Context()
@@ -127,7 +131,7 @@ class Loop:
         self._compiler = ThreadPoolExecutor(max_workers=1)
         self._held: list[tuple[Submit, Future[list[Any]]]] = []
         """What waits for its grammar."""
-        self._reported = 0.0
+        self._reported = self._beaten = 0.0
         self._tidied = time.monotonic()
         self._settled = False
         """Whether the last report was of an idle engine: until something comes, there is nothing to add."""
@@ -135,6 +139,7 @@ class Loop:
     def run(self) -> None:
         """Until told to stop, or until the parent is gone."""
         while not self._stopped and os.getppid() == self._parent:
+            self._beat()
             self._take()
             self._release()
             deltas = self._step() if self.engine.busy else []
@@ -142,6 +147,12 @@ class Loop:
             if deltas or report is not None:
                 self._send(Outputs(deltas, report))
             self._tidy()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten >= BEAT_S:
+            self._beaten = now
+            self._send(Beat())
 
     def _take(self) -> None:
         """Handle all messages that have come; wait for one only if there is nothing to run."""

@@ -20,6 +20,7 @@ from stridelm.server.errors import ApiError, answer_too_large, bad_request, engi
 from stridelm.server.messages import (
     Abort,
     Accepted,
+    Beat,
     Delta,
     Failed,
     FromEngine,
@@ -146,6 +147,8 @@ class Link:
     """Sample id -> whose it is."""
 
     def __post_init__(self) -> None:
+        self.beats = 0
+        """How often the engine said that its loop goes round."""
         self._groups: dict[str, Generation] = {}
         self._count = itertools.count()
         tag = secrets.token_hex(8)
@@ -238,6 +241,8 @@ class Link:
                 self._deliver(delta, now)
             if message.report is not None:
                 self.heard(message.report)
+        elif isinstance(message, Beat):
+            self.beats += 1
         elif isinstance(message, Ready | Failed):
             self.ready.set_result(message)
         elif isinstance(message, Accepted):

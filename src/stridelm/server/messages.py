@@ -180,7 +180,11 @@ class Outputs(msgspec.Struct, tag=True, array_like=True):
     report: Report | None = None
 
 
-FromEngine = Ready | Failed | Accepted | Refused | Outputs
+class Beat(msgspec.Struct, tag=True, array_like=True):
+    """The engine's loop goes round."""
+
+
+FromEngine = Beat | Ready | Failed | Accepted | Refused | Outputs
 
 encode = msgspec.msgpack.Encoder().encode
 to_engine = msgspec.msgpack.Decoder(ToEngine).decode

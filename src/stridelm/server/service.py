@@ -71,6 +71,7 @@ class Service:
         self.supervisor = Supervisor(
             engine,
             config.max_restarts,
+            config.engine_timeout,
             watch=self.metrics.watch,
             heard=self._hear,
             gone=self._lose,

@@ -32,6 +32,8 @@ WINDOW_S = 600.0
 """Deaths further back than this are forgiven."""
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
+LOOKS = 10
+"""In the time that an engine may be silent."""
 
 
 class EngineFailed(RuntimeError):
@@ -46,6 +48,7 @@ class Supervisor:
         self,
         config: EngineConfig,
         max_restarts: int,
+        timeout_s: float,
         watch: Callable[[Generation, Delta, float], None],
         heard: Callable[[Report], None],
         gone: Callable[[], None],
@@ -57,7 +60,7 @@ class Supervisor:
         """What the engine said of itself when it was last loaded."""
         self.why_down: str | None = "the engine is being loaded"
         """None while it is there."""
-        self._max_restarts = max_restarts
+        self._max_restarts, self._timeout_s = max_restarts, timeout_s
         self._watch, self._heard, self._log_json = watch, heard, log_json
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
@@ -189,18 +192,31 @@ class Supervisor:
                 failures += 1
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """The code of the process once it has ended. One that cannot be heard any more is ended."""
-        waiting = asyncio.ensure_future(process.wait())
-        either: set[asyncio.Future[Any]] = {waiting} if self._link is None else {waiting, self._link.reading}
+        """The code of the process once it has ended. One that is not heard any more is killed."""
+        listening = None if self._link is None else asyncio.ensure_future(self._end_if_silent(process, self._link))
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                assert self._link is not None
-                logger.error("the engine cannot be heard any more", exc_info=self._link.reading.exception())
-                process.kill()
-            return await waiting
+            return await process.wait()
         finally:
-            waiting.cancel()
+            if listening is not None:
+                listening.cancel()
+
+    async def _end_if_silent(self, process: asyncio.subprocess.Process, link: Link) -> None:
+        """Kill the process when its loop has not gone round for too long, or when nobody hears it any more.
+
+        Looks are counted and not seconds, so that a machine that slept, or a process that was stopped, finds an engine
+        that slept too.
+        """
+        silent, before = 0, link.beats
+        while silent < LOOKS and not link.reading.done():
+            await asyncio.wait({link.reading}, timeout=self._timeout_s / LOOKS)
+            silent = silent + 1 if link.beats == before else 0
+            before = link.beats
+        if link.reading.done():
+            error = None if link.reading.cancelled() else link.reading.exception()
+            logger.error("the engine cannot be heard any more; it is killed", exc_info=error)
+        else:
+            logger.error("the engine has made no step for %g s (engine_timeout); it is killed", self._timeout_s)
+        process.kill()
 
     def _note_death(self) -> None:
         now = time.monotonic()

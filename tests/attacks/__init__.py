@@ -1,0 +1,1 @@
+"""What strangers try on a server, and what it must do about it."""
