@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from attacks.content_attacks import post
+from attacks.content_attacks import departed_texts, post
 from stridelm.params import StructuredOutputs
 from stridelm.sample.grammar import Remembered
-from support.server import Served
+from support.server import Served, until, working
 
 
 def peaks(served: Served) -> dict[int, float]:
@@ -35,6 +36,16 @@ def test_a_prompt_is_measured_once(stormed: Served, name: str) -> None:
     assert answer.status_code == 400 and "max_model_len" in answer.json()["error"]["message"], answer.text
     after = peaks(stormed)
     assert all(after[pid] - before[pid] < 150 for pid in before)
+
+
+def test_texts_of_clients_that_left(stormed: Served) -> None:
+    """They are not tokenised any more."""
+    departed_texts(stormed.url)
+    until("no worker is left at work", lambda: working(stormed) == 0, 5)
+    began = time.monotonic()
+    with stormed.http() as client:
+        assert client.post("/tokenize", json={"prompt": "def f(x):\n" * 20_000}).json()["count"] == 100_000
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])

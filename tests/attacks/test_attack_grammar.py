@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-import psutil
-
 from attacks.content_attacks import departed_schemas, post, schema
-from support.server import Served, settle, until
+from support.server import Served, settle, until, working
 
 HONEST_S = 12.0
 """Starting the first worker takes some seconds of it. Before, it was 55 s behind six schemas of clients that had
@@ -22,12 +20,6 @@ def ask(served: Served, word: str) -> float:
         answer = client.post("/v1/completions", json={"prompt": "x", "guided_choice": [word], "max_tokens": 20})
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == word, answer.text
     return time.monotonic() - began
-
-
-def working(served: Served) -> int:
-    """Workers that live, beside those that give birth to them."""
-    processes = psutil.Process(served.process.pid).children(recursive=True)
-    return sum("nursery" in " ".join(parent.cmdline()) for one in processes if (parent := one.parent()))
 
 
 def test_schemas_of_clients_that_left(stormed: Served) -> None:

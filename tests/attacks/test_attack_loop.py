@@ -9,8 +9,8 @@ from support.lag import watched
 from support.server import Served, settle
 
 LAG_S = 0.2
-"""Without the attack, a machine that runs other tests too may keep a process waiting for a tenth of a second. Alone it
-is 20 ms at most; before, these took 0.5 s to 6 s."""
+"""Five times what was seen on two busy cores, since a machine that runs other tests may keep a process waiting too.
+Before, most of these took 0.25 s to 6 s."""
 HOLDING = {
     "ids that are none": 400,
     "ids that are none, SGLang's": 400,

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import httpx2 as httpx  # openai's own
 import openai
+import psutil
 
 from stridelm import LLM, SamplingParams
 from stridelm.llm import CompletionOutput
@@ -102,6 +103,12 @@ def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end, what
         time.sleep(0.05)
+
+
+def working(served: Served) -> int:
+    """Workers that live, beside those that give birth to them."""
+    processes = psutil.Process(served.process.pid).children(recursive=True)
+    return sum("nursery" in " ".join(parent.cmdline()) for one in processes if (parent := one.parent()))
 
 
 def gauges(served: Served) -> dict[str, float]:

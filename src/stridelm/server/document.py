@@ -12,17 +12,18 @@ ERRORS = {
     "408": "The request took longer than the server allows",
     "413": "The body is larger than the server allows",
     "415": "The body does not say that it is JSON",
-    "429": "Too many samples are open; come again after Retry-After seconds",
+    "429": "Too many samples are open, or too many large requests are being read; come again after Retry-After seconds",
     "503": "The engine is being started again, or the server is shutting down; come again after Retry-After seconds",
 }
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
-NAMING = ("/v1/models/{name}", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
-"""Routes that are told a model's name."""
+TEXTS = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
 TO_ENGINE = ("/health", "/health_generate", "/flush_cache", "/abort_request")
 MORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GENERATING, ("404", "408", "429", "503")),
-    **dict.fromkeys(NAMING, ("404",)),
+    "/v1/models/{name}": ("404",),
+    **dict.fromkeys(TEXTS, ("404", "429", "503")),
     **dict.fromkeys(TO_ENGINE, ("503",)),
+    "/abort_request": ("429", "503"),
 }
 """Errors of a route beside those that its place and its parameters bring."""
 TYPES: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from stridelm.server.errors import ApiError
+from stridelm.server.errors import ApiError, unavailable
 from stridelm.server.workers.nursery import HEAD, PID
 
 START_S = 60.0
@@ -75,7 +75,7 @@ class Pool:
     async def do(self, *task: bytes) -> bytes:
         """What came of it, in whichever parts it is given. Cancelled, it ends at once, whatever the worker is at.
 
-        Raises TookTooLong, Died, or ApiError where too many wait.
+        Raises TookTooLong, Died, or ApiError where too many wait or no worker is to be had.
         """
         with suppress(TookTooLong):
             async with self._quick.place(self._what):
@@ -109,7 +109,11 @@ class Pool:
         ours, theirs = socket.socketpair()
         with theirs:
             control = await self._started()
-            socket.send_fds(control, [b"w"], [theirs.fileno()])
+            try:
+                socket.send_fds(control, [b"w"], [theirs.fileno()])
+            except OSError as error:  # it has died, or has hundreds to begin with
+                ours.close()
+                raise self._missing() from error
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=BUFFER)
         process: int | None = None
         try:
@@ -117,7 +121,7 @@ class Pool:
                 [pid] = PID.unpack(await asyncio.wait_for(reader.readexactly(PID.size), START_S))
                 process = os.pidfd_open(pid)
             except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
-                raise Died from error
+                raise self._missing() from error
             yield reader, writer
         finally:
             if process is not None:
@@ -125,6 +129,9 @@ class Pool:
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                 os.close(process)
             writer.transport.abort()
+
+    def _missing(self) -> ApiError:
+        return unavailable(f"no worker for {self._what} could be started; see the server's log if this goes on")
 
     async def _started(self) -> socket.socket:
         """The nursery's socket."""
@@ -141,6 +148,7 @@ class Pool:
                     )
                 if self._control is not None:
                     self._control.close()
+                ours.setblocking(False)
                 self._control = ours
                 assert self._nursery.stdin is not None
                 self._nursery.stdin.write(self._opening)
