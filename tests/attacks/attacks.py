@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from attacks.content_attacks import CONTENT_ATTACKS
 from attacks.protocol_cases import CASES, data_of
 from attacks.raw import Address, connect, connected, head, request, rest, send
 
@@ -116,6 +117,10 @@ def others_aborted(address: Address) -> None:
                 connection.recv(4096)
 
 
+def _by_url(attack: Callable[[str], None]) -> Attack:
+    return lambda address: attack(f"http://{address[0]}:{address[1]}")
+
+
 ATTACKS: dict[str, Attack] = {
     function.__name__: function
     for function in (
@@ -123,5 +128,4 @@ ATTACKS: dict[str, Attack] = {
         *(answers_never_read, clients_that_leave, probes, many_requests_at_once, no_valid_http),
         *(lines_forged, others_aborted),
     )
-}
-"""Those of other themes are added by their own module's import."""
+} | {name: _by_url(attack) for name, attack in CONTENT_ATTACKS.items()}

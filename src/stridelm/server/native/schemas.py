@@ -8,14 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from stridelm.params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
+from stridelm.params import (
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import Conversation, StopText
 from stridelm.text.generation_config import GenerationDefaults
 
 MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
-MOST_STOPS = 1024
 MOST_TEXT = 1 << 24
 MOST_TOKENS = 1 << 22
 MOST_WORD = 1 << 16
@@ -73,15 +79,15 @@ class NativeSampling(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    stop: Annotated[Word | Annotated[list[Word], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[Word | Annotated[list[Word], Field(max_length=MAX_STOPS, fail_fast=True)], StopText] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     stop_regex: Nothing = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     no_stop_trim: bool | None = None
     n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_STOPS)
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LOGIT_BIASES)
     sampling_seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream_interval: Literal[1] | None = None
     custom_params: Nothing = None

@@ -8,21 +8,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from stridelm.params import MAX_LOGPROBS, SamplingParams
+from stridelm.params import (
+    MAX_BAD_WORDS,
+    MAX_BAD_WORDS_LENGTH,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_STOPS_LENGTH,
+    SamplingParams,
+)
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import InertFields
 from stridelm.text.generation_config import GenerationDefaults
 
-MOST_STOPS = 1024
 MOST_WORDS = 1024
 MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
 MOST_MESSAGES = 4096
 
-MOST_STOP_TEXT = 8192
-"""Characters of all stop strings: each is a state of a search, for each sample."""
-MOST_WORD_TEXT = 1 << 16
-"""Characters of all bad words, or of all choices."""
+MOST_CHOICE_TEXT = 1 << 16
+"""Characters of all choices."""
 
 
 def short_enough(most: int) -> AfterValidator:
@@ -37,8 +43,10 @@ def short_enough(most: int) -> AfterValidator:
     return AfterValidator(check)
 
 
-Words = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True), short_enough(MOST_WORD_TEXT)]
-StopText = short_enough(MOST_STOP_TEXT)
+# SamplingParams has the same bounds; here they are met before anything is made of the lists.
+BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True), short_enough(MAX_BAD_WORDS_LENGTH)]
+Choices = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True), short_enough(MOST_CHOICE_TEXT)]
+StopText = short_enough(MAX_STOPS_LENGTH)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """Of a million that are none, one is told."""
@@ -79,10 +87,10 @@ class SamplingFields(InertFields):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    stop: Annotated[str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)], StopText] | None = None
+    stop: Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)], StopText] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_WORDS)
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LOGIT_BIASES)
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -91,11 +99,11 @@ class SamplingFields(InertFields):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: Annotated[Ids, Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: Words | None = None
+    bad_words: BadWords | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = None
     cache_salt: str | None = None
@@ -107,7 +115,7 @@ class SamplingFields(InertFields):
     """vLLM's: one of json, json_object, regex, choice, grammar, structural_tag."""
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Words | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     """vLLM's older names for the same."""
     response_format: ResponseFormat | None = None
