@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _ask(connection: socket.socket) -> None:
-    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     received = b""
     while not received.endswith(b"}"):
         got = connection.recv(4096)
