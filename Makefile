@@ -9,7 +9,7 @@
 #   make bench   measure the drafters against plain decoding
 #   make setup   only install, with the development tools and the pre-commit hooks
 #
-# PYTHON    the interpreter that .venv is made with (3.10 to 3.12)
+# PYTHON    the interpreter that .venv is made with (3.10 to 3.13)
 # PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
 #           CUDA, a tenth of the size
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
@@ -71,7 +71,7 @@ clean:
 
 # The stamps: installed once, and again when what is to be installed changes.
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 12) or sys.exit(f"Python {v[0]}.{v[1]} will not do: make PYTHON=python3.12")'
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit(f"Python {v[0]}.{v[1]} will not do: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 $(USE): pyproject.toml constraints.txt | $(VENV)/bin/python
