@@ -92,7 +92,12 @@ def post(url: str, name: str) -> httpx.Response:
 def leave(url: str, path: str, body: bytes, after_s: float) -> None:
     """Send it and go away without having read an answer."""
     host, port = url.removeprefix("http://").split(":")
-    lines = (f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {len(body)}")
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    )
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
         time.sleep(after_s)
