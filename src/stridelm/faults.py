@@ -20,6 +20,10 @@ class EngineFault(RuntimeError):
     """The engine failed, and no single request is to blame: it may be of no use any more."""
 
 
+class TracerFault(Exception):
+    """Whoever watches the steps failed, which is no failure of theirs; its cause is the error itself."""
+
+
 @contextmanager
 def on_behalf_of(request: Request) -> Iterator[None]:
     """Whatever fails inside is this request's. Raises RequestFault."""

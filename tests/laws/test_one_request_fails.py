@@ -150,6 +150,27 @@ def test_nobodys(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
             assert request.output_ids == stand.tokens(job.prompt, job.params)
 
 
+def test_whoever_watches_is_told(stand: Stand) -> None:
+    """What a tracer raises is raised to whoever steps, and blamed on no request; the steps go on from there."""
+    llm = stand.llm()
+    jobs = crowd(stand)
+    requests = [llm.engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
+
+    def watch(*_: object) -> None:
+        raise OSError("no space left to write a trace to")
+
+    llm.engine.tracer = watch
+    for _ in range(3):
+        with pytest.raises(OSError, match="no space left"):
+            llm.engine.step()
+        llm.check()
+    llm.engine.tracer = None
+    finish(llm)
+    for job, request in zip(jobs, requests):
+        assert request.output_ids == stand.tokens(job.prompt, job.params)
+    assert llm.engine.stats.failed == llm.engine.stats.failed_steps == 0
+
+
 def test_offline(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """`generate` gives the others what they asked for, and says of the one what went wrong; a stream ends with it."""
     llm = stand.llm()

@@ -23,7 +23,7 @@ from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.step import Flight, Run, on_device, step
 from stridelm.engine.wiring import Parts, load_parts
-from stridelm.faults import EngineFault, RequestFault
+from stridelm.faults import EngineFault, RequestFault, TracerFault
 from stridelm.params import SamplingParams
 from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
@@ -147,7 +147,7 @@ class Engine:
 
         A request that makes the step fail ends alone, with the finish reason "error"; the others start over from the
         tokens that were emitted so far, and may have to wait some steps until it is found (engine/doubts.py). Raises
-        EngineFault if the failure is nobody's, with the engine as it was before the step.
+        EngineFault if the failure is nobody's, with the engine as it was before the step, and whatever `tracer` raises.
         """
         if self.doubts.look():
             self._start_over()
@@ -157,6 +157,9 @@ class Engine:
         except RequestFault as fault:
             self._start_over()
             self.fail(fault.request, fault.__cause__ or fault)
+        except TracerFault as fault:
+            self._start_over()
+            raise fault.__cause__ or fault from None
         except Exception as error:
             self._search(error)
         except BaseException:
@@ -345,6 +348,11 @@ class Engine:
         self.stats.finished += 1
 
     def trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:
-        if self.tracer is not None:
-            assert run.detail is not None
+        """Raises TracerFault."""
+        if self.tracer is None:
+            return
+        assert run.detail is not None
+        try:
             self.tracer(plan, run.detail.draft, run.detail.batch, outcome)
+        except Exception as error:
+            raise TracerFault from error

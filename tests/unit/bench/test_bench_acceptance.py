@@ -78,9 +78,11 @@ def test_table_and_chart(report: AcceptanceReport, tmp_path: Path) -> None:
 def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> None:
     """What suffix decoding learns of one variant's outputs, the next one's run starts without."""
     once, other = read_variants(["suffix@6", "suffix@6:rejection"], (), engine.parts.target)
-    found = measure_acceptance(engine, [once, other, once], prompts, settings(temperature=(0.0,))).rows
+    cold = settings(temperature=(0.0,))
+    found = measure_acceptance(engine, [once, other, once], prompts, cold).rows
+    alone = [row.acceptance for row in measure_acceptance(engine, [other], prompts, cold).rows]
     by_run = [[row.acceptance for row in found[i : i + 4]] for i in (0, 4, 8)]
-    assert by_run[0] == by_run[1] == by_run[2] and any(by_run[0])
+    assert by_run[0] == by_run[2] and by_run[1] == alone and any(by_run[0]) and any(alone)
 
 
 def test_what_cannot_run_is_refused_before_anything_does(engine: Engine, prompts: PromptSet) -> None:

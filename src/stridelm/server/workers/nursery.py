@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from stridelm.server.lifeline import end_with
+
 KINDS = {"bodies": "stridelm.server.workers.bodies", "grammars": "stridelm.server.workers.grammars"}
 """Kind of work -> the module whose `prepare` takes what was on standard input and gives what does a piece of it."""
 HEAD = struct.Struct("<Qd")
@@ -33,6 +35,7 @@ Work = Callable[[bytes], bytes]
 
 
 def main() -> None:
+    end_with(os.getppid())
     kind, control = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     prepare: Callable[[bytes], Work] = import_module(KINDS[kind]).prepare
     work = prepare(sys.stdin.buffer.read())
