@@ -93,12 +93,14 @@ def load_parts(config: EngineConfig) -> Parts:
         pages,
         config.page_size,
     )
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(path)
+    # Another directory's generation_config.json says what ends a text too; neutral defaults change nothing about that.
+    ends = path if config.generation_config in ("auto", "vllm") else Path(config.generation_config)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(path, ends)
     return Parts(
         path=path,
         model=model,
         tokenizer=tokenizer,
-        eos_ids=checkpoint_eos_ids(path) if tokenizer is None else tokenizer.eos_ids,
+        eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
         target=target,
         pool=PagePool(model.kv_layout, pages, config.page_size, dtype, device),
         pages=pages,

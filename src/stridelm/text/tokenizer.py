@@ -43,8 +43,9 @@ class Tokenizer:
         self._texts: dict[int, str] = {}
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a checkpoint directory. Nothing is downloaded, no code of the checkpoint is run.
+    def load(cls, path: str | Path, ends: str | Path | None = None) -> Tokenizer:
+        """The tokenizer of a checkpoint directory. Nothing is downloaded, no code of the checkpoint is run. ends: the
+        directory whose configs name further ids that end a text, if it is another.
 
         Raises ValueError if the directory holds none, or one that cannot be read.
         """
@@ -65,7 +66,7 @@ class Tokenizer:
             raise ValueError(
                 f"the tokenizer in {path} cannot be read ({error}): copy the model's tokenizer files again"
             ) from error
-        return cls(hf, checkpoint_eos_ids(path))
+        return cls(hf, checkpoint_eos_ids(path if ends is None else ends))
 
     @property
     def vocab_size(self) -> int:

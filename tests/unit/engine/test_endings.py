@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,3 +146,16 @@ def test_ranks_of_ties(speaker: LLM) -> None:
     for top in range(4):
         entries = as_dicts(raw_logprobs(logits, torch.arange(4), top))
         assert [entry[token].rank for token, entry in enumerate(entries)] == [1, 2, 4, 3]
+
+
+def test_another_generation_config_names_the_ends(speaker: LLM, tmp_path: Path) -> None:
+    """With a directory of one's own its ids end a text, and the checkpoint's do not; without a file there it is
+    refused, and with neutral defaults the checkpoint's ids end a text as ever."""
+    path = str(speaker.engine.parts.path)
+    with pytest.raises(ValueError, match=r"there is no generation_config\.json"):
+        LLM(path, drafter="none", generation_config=str(tmp_path))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": OWN, "temperature": 0.0}))
+    for which, ends in ((str(tmp_path), (EOS, OWN)), ("vllm", (EOS, EXTRA))):
+        for skip in (False, True):
+            llm = LLM(path, drafter="none", generation_config=which, skip_tokenizer_init=skip)
+            assert llm.engine.parts.eos_ids == (ends[1:] if skip else ends)
