@@ -8,9 +8,9 @@ from attacks.content_attacks import body_of, post
 from support.lag import watched
 from support.server import Served, settle
 
-LAG_S = 0.2
-"""Five times what was seen on two busy cores, since a machine that runs other tests may keep a process waiting too.
-Before, most of these took 0.25 s to 6 s."""
+LAG_S, TRIES = 0.2, 3
+"""Five times what was seen on two busy cores. Before, most of these took 0.25 s to 6 s. A machine that runs other tests
+may keep a process waiting too, but not in the same place every time: what a request does itself it does at each try."""
 HOLDING = {
     "ids that are none": 400,
     "ids that are none, SGLang's": 400,
@@ -36,8 +36,12 @@ HOLDING = {
 def test_the_loop_goes_on(stormed: Served, name: str) -> None:
     """/health is answered all along, and the request as it should be."""
     body_of(name)
-    with watched(stormed.url) as lag:
-        answer = post(stormed.url, name)
-    assert answer.status_code == HOLDING[name], answer.text[:1000]
-    assert lag.worst_s < LAG_S and lag.asked > 3
-    settle(stormed)
+    held: list[float] = []
+    while not held or (min(held) >= LAG_S and len(held) < TRIES):
+        with watched(stormed.url) as lag:
+            answer = post(stormed.url, name)
+        assert answer.status_code == HOLDING[name], answer.text[:1000]
+        assert lag.asked > 3
+        held.append(lag.worst_s)
+        settle(stormed)
+    assert min(held) < LAG_S, held
