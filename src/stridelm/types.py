@@ -69,6 +69,8 @@ class Request:
     sample_index: int = 0
     priority: int = 0
     arrival: int = 0
+    tenant: str = ""
+    """Whose it is: tenants take turns (schedule/fairness.py)."""
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

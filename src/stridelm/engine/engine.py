@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,9 +124,14 @@ class Engine:
         if self.capture is not None:
             self._capture_steps()
 
-    def add(self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0) -> Request:
-        """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
-        request = self.intake.request(id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals)
+    def add(
+        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0, tenant: str = ""
+    ) -> Request:
+        """Queue a request. tenant: whose it is; where several have requests, they take turns. Raises ValueError, with
+        nothing changed, if it can never be served."""
+        request = self.intake.request(
+            id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals, tenant=tenant
+        )
         check_token_ids(params, self.parts.target.vocab_size, self.bad_words(params))
         self.queue.add(request)
         self._arrivals += 1
@@ -206,7 +212,7 @@ class Engine:
     def _search(self, error: Exception) -> None:
         """After a step that failed, nobody knows why: try again, or find who makes it fail."""
         self.stats.failed_steps += 1
-        involved = self.queue.running or list(self.queue.plannable)
+        involved = self.queue.running or list(chain.from_iterable(self.queue.plannable.values()))
         self._start_over()
         if isinstance(error, PageFault):  # set as a trap for the engine's own faults
             raise error

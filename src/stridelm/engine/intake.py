@@ -46,6 +46,7 @@ class Intake:
         *,
         sample_index: int = 0,
         arrival: int = 0,
+        tenant: str = "",
     ) -> Request:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
         ids = self._prompt(prompt_ids)
@@ -64,6 +65,7 @@ class Intake:
             sample_index=sample_index,
             priority=params.priority,
             arrival=arrival,
+            tenant=tenant,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stats=RequestStats(arrived_s=time.perf_counter()),
             # A matcher reads what was said before it says what may follow.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from stridelm.types import Request, Status, StepPlan
 
@@ -22,7 +22,8 @@ class Queue:
 
     def __init__(self, slots: int) -> None:
         assert slots > 0
-        self._waiting: list[Request] = []
+        self._waiting: dict[str, list[Request]] = {}
+        """Tenant -> those of its requests that wait, at least one, in order of rank."""
         self._running: list[Request] = []
         self._by_id: dict[str, Request] = {}
         self._free_slots = list(range(slots))  # ascending, so already a heap
@@ -35,14 +36,18 @@ class Queue:
         return list(self._running)
 
     @property
-    def waiting(self) -> Sequence[Request]:
-        """Waiting requests in order of rank; a live view, since there may be many."""
-        return self._waiting
+    def waiting(self) -> list[Request]:
+        """Waiting requests in order of rank."""
+        return list(heapq.merge(*self._waiting.values(), key=_rank))
 
     @property
-    def plannable(self) -> Sequence[Request]:
-        """Waiting requests that may be admitted, in order of rank."""
-        return self._waiting if self.only is None else [r for r in self._waiting if r in self.only]
+    def plannable(self) -> Mapping[str, Sequence[Request]]:
+        """Tenant -> those of its waiting requests that may be admitted, at least one, in order of rank; a live view,
+        since there may be many."""
+        if self.only is None:
+            return self._waiting
+        lines = {tenant: [r for r in line if r in self.only] for tenant, line in self._waiting.items()}
+        return {tenant: line for tenant, line in lines.items() if line}
 
     @property
     def empty(self) -> bool:
@@ -63,7 +68,7 @@ class Queue:
             raise ValueError(f"request id {request.id!r} is in use; choose another or wait until it finishes")
         assert request.status is Status.WAITING and request.slot == -1 and request.computed == 0
         self._by_id[request.id] = request
-        insort(self._waiting, request, key=_rank)
+        self._wait(request)
 
     def apply(self, plan: StepPlan) -> None:
         """Move the plan's requests. The cache has released the preempted and not yet admitted the others."""
@@ -73,10 +78,10 @@ class Queue:
             self._free(request)
             request.status = Status.WAITING
             request.stats.preemptions += 1
-            insort(self._waiting, request, key=_rank)
+            self._wait(request)
         for request in plan.admitted:
             assert request.status is Status.WAITING and request.computed == 0
-            _take(self._waiting, request)
+            self._unwait(request)
             request.slot = heapq.heappop(self._free_slots)
             request.status = Status.RUNNING
             insort(self._running, request, key=_rank)
@@ -95,11 +100,22 @@ class Queue:
         return request
 
     def _drop(self, request: Request) -> None:
-        _take(self._running if request.status is Status.RUNNING else self._waiting, request)
         if request.status is Status.RUNNING:
+            _take(self._running, request)
             self._free(request)
+        else:
+            self._unwait(request)
         del self._by_id[request.id]
         request.status = Status.FINISHED
+
+    def _wait(self, request: Request) -> None:
+        insort(self._waiting.setdefault(request.tenant, []), request, key=_rank)
+
+    def _unwait(self, request: Request) -> None:
+        line = self._waiting[request.tenant]
+        _take(line, request)
+        if not line:
+            del self._waiting[request.tenant]
 
     def _free(self, request: Request) -> None:
         heapq.heappush(self._free_slots, request.slot)

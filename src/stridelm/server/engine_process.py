@@ -210,7 +210,7 @@ class Loop:
         """Each sample of a prompt, once it is queued."""
         prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
         for index, id in enumerate(job.ids):
-            request = self.engine.add(id, prompt_ids, params, sample_index=index)
+            request = self.engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant)
             if job.seed is not None and params.seed is None:
                 request.seed = job.seed
             yield request

@@ -167,7 +167,7 @@ class Link:
     async def submit(self, prompts: Sequence[Prompt], tenant: str = "") -> Generation:
         """Hand the prompts to the engine, all or none. A prompt's samples are consecutive.
 
-        tenant: whose they are; tenants share nothing that the engine keeps.
+        tenant: whose they are; tenants share nothing that the engine keeps, and take turns.
         Raises ApiError if one of them cannot be served.
         """
         generation = Generation(f"g{next(self._count)}", sum(prompt.params.n for prompt in prompts), tenant)
@@ -282,4 +282,4 @@ def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
     params = plain(prompt.params)
     if tenant:
         params["cache_salt"] = f"{tenant}:{prompt.params.cache_salt or ''}"
-    return Job(ids, prompt.ids.tobytes(), params, seed)
+    return Job(ids, prompt.ids.tobytes(), params, seed, tenant)

@@ -44,6 +44,7 @@ class Job(msgspec.Struct, array_like=True):
     """As `plain` makes it."""
     seed: int | None = None
     """Shared by the samples of a prompt whose parameters name none."""
+    tenant: str = ""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):

@@ -148,6 +148,7 @@ class Life:
     ladder: tuple[int, ...]
     whole: bool
     priority: int
+    tenant: str
     arrives: int
     aborts: int | None
 
@@ -164,6 +165,7 @@ class Life:
             whole=self.whole,
             priority=self.priority,
             arrival=arrival,
+            tenant=self.tenant,
         )
 
     def longest(self) -> int:
@@ -204,6 +206,7 @@ def lives(draw: st.DrawFn) -> Life:
         ladder=tuple(ladder),
         whole=draw(st.booleans()),
         priority=draw(st.integers(0, 2)),
+        tenant=draw(st.sampled_from(("", "", "other", "third"))),
         arrives=draw(st.integers(0, 12)),
         aborts=draw(st.one_of(st.none(), st.none(), st.integers(0, 30))),
     )
@@ -335,20 +338,36 @@ class Simulation:
 
 def check_plan(plan: StepPlan, sim: Simulation) -> None:
     """All that can be said of one plan, before it is applied."""
-    running = sim.queue.running
+    running, waiting = in_turn(sim)
     check_budgets(plan, sim)
     for span in plan.spans:
         check_span(span, sim)
     served = [span.request for span in plan.spans]
     assert len(set(map(id, served))) == len(served)
     stayed = served[: len(served) - len(plan.admitted)]
-    assert served[len(stayed) :] == list(plan.admitted) == list(sim.queue.waiting)[: len(plan.admitted)]
+    assert served[len(stayed) :] == list(plan.admitted) == waiting[: len(plan.admitted)]
     assert [r for r in running if r in stayed] == stayed, "not in order of service"
     assert not (plan.admitted and plan.preempted)
     assert not any(request in served for request in plan.preempted)
     check_progress(plan, sim)
     check_fairness(plan, sim)
+    check_turns(plan, sim)
     check_drafts_come_last(plan, sim)
+
+
+def place(request: Request, sim: Simulation) -> int:
+    """In its tenant's line: those that run, then those that wait."""
+    everybody = [*sim.queue.running, *sim.queue.waiting]
+    return [other for other in everybody if other.tenant == request.tenant].index(request)
+
+
+def in_turn(sim: Simulation) -> tuple[list[Request], list[Request]]:
+    """Who runs and who waits in order of service: by priority, then by place among the tenant's own."""
+
+    def turn(request: Request) -> tuple[int, int, int]:
+        return request.priority, place(request, sim), request.arrival
+
+    return sorted(sim.queue.running, key=turn), sorted(sim.queue.waiting, key=turn)
 
 
 def check_budgets(plan: StepPlan, sim: Simulation) -> None:
@@ -375,7 +394,7 @@ def check_progress(plan: StepPlan, sim: Simulation) -> None:
     """Without a shortage the best-ranked running request runs, or everyone behind it makes way, once."""
     if sim.cache.withheld or sim.queue.empty:
         return
-    running = sim.queue.running
+    running, _ = in_turn(sim)
     if plan.spans:
         assert not running or plan.spans[0].request is running[0]
         sim.idled = False
@@ -398,6 +417,22 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
         if rows == 1 and sim.cache.missing(request, request.computed + 1) == 0:
             for span in plan.spans:
                 assert (span.real, span.depth) == least_span(span.request, span.request.known - span.request.computed)
+
+
+def check_turns(plan: StepPlan, sim: Simulation) -> None:
+    """Where every slot is taken and everybody can be served, the last makes way if its tenant has at least two more
+    running than that of the first who waits, whose priority is no less."""
+    running, waiting = in_turn(sim)
+    if not waiting or len(running) < sim.scenario.budget.requests:
+        return
+    owed = {request: least_span(request, request.known - request.computed) for request in running}
+    needs = [(real + request.ladder[depth], request) for request, (real, depth) in owed.items()]
+    pages = sum(sim.cache.missing(request, request.computed + rows) for rows, request in needs)
+    if pages > sim.cache.available() or sum(rows for rows, _ in needs) > sim.scenario.budget.tokens:
+        return
+    last, first = running[-1], waiting[0]
+    unfair = first.priority <= last.priority and place(first, sim) < place(last, sim)
+    assert plan.preempted == ((last,) if unfair else ())
 
 
 def check_drafts_come_last(plan: StepPlan, sim: Simulation) -> None:
@@ -450,6 +485,7 @@ def crowd(seed: int) -> Scenario:
             ladder=tuple(range(rng.randint(1, 5))),
             whole=rng.random() < 0.4,
             priority=rng.choice([0, 0, 0, 1]),
+            tenant=rng.choice(["", "", "other"]) if seed % 2 else "",
             arrives=rng.randrange(20),
             aborts=rng.randrange(60) if rng.random() < 0.1 else None,
         )

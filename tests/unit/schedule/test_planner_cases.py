@@ -11,7 +11,7 @@ import pytest
 import stridelm.schedule
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, Planner, Queue, smallest_budget
-from stridelm.types import Request, StepPlan
+from stridelm.types import Request, Status, StepPlan
 
 
 @dataclass
@@ -48,6 +48,7 @@ def request(
     emitted: int = 0,
     max_tokens: int | None = 100,
     priority: int = 0,
+    tenant: str = "",
 ) -> Request:
     return Request(
         id=name,
@@ -58,6 +59,7 @@ def request(
         whole=whole,
         priority=priority,
         arrival=arrival,
+        tenant=tenant,
         output_ids=[2] * emitted,
     )
 
@@ -308,6 +310,55 @@ def test_the_better_ranked_waits_in_front() -> None:
     queue.add(request("old", 2, 0, priority=1))
     queue.add(request("urgent", 2, 5, priority=0))
     assert [r.id for r in planner.plan(queue, pages).admitted] == ["urgent"]
+
+
+def test_tenants_wait_by_their_place_in_their_own_line() -> None:
+    planner, queue, pages = setup(64, 3)
+    for n in range(4):
+        queue.add(request(f"many{n}", 5, n, tenant="many"))
+    queue.add(request("one", 5, 9, tenant="one"))
+    assert [r.id for r in planner.plan(queue, pages).admitted] == ["many0", "one", "many1"]
+
+
+def test_who_runs_most_makes_way_for_who_runs_nothing() -> None:
+    planner, queue, pages = setup(64, 3)
+    for n in range(3):
+        start(queue, pages, request(f"many{n}", 5, n, tenant="many"))
+    queue.add(request("one", 5, 9, tenant="one"))
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.preempted] == ["many2"] and not plan.admitted and len(plan.spans) == 2
+    many2 = plan.preempted[0]
+    many2.computed = 0
+    queue.apply(plan)
+    plan = planner.plan(queue, pages)
+    assert [r.id for r in plan.admitted] == ["one"] and not plan.preempted
+    queue.apply(plan)
+    queue.add(request("two", 5, 10, tenant="one"))
+    assert not planner.plan(queue, pages).preempted  # two of the one beside one of the other would be no fairer
+
+
+def test_nobody_makes_way_for_a_newcomer_of_less_priority() -> None:
+    planner, queue, pages = setup(64, 2)
+    for n in range(2):
+        start(queue, pages, request(f"many{n}", 5, n, tenant="many"))
+    queue.add(request("one", 5, 9, tenant="one", priority=1))
+    assert not planner.plan(queue, pages).preempted
+
+
+def test_a_tenants_first_prompt_is_read_before_anothers_second() -> None:
+    planner, queue, pages = setup(64)
+    for n in range(2):
+        start(queue, pages, request(f"many{n}", 500, n, tenant="many"), computed=0)
+    first = start(queue, pages, request("one", 500, 9, tenant="one"), computed=480)
+    assert shape(planner.plan(queue, pages))[0] == ("many0", 62, 0, False)
+    queue.remove("many0")
+    plan = shape(planner.plan(queue, pages))
+    assert plan == [("many1", 63, 0, False), ("one", 1, 0, False)]
+    first.arrival = 0  # the same place, and it came first
+    queue.remove("one")
+    first.slot, first.status, first.computed = -1, Status.WAITING, 0
+    queue.add(first)
+    assert shape(planner.plan(queue, pages)) == [("many1", 1, 0, False), ("one", 63, 0, False)]
 
 
 def test_rows_in_flight_count_as_pages_but_not_as_tokens() -> None:
