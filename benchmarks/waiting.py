@@ -1,6 +1,6 @@
 """What it costs on a CPU how long threads wait by trying, alone and beside processes that compute.
 
-    python benchmarks/waiting.py --loops 0,2 --seconds 60
+    python benchmarks/waiting.py --loops 0,1 --streams 1,8,64 --seconds 60
 
 Every way has a process of its own with the built-in model, which sleeps until it is its turn; they take turns, so that
 whatever else the machine does meets all of them. `--loops` is how many processes compute beside them all the while.
@@ -21,9 +21,9 @@ from stridelm.threads import THEIRS, WAITING
 
 WAYS: dict[str, dict[str, str]] = {
     "300,000 tries (GNU's default)": {"GOMP_SPINCOUNT": "300000"},
-    "10,000 tries": {"GOMP_SPINCOUNT": "10000"},
+    "30,000 tries": {"GOMP_SPINCOUNT": "30000"},
     f"{int(WAITING['GOMP_SPINCOUNT']):,} tries (Stride's default)": WAITING,
-    "1,000 tries": {"GOMP_SPINCOUNT": "1000"},
+    "3,000 tries": {"GOMP_SPINCOUNT": "3000"},
     "none (OMP_WAIT_POLICY=passive)": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
@@ -31,14 +31,15 @@ WORKER = """
 import sys, time
 from stridelm import LLM, SamplingParams
 llm = LLM()
-def speed(tokens):
+def speed(streams, tokens):
     began = time.perf_counter()
-    llm.generate("def fibonacci(n):", SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
-    return tokens / (time.perf_counter() - began)
-speed(20)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    llm.generate(["def fibonacci(n):"] * streams, params)
+    return streams * tokens / (time.perf_counter() - began)
+speed(1, 20)
 print("ready", flush=True)
 for line in sys.stdin:
-    print(speed(int(line)), flush=True)
+    print(speed(*map(int, line.split())), flush=True)
 """
 
 
@@ -51,9 +52,9 @@ def start(settings: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def ask(worker: subprocess.Popen[str], tokens: int) -> float:
+def ask(worker: subprocess.Popen[str], streams: int, tokens: int) -> float:
     assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(f"{tokens}\n")
+    worker.stdin.write(f"{streams} {tokens}\n")
     worker.stdin.flush()
     return float(worker.stdout.readline())
 
@@ -61,6 +62,7 @@ def ask(worker: subprocess.Popen[str], tokens: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loops", default="0,2", help="processes beside them, one measurement for each number")
+    parser.add_argument("--streams", default="1", help="at once, one measurement for each number")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
     parser.add_argument("--tokens", type=int, default=40, help="of each turn")
     args = parser.parse_args()
@@ -71,26 +73,27 @@ def main() -> None:
         assert stdout is not None and stdout.readline() == "ready\n"
     try:
         for count in map(int, args.loops.split(",")):
-            measure(workers, count, args.seconds, args.tokens)
+            for streams in map(int, args.streams.split(",")):
+                measure(workers, count, streams, args.seconds, args.tokens)
     finally:
         for worker in workers.values():
             worker.kill()
 
 
-def measure(workers: dict[str, subprocess.Popen[str]], count: int, seconds: float, tokens: int) -> None:
+def measure(workers: dict[str, subprocess.Popen[str]], count: int, streams: int, seconds: float, tokens: int) -> None:
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     speeds: dict[str, list[float]] = {name: [] for name in workers}
     try:
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             for name, worker in workers.items():
-                speeds[name].append(ask(worker, tokens))
+                speeds[name].append(ask(worker, streams, tokens))
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{count} beside, load average {os.getloadavg()[0]:.1f}")
+    console.print(f"{count} beside, {streams} streams, load average {os.getloadavg()[0]:.1f}")
     for name, found in speeds.items():
         console.print(
             f"  {name:36} {median(found):7.1f} tokens/s ({min(found):.1f} to {max(found):.1f}, {len(found)} turns)"

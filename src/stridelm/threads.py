@@ -3,8 +3,8 @@
 torch and the CPU's kernels share their work over OpenMP's threads. Whoever is done first waits for the others by trying
 again and again, for milliseconds, because on a machine of one's own nothing is faster. Where another process wants the
 core those turns are taken from the very threads that are waited for, and generation falls to a tenth and less. Trying
-for about the time that lies between two products, and then sleeping, costs a machine of one's own nothing that can be
-measured, and a busy one its share (docs/decisions/0014-threads-sleep-soon.md has the figures).
+for about the time that lies between two products, and then sleeping, costs a machine of one's own some hundredths,
+and a busy one its share (docs/decisions/0014-threads-sleep-soon.md has the figures).
 
 OpenMP reads its environment when its library is loaded, which is when torch is. So this runs when the package is
 imported. What a user's environment says of waiting holds.
@@ -19,8 +19,8 @@ from collections.abc import Mapping, MutableMapping
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3000
-"""Before a thread sleeps: some 0.15 ms, with a pause of 40 to 140 cycles between two. GNU's default is 300,000."""
+TRIES = 10_000
+"""Before a thread sleeps: some 0.5 ms, with a pause of 40 to 140 cycles between two. GNU's default is 300,000."""
 WAITING = {"GOMP_SPINCOUNT": str(TRIES), "KMP_BLOCKTIME": "0"}
 """GNU's OpenMP, which torch's wheels and Numba's threads use, and Intel's and LLVM's (milliseconds), which other builds
 do."""
