@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.lag import WATCHED_SITE
 from support.server import Served, serving, settle
 
 
 @pytest.fixture(scope="session")
 def stormed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("stormed"), "--no-strict", "--max-queue", "2048") as served:
+    directory = tmp_path_factory.mktemp("stormed")
+    watch = {"PYTHONPATH": str(WATCHED_SITE), "LOOP_WATCH": str(directory / "loop")}
+    with serving(directory, "--no-strict", "--max-queue", "2048", environment=watch) as served:
         yield served
         settle(served)
         assert served.stop() == 0, served.log.read_text(encoding="utf-8")

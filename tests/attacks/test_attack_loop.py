@@ -8,9 +8,12 @@ from attacks.content_attacks import body_of, post
 from support.lag import watched
 from support.server import Served, settle
 
+TURN_S = 0.04
+"""Of computing, in one turn of the loop: twice what docs/operations.md says, for slower machines than that one."""
 LAG_S, TRIES = 0.2, 3
-"""Five times what was seen on two busy cores. Before, most of these took 0.25 s to 6 s. A machine that runs other tests
-may keep a process waiting too, but not in the same place every time: what a request does itself it does at each try."""
+"""Until /health answers, five times what was seen on two busy cores. Before, most of these took 0.25 s to 6 s. A
+machine that runs other tests may keep a process waiting too, but not in the same place every time: what a request does
+itself it does at each try."""
 HOLDING = {
     "ids that are none": 400,
     "ids that are none, SGLang's": 400,
@@ -36,12 +39,19 @@ HOLDING = {
 def test_the_loop_goes_on(stormed: Served, name: str) -> None:
     """/health is answered all along, and the request as it should be."""
     body_of(name)
-    held: list[float] = []
-    while not held or (min(held) >= LAG_S and len(held) < TRIES):
+    told = stormed.log.with_name("loop")
+    held: list[tuple[float, float]] = []
+    while not held or (_held_up(held) and len(held) < TRIES):
+        told.unlink(missing_ok=True)
         with watched(stormed.url) as lag:
             answer = post(stormed.url, name)
         assert answer.status_code == HOLDING[name], answer.text[:1000]
         assert lag.asked > 3
-        held.append(lag.worst_s)
+        held.append((lag.worst_s, float(told.read_text(encoding="utf-8"))))
         settle(stormed)
-    assert min(held) < LAG_S, held
+    assert not _held_up(held), held
+
+
+def _held_up(held: list[tuple[float, float]]) -> bool:
+    lags, turns = zip(*held, strict=True)
+    return min(lags) >= LAG_S or min(turns) >= TURN_S

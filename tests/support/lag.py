@@ -1,5 +1,8 @@
-"""How long a server's loop keeps others waiting: a process that asks for /health again and again, and says the longest
-that it took. `python -m support.lag HOST PORT` until its standard input ends."""
+"""How long a server's loop keeps others waiting, seen from outside and from inside.
+
+From outside: a process that asks for /health again and again, and says the longest that it took, which is the machine's
+doing too. `python -m support.lag HOST PORT` until its standard input ends. From inside: watched_site.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 EVERY_S = 0.005
+WATCHED_SITE = Path(__file__).parent / "watched_site"
+"""On a server's PYTHONPATH, has its loop say what its longest turn took."""
 
 
 @dataclass
