@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx2 as httpx
 
+from attacks.raw import credentials
+
 PATIENCE_S = 60.0
 Body = Callable[[], tuple[str, bytes]]
 
@@ -86,7 +88,7 @@ def post(url: str, name: str) -> httpx.Response:
     """The answer to one of BODIES."""
     path, body = body_of(name)
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        return client.post(path, content=body, headers={"content-type": "application/json"})
+        return client.post(path, content=body, headers={"content-type": "application/json", **credentials()})
 
 
 def leave(url: str, path: str, body: bytes, after_s: float) -> None:
@@ -97,6 +99,7 @@ def leave(url: str, path: str, body: bytes, after_s: float) -> None:
         "host: localhost",
         "content-type: application/json",
         f"content-length: {len(body)}",
+        *(f"{name}: {value}" for name, value in credentials().items()),
     )
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
@@ -126,7 +129,8 @@ def departed_texts(url: str, count: int = 4) -> None:
 def long_stream(url: str) -> None:
     """A stream that repeats all of its text with every token."""
     body = {"text": "x", "sampling_params": {"max_new_tokens": None, "ignore_eos": True}, "stream": True}
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client, client.stream("POST", "/generate", json=body) as got:
+    options = {"base_url": url, "timeout": PATIENCE_S, "headers": credentials()}
+    with httpx.Client(**options) as client, client.stream("POST", "/generate", json=body) as got:
         for _ in got.iter_raw():
             pass
 

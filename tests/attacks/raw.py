@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -17,9 +18,16 @@ def address_of(url: str) -> Address:
     return host, int(port)
 
 
+def credentials() -> dict[str, str]:
+    """The header of the key under which attacks are made, where ATTACK_KEY names one."""
+    key = os.environ.get("ATTACK_KEY")
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
 def head(address: Address, length: int | None = None, route: str = "POST /v1/completions", *more: str) -> bytes:
     """A request's head; with the length of its body, if it has one."""
     lines = [f"{route} HTTP/1.1", f"host: {address[0]}:{address[1]}", "content-type: application/json", *more]
+    lines += [f"{name}: {value}" for name, value in credentials().items()]
     lines += [] if length is None else [f"content-length: {length}"]
     return "\r\n".join([*lines, "", ""]).encode()
 

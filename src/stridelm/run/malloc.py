@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGE = 1 << 30
+TIDY_S = 60.0
+"""How often a server's processes return what they do not use any more. It takes about as long as a step."""
 
 
 def keep_large_blocks() -> None:

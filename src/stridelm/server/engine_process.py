@@ -24,7 +24,7 @@ from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.figures import RequestMetrics
 from stridelm.params import SamplingParams, StructuredOutputs
-from stridelm.run.malloc import give_back_memory
+from stridelm.run.malloc import TIDY_S, give_back_memory
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
@@ -60,8 +60,6 @@ IDLE_MS = 500
 COMPILING_MS = 5
 REPORT_S = 0.25
 BEAT_S = 0.5
-TIDY_S = 60.0
-"""How often memory that nobody uses any more goes back to the system. It takes about as long as a step."""
 
 
 def main() -> None:

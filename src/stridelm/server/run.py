@@ -6,12 +6,14 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
 from stridelm.config import EngineConfig
+from stridelm.run.malloc import TIDY_S, give_back_memory
 from stridelm.server.app import build_app
 from stridelm.server.config import ServerConfig
 from stridelm.server.limits import Guard, Limits
@@ -76,6 +78,7 @@ class _Server(uvicorn.Server):
         self._service = service
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
+        self._tidied = time.monotonic()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -84,6 +87,10 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second, while it serves."""
         self._guard.sweep(self.server_state.connections)  # type: ignore[arg-type]
+        now = time.monotonic()
+        if now - self._tidied > TIDY_S:  # large answers were freed in pieces, which glibc would keep
+            self._tidied = now
+            asyncio.get_running_loop().run_in_executor(None, give_back_memory)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
