@@ -160,16 +160,16 @@ def measure(settings: Settings) -> list[Row]:
 
 def open_both(model: str | None, settings: Settings) -> tuple[Engine, Any]:
     engine = open_engine(model, max(settings.batch), dtype=settings.dtype, device=settings.device)
-    dtype = next(engine.parts.model.parameters()).dtype
+    dtype = next(engine.loaded.model.parameters()).dtype
     hf = AutoModelForCausalLM.from_pretrained(model or builtin_path(), dtype=dtype, local_files_only=True)
-    hf = hf.eval().to(engine.parts.device)
+    hf = hf.eval().to(engine.loaded.device)
     hf.generation_config.eos_token_id = None  # both write exactly max_tokens
     return engine, hf
 
 
 def measure_batch(engine: Engine, hf: Any, ids: list[list[int]], size: int, settings: Settings) -> Row:
     ids = list(itertools.islice(itertools.cycle(ids), -(-len(ids) // size) * size))
-    variant = plain(engine.parts.target)
+    variant = plain(engine.loaded.target)
     ours, theirs = take_turns(
         lambda tokens: run_stride(engine, ids, variant, size, tokens),
         lambda tokens: run_transformers(hf, ids, size, tokens),
@@ -259,7 +259,7 @@ def measure_way(
 ) -> MtpRow:
     engine, _, _ = sides[stride_modules]
     _, hf, modules = sides[transformers_modules]
-    [variant] = read_variants([f"mtp@{stride_depth}"], (), engine.parts.target)
+    [variant] = read_variants([f"mtp@{stride_depth}"], (), engine.loaded.target)
     ours, theirs = take_turns(
         lambda tokens: run_stride(engine, ids, variant, 1, tokens),
         lambda tokens: run_transformers(hf, ids, 1, tokens, modules),

@@ -14,9 +14,9 @@ to: acceptance is simulated, the step is real. Both are starred. What is drawn i
 own, so where a length was told, tokens a second are those of that length at the step time measured; tokens/step is what
 was drawn.
 
-`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/marks.py); `gap` is how long
-nothing runs between one captured step and the next, as CUPTI sees it. Both are measured in short runs of their own, in
-the middle of the contexts that the timed run goes through.
+`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/step_timer.py); `gap` is how
+long nothing runs between one captured step and the next, as CUPTI sees it. Both are measured in short runs of their
+own, in the middle of the contexts that the timed run goes through.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from stridelm.bench.plot import INK, SERIES, check_plot
 from stridelm.bench.report import write_json
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
-from stridelm.engine.marks import PARTS
-from stridelm.engine.wiring import load_parts
+from stridelm.engine.load import load
+from stridelm.engine.step_timer import PARTS
 from stridelm.params import SamplingParams, Speculation
 
 LLAMA_8B = {
@@ -229,7 +229,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
         max_model_len=length + 64,
         num_pages=largest * (-(-(length + 64) // 16) + 1),
     )
-    engine = Engine(config, load_parts(config))
+    engine = Engine(config, load(config))
     if mode == "unlapped":
         engine.lag = 0
     return engine
@@ -285,7 +285,7 @@ def over_vllm(tokens_per_s: float, decoding: str, batch: int) -> float | None:
 def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> Measured:
     """One batch from its prompts to its end."""
     rng = random.Random(batch)
-    vocab = engine.parts.target.vocab_size
+    vocab = engine.loaded.target.vocab_size
     params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True, speculation=speculation(decoding))
     requests = [
         engine.add(f"{decoding}-{i}-{time.perf_counter_ns()}", [rng.randrange(vocab) for _ in range(prompt)], params)
@@ -333,7 +333,7 @@ def gap_time(engine: Engine, decoding: str, batch: int, settings: Settings) -> f
 def decoding_requests(engine: Engine, decoding: str, batch: int, settings: Settings) -> Iterator[None]:
     """Requests in the middle of their output, gone afterwards."""
     rng = random.Random(batch)
-    vocab = engine.parts.target.vocab_size
+    vocab = engine.loaded.target.vocab_size
     params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, speculation=speculation(decoding))
     names = [f"middle-{i}" for i in range(batch)]
     context = settings.prompt + settings.output // 2
@@ -368,7 +368,7 @@ def speculation(decoding: str) -> Speculation | str:
 
 def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
     """Weights (all but the embedding, of which a row a token is read) and KV at the middle of the run."""
-    model = engine.parts.model
+    model = engine.loaded.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.embed.weight.numel() * 2
     entry = sum(layer.bytes_per_token(2) for layer in model.kv_layout)
     context = settings.prompt + settings.output / 2

@@ -41,7 +41,7 @@ from stridelm.types import Request
 
 L2_BYTES = 256 << 20
 """What the calls of a graph must read at least, all together: five times an H200's cache."""
-MOST_CALLS = 64
+MAX_CALLS = 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 MIN_P: dict[str, Any] = {"temperature": 0.8, "min_p": 0.05}
@@ -113,7 +113,7 @@ def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[
     found = []
     for count in rows:
         bytes_read = count * vocab * 2
-        calls = min(MOST_CALLS, max(4, -(-L2_BYTES // bytes_read)))
+        calls = min(MAX_CALLS, max(4, -(-L2_BYTES // bytes_read)))
         logits = [torch.randn(count, vocab, device="cuda").mul_(3).bfloat16() for _ in range(calls)]
         timed = {name: (graph_us(ours, replays), eager_us(theirs, replays)) for name, ours, theirs in _work(logits)}
         for name, (ours, theirs) in timed.items():
@@ -160,7 +160,7 @@ def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> t
     slots_M = torch.tensor(slots, device="cuda")
     rows = Rows(slots_M, known[slots_M], longest=HISTORY)
     ours: Calls = [lambda each=each: sampler.draw(each, rows, slots) for each in logits]
-    theirs: Calls = [lambda each=each: sampler.draw_in_torch(each, rows, slots) for each in logits]
+    theirs: Calls = [lambda each=each: sampler.sample_reference(each, rows, slots) for each in logits]
     return ours, theirs
 
 

@@ -38,7 +38,7 @@ from stridelm.bench.report import write_json
 
 L2_BYTES = 256 << 20
 """What the calls of a graph must read at least, all together: five times an H200's cache."""
-MOST_CALLS = 64
+MAX_CALLS = 64
 MODES = (False, True)
 """Fast, deterministic."""
 
@@ -124,7 +124,7 @@ class AttentionPool:
         the pool is too small for one call. forced: `shape` and `programs`, where they are not to be chosen."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        calls = min(fit, MOST_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
+        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
         chain = [0, *((1 << row) - 1 for row in range(1, rows))]
         return [
             self._launch(

@@ -27,7 +27,7 @@ from rich.table import Table
 from timing import graph_us
 
 from stridelm.bench.report import write_json
-from stridelm.kernels.ops import Ops, Turn
+from stridelm.kernels.ops import Ops, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.rope import Rope, RopeSpec
 
@@ -97,7 +97,7 @@ def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table,
 
 def cases(rows: tuple[int, ...]) -> Iterator[Case]:
     """Made one after another: their tensors are gigabytes."""
-    for make in (norm, add_norm, gate, turn_and_store, compact):
+    for make in (norm, add_norm, gate, rope_and_store, compact):
         for count in rows:
             yield make(count)
 
@@ -131,15 +131,15 @@ def gate(rows: int) -> Case:
     return Case("gate", rows, 3 * rows * MLP * ITEM, **both(lambda ops, n: ops.gate(gate_up[n])))
 
 
-def turn_and_store(rows: int) -> Case:
+def rope_and_store(rows: int) -> Case:
     rope = Rope(RopeSpec(SIZE, 500000.0), POSITIONS)
     rope.prepare("cuda")
     positions = torch.randint(0, POSITIONS, (CALLS, rows), device="cuda")
-    turns = [Turn(HEADS, KV_HEADS, positions[n], rope.cos, rope.sin, noise(2 * SIZE), EPS) for n in range(CALLS)]
+    turns = [QKRope(HEADS, KV_HEADS, positions[n], rope.cos, rope.sin, noise(2 * SIZE), EPS) for n in range(CALLS)]
     slots = [torch.randperm(SLOTS, device="cuda")[:rows] for _ in range(CALLS)]
     qkv = noise(CALLS, rows, HEADS + 2 * KV_HEADS, SIZE)
     keys, values = noise(2, SLOTS, KV_HEADS, SIZE)
-    calls = both(lambda ops, n: ops.turn_and_store(qkv[n], turns[n], keys, values, slots[n]))
+    calls = both(lambda ops, n: ops.rope_and_store(qkv[n], turns[n], keys, values, slots[n]))
     # In and out, and the cosines and sines of each row, float32 for half a head each.
     return Case("turn_and_store", rows, rows * (2 * (HEADS + 2 * KV_HEADS) * SIZE * ITEM + 4 * SIZE), **calls)
 

@@ -115,7 +115,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
     rng = random.Random(0)
 
     def prompt() -> list[int]:
-        return [rng.randrange(engine.parts.target.vocab_size) for _ in range(PROMPT)]
+        return [rng.randrange(engine.loaded.target.vocab_size) for _ in range(PROMPT)]
 
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     request = engine.add("first", prompt(), params)
@@ -123,8 +123,8 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
         engine.step()
     first = time.time() - began
     rates = []
-    for turn in range(3):
-        requests = [engine.add(f"{turn}-{i}", prompt(), params) for i in range(PROMPTS)]
+    for rope in range(3):
+        requests = [engine.add(f"{rope}-{i}", prompt(), params) for i in range(PROMPTS)]
         torch.cuda.synchronize()
         started = time.perf_counter()
         while any(not request.output_ids for request in requests):
@@ -135,7 +135,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
             engine.step()
     engine.check()
     graphs = engine.graphs
-    kv = sum(tensor.nbytes for tensor in (*engine.parts.pool.keys, *engine.parts.pool.values))
+    kv = sum(tensor.nbytes for tensor in (*engine.loaded.pool.keys, *engine.loaded.pool.values))
     return {
         "ready_s": ready,
         "first_token_s": first,

@@ -37,13 +37,13 @@ from stridelm.bench.stand import encode, open_engine
 from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 from stridelm.verify.trust import Sureness, Trust
 
 CONFIDENCE = 0.5  # so that confidences are computed, as they would be; what they say is overruled
 RAGGED_FROM = 3  # in a window of 2 no whole mean lies between 1 and 2
 SKIPPED = 8  # steps at the start, while prompts are read and steps captured
-MOST_STREAMS = 512
+MAX_STREAMS = 512
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class Dictated(Trust):
     """The trusted rule with the number of emitted tokens dictated instead of judged."""
 
     def __init__(self, device: torch.device) -> None:
-        self._counts = torch.ones(MOST_STREAMS, device=device)
+        self._counts = torch.ones(MAX_STREAMS, device=device)
         """Written before each step, so that a captured step reads them too."""
 
     def dictate(self, counts: list[int]) -> None:
         self._counts[: len(counts)] = torch.tensor(counts, dtype=torch.float32)
 
-    def sureness(self, hearing: Hearing) -> Sureness:
+    def sureness(self, inputs: VerifyInput) -> Sureness:
         """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
-        rows, columns = hearing.nodes.shape
-        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=hearing.nodes.device)
+        rows, columns = inputs.nodes.shape
+        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=inputs.nodes.device)
         return place.expand(rows, -1), 1 - self._counts[:rows]
 
 
@@ -134,8 +134,8 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
     before it."""
     mean = (k + 1) // 2 if k % 2 else k // 2  # a whole number, so that a uniform step can have as many rows
     rng = random.Random(0)
-    rule = Dictated(engine.parts.device)
-    engine.door._rules["trust"] = rule  # the one seam that this benchmark opens
+    rule = Dictated(engine.loaded.device)
+    engine.verifier._rules["trust"] = rule  # the one seam that this benchmark opens
     prompts = encode(engine, load_prompts())
     most = SKIPPED * k + (settings.steps + 2) * k
     params = SamplingParams(
@@ -164,7 +164,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
             told.append(counts)
             told.popleft()
     finally:
-        engine.door._rules.pop("trust")
+        engine.verifier._rules.pop("trust")
         for i in range(settings.streams):
             engine.abort(f"ragged-{i}")
     return step_row(timed, k, settings.streams, mean)
@@ -216,7 +216,7 @@ def measure_grid(engine: Engine, settings: Settings) -> list[LatencyRow]:
         num_prompts=settings.streams,
         repeats=settings.repeats,
     )
-    variants = read_variants(latency.drafters, (), engine.parts.target)
+    variants = read_variants(latency.drafters, (), engine.loaded.target)
     return measure_latency(engine, variants, load_prompts().first(settings.streams), latency)
 
 

@@ -108,9 +108,9 @@ def choices(speculation: str) -> list[dict[str, Any] | str | None]:
     return [None if speculation == "auto" else speculation]
 
 
-def asks(settings: Settings, turn: int, index: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def asks(settings: Settings, rope: int, index: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What one stream asks for in one turn, request after request: a prompt, and how it is to be completed."""
-    texts, draw = [prompt.text for prompt in load_prompts().prompts], random.Random(turn * settings.streams + index)
+    texts, draw = [prompt.text for prompt in load_prompts().prompts], random.Random(rope * settings.streams + index)
     shared = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "ignore_eos": True}
     while True:
         asked = draw.choice(choices(settings.speculation))
@@ -144,7 +144,7 @@ class Offline:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._figures()
 
-    def turn(self, number: int) -> dict[str, float]:
+    def rope(self, number: int) -> dict[str, float]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -174,16 +174,16 @@ async def online(settings: Settings) -> dict[str, Any]:
         assert server.stdout is not None
         host, port = re.findall(r"http://([^:]+):(\d+)", server.stdout.readline())[0]
         seen, resident = Seen(), list[dict[str, float]]()
-        turns, seconds = [await asyncio.to_thread(alone.turn, 0)], 0.0
-        for turn in range(settings.turns):
+        turns, seconds = [await asyncio.to_thread(alone.rope, 0)], 0.0
+        for rope in range(settings.turns):
             watching = asyncio.create_task(watch_memory(server.pid, resident))
             began = time.monotonic()
             end = began + settings.turn_s
-            streams = (asks(settings, turn, index) for index in range(settings.streams))
+            streams = (asks(settings, rope, index) for index in range(settings.streams))
             await asyncio.gather(*(stream(host, int(port), asked, end, seen) for asked in streams))
             seconds += time.monotonic() - began
             watching.cancel()
-            turns.append(await asyncio.to_thread(alone.turn, turn))
+            turns.append(await asyncio.to_thread(alone.rope, rope))
         held = await pages_held(host, int(port))
     finally:
         alone.end()

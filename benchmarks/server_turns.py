@@ -100,10 +100,10 @@ def main() -> None:
             server.start(args.streams)
             asyncio.run(server.load(args.streams, WARM_UP_S))
             server.micros.clear()
-        for turn in range(args.turns):
-            for server in servers if turn % 2 == 0 else servers[::-1]:
+        for rope in range(args.turns):
+            for server in servers if rope % 2 == 0 else servers[::-1]:
                 server.rates.append(asyncio.run(server.load(args.streams, args.seconds)))
-            console.print(f"turn {turn}: " + ", ".join(f"{server.rates[-1]:.0f} tokens/s" for server in servers))
+            console.print(f"turn {rope}: " + ", ".join(f"{server.rates[-1]:.0f} tokens/s" for server in servers))
     finally:
         for server in servers:
             if hasattr(server, "process"):

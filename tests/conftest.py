@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from support import interpreter
-from support.checkpoints import write
-from support.speaking import write_speaking
+from support.checkpoints.models import write
+from support.checkpoints.speaking import write_speaking
+from support.doubles import interpreter
 
 settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stride")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stridelm import SamplingParams
-from support.naive_sampling import draw
+from support.oracles.sampling import draw
 
 
 @dataclass

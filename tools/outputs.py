@@ -3,9 +3,9 @@
     python tools/outputs.py --save before.json
     python tools/outputs.py --against before.json
 
-The built-in model completes four prompts with each drafter that can run, under each of its rules, greedy and sampled, in
-float32 and bfloat16. On a GPU the deterministic mode is recorded. Outputs are those of a machine: another processor or
-card may round otherwise, so both recordings are made on the same one. To record another checkout, name its `src` in
+The built-in model completes four prompts with each drafter that can run, under each of its rules, greedy and sampled,
+in float32 and bfloat16. On a GPU the deterministic mode is recorded. Outputs are those of a machine: another processor
+or card may round otherwise, so both recordings are made on the same one. To record another checkout, name its `src` in
 PYTHONPATH.
 """
 
@@ -44,7 +44,7 @@ def record(device: str, dtype: str, max_tokens: int) -> Iterator[tuple[str, list
     llm = LLM(device=device, dtype=dtype, max_model_len=512, max_num_seqs=8, **options)
     for name in DRAFTERS:
         drafter = DRAFTERS.get(name)
-        why = drafter.why_not(llm.engine.parts.target)
+        why = drafter.why_not(llm.engine.loaded.target)
         if why is not None:
             print(f"{name}: left out, {why}", file=sys.stderr)
             continue

@@ -16,7 +16,7 @@ import torch
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
-from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.text.generation_config import read_generation_config
 from stridelm.types import Logprob, StepOutput

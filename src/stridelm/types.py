@@ -38,12 +38,12 @@ class Status(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class DraftKV:
     """A drafter that keeps KV of its own in the request's pages."""
 
     name: str
-    ahead: int
-    """Tokens behind an entry's own that the entry depends on."""
+    lookahead: int
+    """Tokens after an entry's own that the entry depends on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,20 +51,21 @@ class Request:
     """One sequence being completed.
 
     `computed` counts the leading tokens whose KV is committed. Only the ledger moves it (admit, commit, release).
-    `ahead` counts the rows launched for this request whose verdict the CPU has not read, and `due` the tokens that are
-    sure to come of them. The planner adds them wherever a length would otherwise be taken for exact. A `host_bound`
-    request (the host must see its tokens before it can go on) is planned only when nothing of it is in flight.
+    `rows_in_flight` counts the rows launched for this request whose verdict the CPU has not read, and
+    `tokens_in_flight` the tokens that are sure to come of them. The planner adds them wherever a length would otherwise
+    be taken for exact. A `host_bound` request (the host must see its tokens before it can go on) is planned only when
+    nothing of it is in flight.
     """
 
     id: str
     prompt_ids: list[int]
     params: SamplingParams
     speculation: Speculation
-    ladder: tuple[int, ...] = (0,)
+    rows_by_depth: tuple[int, ...] = (0,)
     """Draft rows needed at depth 0, 1, ... up to the request's depth; depth 0 needs none."""
     room: int | None = None
     """Tokens of output that the context has room for."""
-    whole: bool = False
+    all_or_nothing: bool = False
     """The draft is semantics, not a hint: the span is scheduled at full depth or deferred."""
     sample_index: int = 0
     priority: int = 0
@@ -76,10 +77,10 @@ class Request:
     status: Status = Status.WAITING
     slot: int = -1
     computed: int = 0
-    ahead: int = 0
-    due: int = 0
+    rows_in_flight: int = 0
+    tokens_in_flight: int = 0
     host_bound: bool = False
-    follower: Follower | None = None
+    draft_kv: DraftKV | None = None
     """Whose KV lies beside the target's: pages without it are a miss for this request."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -177,11 +178,11 @@ class Draft:
     """[R, W] int64: distance from the last real row; a child of it has depth 1."""
     ancestors: torch.Tensor
     """[R, W] int64 bitmask: bit j says that row j is the row itself or one of its ancestors."""
-    live: torch.Tensor
+    valid: torch.Tensor
     """[R, W] bool."""
     candidates: np.ndarray
     """[R, W] bool, on the host, which knows every skeleton: the rows that are candidates if they live."""
-    straight: bool = True
+    is_chain: bool = True
     """Every candidate j has depth j + 1 and exactly the ancestors 0..j, so an accepted path is already in place."""
     max_depth: int = 0
     """Host-side bound on the depth of a live candidate."""
@@ -288,7 +289,7 @@ class DeviceGeometry:
     page_size: int
     max_keys: int
     """A bound on the entries that any row sees."""
-    straight: bool
+    is_chain: bool
     """No row's ancestors have others between them in storage."""
     kept: dict[Hashable, object] = field(default_factory=dict)
     """What a backend made for this geometry. A captured step keeps its geometry, and with it the tensors that the graph

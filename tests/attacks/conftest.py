@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.lag import WATCHED_SITE
-from support.server import Served, serving, settle
+from support.checks.lag import WATCHED_SITE
+from support.doubles.server import Served, serving, settle
 
 
 @pytest.fixture(scope="session")

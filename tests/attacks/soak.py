@@ -26,7 +26,7 @@ import psutil
 
 from attacks.attacks import ATTACKS
 from attacks.raw import Address, address_of
-from support.server import PROMPT, Served, gauges, offline, serving, settle
+from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
 OPTIONS = (
     *("--max-connections", "256", "--timeout-head", "3", "--timeout-body-idle", "3", "--timeout-write", "3"),

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from attacks.raw import address_of, connect, connected, head, request, rest, send, status
-from support.server import PROMPT, Served, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, offline, serving, settle, until
 
 MIB = 1 << 20
 PLACES = 48

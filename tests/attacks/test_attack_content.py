@@ -13,7 +13,7 @@ import pytest
 from attacks.content_attacks import departed_texts, post
 from stridelm.params import StructuredOutputs
 from stridelm.sample.grammar import Remembered
-from support.server import Served, until, working
+from support.doubles.server import Served, until, working
 
 
 def peaks(served: Served) -> dict[int, float]:

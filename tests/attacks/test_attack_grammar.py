@@ -6,7 +6,7 @@ import threading
 import time
 
 from attacks.content_attacks import departed_schemas, post, schema
-from support.server import Served, settle, until, working
+from support.doubles.server import Served, settle, until, working
 
 HONEST_S = 12.0
 """Starting the first worker takes some seconds of it. Before, it was 55 s behind six schemas of clients that had

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from attacks.raw import address_of, connected, head, rest, status
-from support.server import Served, gauges, serving, settle
+from support.doubles.server import Served, gauges, serving, settle
 
 KEY = "open-sesame"
 

@@ -15,7 +15,7 @@ import pytest
 from attacks.raw import address_of, connect, rest
 from stridelm.server.errors import LONGEST, bad_request
 from stridelm.server.logs import JsonLines, Lines, OneAMinute
-from support.server import PROMPT, Served, gauges, serving, settle, until
+from support.doubles.server import PROMPT, Served, gauges, serving, settle, until
 
 FORGED = "GET%20/%0AWARNING%20stridelm.server.run:%20forged%1b[2J%c2%9b%e2%80%a8%7f"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attacks.content_attacks import body_of, post
-from support.lag import watched
-from support.server import Served, settle
+from support.checks.lag import watched
+from support.doubles.server import Served, settle
 
 TURN_S = 0.04
 """Of computing, in one turn of the loop: twice what docs/operations.md says, for slower machines than that one."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.server import PROMPT, Served, serving
+from support.doubles.server import PROMPT, Served, serving
 
 LONG = PROMPT * 4
 

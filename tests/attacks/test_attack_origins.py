@@ -8,7 +8,7 @@ import pytest
 
 from attacks.raw import address_of, connect, rest, status
 from stridelm.server.origins import default_hosts
-from support.server import Served, serving, settle
+from support.doubles.server import Served, serving, settle
 
 KINDS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None, "json")
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/abort_request", "/tokenize")

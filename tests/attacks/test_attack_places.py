@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.server import PROMPT, Served, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, offline, serving, settle, until
 
 SLOTS = 8
 KEYS = ("--api-key", "greedy", "--api-key", "modest", "--operator-key", "operator", "--no-strict")

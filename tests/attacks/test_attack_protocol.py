@@ -14,7 +14,7 @@ import pytest
 
 from attacks.protocol_cases import CASES, data_of
 from attacks.raw import Address, address_of, connect, rest, send
-from support.server import PROMPT, Served, offline, serving, settle
+from support.doubles.server import PROMPT, Served, offline, serving, settle
 
 OPTIONS = ("--timeout-head", "2", "--timeout-body-idle", "2", "--timeout-keep-alive", "1")
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.server import PROMPT, Served, serving, settle, until
+from support.doubles.server import PROMPT, Served, serving, settle, until
 
 ONE, OTHER, OPERATOR = "one-key", "other-key", "operator-key"
 LONG = {"max_new_tokens": 450, "ignore_eos": True, "temperature": 0}

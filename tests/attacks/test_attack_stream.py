@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stridelm.server.native.pace import GROWTH
-from support.server import Served, serving
+from stridelm.server.sglang.pace import GROWTH
+from support.doubles.server import Served, serving
 
 ASKED = {"text": "def f(", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
 SCORED = {**ASKED, "return_logprob": True, "top_logprobs_num": 2}
-MOST_MIB = 0.05
+MAX_MIB = 0.05
 
 
 def told(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
@@ -25,11 +25,11 @@ def told(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], in
 
 def test_repeats_come_less_often(tmp_path: Path) -> None:
     """Once a stream has said much: nothing is lost, and its bytes are bounded by those of its last event."""
-    with serving(tmp_path, "--max-repeating-mib", str(MOST_MIB)) as served, served.http() as client:
+    with serving(tmp_path, "--max-repeating-mib", str(MAX_MIB)) as served, served.http() as client:
         whole = client.post("/generate", json=SCORED).json()
         events, size = told(served, SCORED)
     last = len(json.dumps(events[-1]))
-    assert size < MOST_MIB * (1 << 20) + (2 + GROWTH) * last < 3_000_000
+    assert size < MAX_MIB * (1 << 20) + (2 + GROWTH) * last < 3_000_000
     counts = [event["meta_info"]["completion_tokens"] for event in events]
     assert counts == sorted(counts) and counts[0] < 10 and len(events) > 10
     assert events[-1]["text"] == whole["text"] and events[-1]["output_ids"] == whole["output_ids"]

@@ -18,7 +18,7 @@ import pytest
 from stridelm.config import EngineConfig
 from stridelm.server import supervisor as module
 from stridelm.server.supervisor import Supervisor
-from support.server import PROMPT, Served, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, offline, serving, settle, until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from attacks.raw import Address, address_of, connect, request
-from support.server import PROMPT, Served, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, offline, serving, settle, until
 
 WIDE = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "logprobs": 20, "speculation": "off"}
 

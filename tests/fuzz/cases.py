@@ -30,7 +30,7 @@ class Checkpoint(Shown):
 
     family: str = "qwen3"
     variant: str = "untied"
-    """Name of config changes (tests/support/models.py, and ours)."""
+    """Name of config changes (tests/support/oracles/models.py, and ours)."""
     vocab: int = 64
     scale: float = 8.0
     """Of the weights: the larger, the surer is the model."""

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fuzz.cases import Checkpoint
-from support import head_checkpoints as heads
-from support.checkpoints import write
-from support.models import VARIANTS
-from support.speaking import byte_level
+from support.checkpoints import heads
+from support.checkpoints.models import write
+from support.checkpoints.speaking import byte_level
+from support.oracles.models import VARIANTS
 
 CYCLIC_SCALE = 1.5
 """Of the layers of a cyclic checkpoint: small against its embedding."""

@@ -66,7 +66,7 @@ class Row:
         return softmax(np.where(self.kept, self.scores, -np.inf))
 
     @property
-    def leanings(self) -> np.ndarray:
+    def log_probs(self) -> np.ndarray:
         """[V] the same, but a greedy row is as sure as at temperature 1."""
         return softmax(np.where(self.kept, self.scores, -np.inf))
 
@@ -135,13 +135,13 @@ def _truncated(x: np.ndarray, params: Params, margin: float) -> tuple[np.ndarray
         p = softmax(np.where(kept, x, -np.inf))
         order = np.lexsort((np.arange(len(x)), -x))
         before = np.concatenate(([0.0], np.cumsum(p[order])[:-1]))
-        live = kept[order]
-        doubtful |= bool((np.abs(before[live] - params["top_p"]) < 4 * margin).any())
+        valid = kept[order]
+        doubtful |= bool((np.abs(before[valid] - params["top_p"]) < 4 * margin).any())
         # At the edge of the nucleus the order of two that are as likely decides which of them is in it.
-        edge = int((live & (before < params["top_p"])).sum())
-        if edge < int(live.sum()):
+        edge = int((valid & (before < params["top_p"])).sum())
+        if edge < int(valid.sum()):
             doubtful |= bool(x[order[edge - 1]] - x[order[edge]] < 2 * margin)
-        kept[order] = live & (before < params["top_p"])
+        kept[order] = valid & (before < params["top_p"])
     return kept, doubtful
 
 

@@ -26,8 +26,8 @@ from fuzz.oracle import oracle_of
 from fuzz.play import engine_options, registrations
 from stridelm import LLM, SamplingParams
 
-LEAST_P = 1e-6
-MOST_EXPECTED_IN_POOL = 5.0
+MIN_P = 1e-6
+MAX_EXPECTED_IN_POOL = 5.0
 """Cells that expect fewer are counted together."""
 
 
@@ -111,7 +111,7 @@ def _check(table: Table) -> float:
                         counts[tuple(map(table.allowed.index, said))] += 1
             p = chi_square(counts.ravel(), expected.ravel())
             worst = min(worst, p)
-            if p < LEAST_P:
+            if p < MIN_P:
                 raise Found("distribution", f"{table} in round {number}: p = {p:.1e}\n{counts}\n{expected.round(1)}")
         engine.check()
     return worst
@@ -155,7 +155,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     """The p-value. What cannot happen but did is a 0."""
     if bool((counts[expected < 1e-9] > 0).any()):
         return 0.0
-    rare = expected < MOST_EXPECTED_IN_POOL
+    rare = expected < MAX_EXPECTED_IN_POOL
     seen, due = counts[~rare], expected[~rare]
     if expected[rare].sum() > 0:
         seen, due = np.append(seen, counts[rare].sum()), np.append(due, expected[rare].sum())

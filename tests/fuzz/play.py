@@ -20,13 +20,13 @@ from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.outcome import Outcome
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
-from support import bounds
-from support.faults import guilty_from, plant
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import RandomTreeDrafter
-from support.tree_drafter import registered as trees_registered
+from support.doubles import bounds
+from support.doubles.faults import guilty_from, plant
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import RandomTreeDrafter
+from support.doubles.tree_drafter import registered as trees_registered
 
-MOST_STEPS = 6000
+MAX_STEPS = 6000
 """More than any case needs, with one row a step."""
 ROOM = 1600
 """Tokens that a pool has room for where a case does not say."""
@@ -178,8 +178,8 @@ class _Player:
 
     def _listen(self) -> list[StepOutput]:
         self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise Found("engine", f"it is not done after {MOST_STEPS} steps")
+        if self.steps > MAX_STEPS:
+            raise Found("engine", f"it is not done after {MAX_STEPS} steps")
         outputs = self._step()
         for output in outputs:
             if output.request.id in self._names:
@@ -238,7 +238,7 @@ class _Player:
         for row, span in enumerate(plan.spans):
             if span.request.id not in self._names:
                 continue
-            columns = (draft.tokens, draft.parents, draft.roles, draft.live)
+            columns = (draft.tokens, draft.parents, draft.roles, draft.valid)
             rows = list(zip(*(column[row].tolist() for column in columns)))
             candidates = {n: (t, p) for n, (t, p, role, live) in enumerate(rows) if live and role == CANDIDATE}
             probes = [t for t, _, role, live in rows if live and role != CANDIDATE]

@@ -136,7 +136,7 @@ STAGES = (
     *("admit to the sampling table", "admit to the drafter", "reserve", "propose", "forward", "verify", "sample"),
     *("compact", "commit", "observe", "emit"),
 )
-"""Where a request may make the engine raise (support/faults.py)."""
+"""Where a request may make the engine raise (support/doubles/faults.py)."""
 
 
 def _bad(vocab: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

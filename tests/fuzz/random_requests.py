@@ -10,10 +10,10 @@ from fuzz.endings import byte_of_character
 
 TREES = (((0,),), ((0,), (1,)), ((0,), (1,), (0, 0)), ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 BYTE_IDS = {byte: 3 + n for n, (_, byte) in enumerate(sorted(byte_of_character().items()))}
-"""Byte -> id in the tokenizer of tests/support/speaking.py: behind three special tokens, in order of character."""
+"""Byte -> id in the tokenizer of support/checkpoints/speaking.py: after three special tokens, in order of character."""
 CHARACTERS = ("a", "b", "c", " ", "é", "€", "😀", "ß")
 TREE = "random_tree"
-"""The tests' drafter of random trees that knows what plain decoding says (tests/support/tree_drafter.py)."""
+"""The tests' drafter of random trees that knows what plain decoding says (tests/support/doubles/tree_drafter.py)."""
 
 
 def random_ask(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: int) -> Ask:

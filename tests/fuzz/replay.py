@@ -18,7 +18,7 @@ from fuzz.definitions import ACCEPTED_LENGTH, Params, Row, drawn, drawn_scores, 
 from fuzz.oracle import Oracle
 from fuzz.play import Look
 
-MOST_DRAFTED = 64
+MAX_DRAFTED = 64
 DEFAULTS = {"posterior_threshold": 0.09, "posterior_alpha": 0.3, "relaxed_topk": 10, "relaxed_delta": 0.6}
 """The papers'."""
 
@@ -89,7 +89,7 @@ def _typical(ask: Ask, row: Row, token: int) -> bool | None:
 
 
 def _relaxed(ask: Ask, row: Row, token: int) -> bool | None:
-    p = row.leanings
+    p = row.log_probs
     order = np.sort(p)[::-1]
     least = max(order[min(int(_asked(ask, "relaxed_topk")), len(p)) - 1], order[0] - _asked(ask, "relaxed_delta"))
     if row.doubtful or 0 < p[token] < 1e-30:
@@ -120,7 +120,7 @@ def _simulated_leaf(ask: Ask, look: Look, depth: int) -> int | None:
 def drawn_length(ask: Ask, known: int, depth: int) -> int | None:
     """How many drafted tokens a simulated step accepts; None: too close to call."""
     mean = float(ask.speculation.get("acceptance_length") or ask.speculation["acceptance"].partition(":")[2])
-    chances = np.array([*_length_chances(mean, depth), *[0.0] * (MOST_DRAFTED - depth)])
+    chances = np.array([*_length_chances(mean, depth), *[0.0] * (MAX_DRAFTED - depth)])
     with np.errstate(divide="ignore"):
         scores = np.log(chances) + gumbel(ask.params["seed"], ask.sample, known, len(chances), ACCEPTED_LENGTH)
     best = np.sort(scores)[::-1]

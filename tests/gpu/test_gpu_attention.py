@@ -14,7 +14,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
 from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
-from support.attention import (
+from support.checks.engine import check_backend
+from support.checks.paged_attention import FastTriton, launch
+from support.gpu import NEEDS_GPU
+from support.oracles.attention import (
     Case,
     Piece,
     check_attention,
@@ -28,9 +31,6 @@ from support.attention import (
     random_pieces,
     random_tree,
 )
-from support.engine import check_backend
-from support.gpu import NEEDS_GPU
-from support.paged_attention import FastTriton, launch
 
 pytestmark = NEEDS_GPU
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

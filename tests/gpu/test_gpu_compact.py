@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.cache.pool import PagePool
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.run.eager import EagerRunner
-from support import compaction
+from support.checks import compaction
 from support.gpu import NEEDS_GPU
 
 pytestmark = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stridelm import SamplingParams
+from support.checks.watch import engine, prompts
 from support.gpu import NEEDS_GPU
-from support.watch import engine, prompts
 
 pytestmark = NEEDS_GPU
 

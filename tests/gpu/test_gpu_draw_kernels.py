@@ -20,7 +20,7 @@ from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import likeliest, raw_confidence
 from stridelm.sample.table import SamplingTable
 from stridelm.verify import exact
-from support.draw_kernels import (
+from support.checks.draw_kernels import (
     KINDS,
     TRUNCATED,
     check_kept,
@@ -33,15 +33,15 @@ from support.draw_kernels import (
     table_of,
     twin,
 )
+from support.checks.walk_kernels import SKELETON, Tables, agreeable, random_draft, random_nodes
 from support.gpu import NEEDS_GPU
-from support.walk_kernels import SKELETON, Tables, agreeable, random_draft, random_nodes
 
 pytestmark = NEEDS_GPU
 VOCAB = 128256
 HALF = (torch.bfloat16, torch.float16)
 CLOSE = 1e-5
 """Two scores nearer than this are a tie that another library's logarithm may decide otherwise."""
-MOST_TIES = 1
+MAX_TIES = 1
 """Of up to 1,024 rows: best and second best lie within CLOSE in about one row of 100,000."""
 
 
@@ -54,7 +54,7 @@ def check_against_sampler(logits: torch.Tensor, slots: list[int], table: Samplin
     positions = positions_of(len(slots))
     got, wanted = drawn(logits, slots, positions, table), twin(logits, slots, positions, table)
     rows = (got != wanted).nonzero()[:, 0]
-    assert len(rows) <= MOST_TIES
+    assert len(rows) <= MAX_TIES
     if len(rows):
         odd = [slots[row] for row in rows.tolist()]
         assert all(KINDS[slot]["temperature"] > 0 for slot in odd), "a greedy row has no ties to decide"
@@ -132,7 +132,7 @@ def test_what_truncation_keeps(dtype: torch.dtype, step: float) -> None:
         check_kept(logits, slots, table)
         positions = positions_of(40)
         got = drawn(logits, slots, positions, table, cut=cut_of(logits, slots, table))
-        assert int((got != twin(logits, slots, positions, table)).sum()) <= MOST_TIES
+        assert int((got != twin(logits, slots, positions, table)).sum()) <= MAX_TIES
 
 
 # Bit for bit
@@ -196,16 +196,16 @@ def test_graph_of_draw(rows: int, kinds: tuple[dict[str, Any], ...]) -> None:
         draw(logits, slots_M, positions_M, **params, cut=cut, out=out)
 
     graph = captured(call)
-    for turn in range(4):
-        fresh = table_of(tuple(rng.sample(kinds, len(kinds))), VOCAB, "cuda", seed=turn)
+    for rope in range(4):
+        fresh = table_of(tuple(rng.sample(kinds, len(kinds))), VOCAB, "cuda", seed=rope)
         for name, column in columns(fresh).items():
             params[name].copy_(column)
         top_k.copy_(fresh.top_k)
         top_p.copy_(fresh.top_p)
         slots = [rng.randrange(-1, len(kinds)) for _ in range(rows)]
         slots_M.copy_(torch.tensor(slots))
-        positions_M.copy_(positions_of(rows) + turn)
-        logits.copy_(make_logits(rows, VOCAB, torch.bfloat16, seed=turn))
+        positions_M.copy_(positions_of(rows) + rope)
+        logits.copy_(make_logits(rows, VOCAB, torch.bfloat16, seed=rope))
         graph.replay()
         cut = cut_of(logits, slots, fresh) if kinds is TRUNCATED else None
         assert torch.equal(out, drawn(logits, slots, positions_M, fresh, cut=cut))

@@ -15,18 +15,18 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm import SamplingParams
 from stridelm.engine.capture import Kind
 from stridelm.sample.table import Feature
-from support.draw_kernels import TRUNCATED
-from support.edit_kernels import ALL, EDITS, make_case
+from support.checks.draw_kernels import TRUNCATED
+from support.checks.edit_kernels import ALL, EDITS, make_case
+from support.checks.identity import prompts
+from support.doubles.poison import KINDS
+from support.doubles.stand import Job, Stand
 from support.gpu import NEEDS_GPU
-from support.identity import prompts
-from support.poison import KINDS
-from support.stand import Job, Stand
 
 pytestmark = NEEDS_GPU
 VOCAB = 128256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SAMPLED = ({"temperature": 0.8}, {"temperature": 0.0}, *TRUNCATED[5:])
-MOST_TIES = 1
+MAX_TIES = 1
 """Rows whose best two scores lie so near that another library's logarithm may decide otherwise."""
 
 
@@ -67,7 +67,7 @@ def test_again_and_among_others_the_same() -> None:
 def test_tokens_are_the_samplers(dtype: torch.dtype) -> None:
     case = make_case(3, VOCAB, rows_each=8, longest=900, dtype=dtype, others=SAMPLED, device="cuda")
     got, wanted = case.sampler.draw(case.logits, case.rows, case.slots)[case.real], case.twin()
-    assert int((got != wanted).sum()) <= MOST_TIES
+    assert int((got != wanted).sum()) <= MAX_TIES
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
@@ -89,13 +89,13 @@ def test_graph() -> None:
     with torch.cuda.graph(graph):
         tokens = case.sampler.draw(case.logits, case.rows, nobody)
         edited = case.sampler._edited(case.logits, case.rows, nobody, Feature.EDITED & ~Feature.GRAMMAR)
-    for turn in range(1, 6):
-        options: dict[str, Any] = {"longest": 3000 - 500 * turn, "listed": 250, "device": "cuda"}
-        case.become(make_case(turn, VOCAB, others=SAMPLED, **options))
+    for rope in range(1, 6):
+        options: dict[str, Any] = {"longest": 3000 - 500 * rope, "listed": 250, "device": "cuda"}
+        case.become(make_case(rope, VOCAB, others=SAMPLED, **options))
         graph.replay()
         assert torch.equal(edited, case.edited())
         assert torch.equal(tokens, case.drawn())
-        case.become(make_case(turn, VOCAB, **options))
+        case.become(make_case(rope, VOCAB, **options))
         graph.replay()
         assert torch.equal(edited[case.real], case.wanted())
 
@@ -115,9 +115,9 @@ def test_edited_steps_are_captured_whole(checkpoint: Callable[..., Path], asked:
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32", "cuda")
     llm, eager = stand.llm(), stand.llm(enforce_eager=True)
     seen: list[Kind] = []
-    for turn, names in enumerate((["penalties"], ["bias"], ["longer bias", "penalties"], ["bias"], [*SETTINGS])):
+    for rope, names in enumerate((["penalties"], ["bias"], ["longer bias", "penalties"], ["bias"], [*SETTINGS])):
         jobs = []
-        for i, prompt in enumerate(prompts(stand, 6, seed=turn)):
+        for i, prompt in enumerate(prompts(stand, 6, seed=rope)):
             settings: dict[str, Any] = SETTINGS[names[i % len(names)]]
             params = SamplingParams(temperature=0.7 * (i % 2), max_tokens=24, seed=i, ignore_eos=True, **settings)
             jobs.append(Job(prompt, params, asked))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stridelm.verify import RULES
+from support.checks.grammar import GRAMMARS, check_grammar, check_rule
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
-from support.grammar import GRAMMARS, check_grammar, check_rule
-from support.stand import Stand
-from support.tree_drafter import registered
 
 pytestmark = NEEDS_GPU
 pytest.importorskip("xgrammar")

@@ -9,8 +9,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
-from support.gpu import NEEDS_GPU
-from support.identity import (
+from support.checks.identity import (
     FEATURES,
     TEMPERATURES,
     check_alone,
@@ -19,11 +18,12 @@ from support.identity import (
     mixed_jobs,
     trusting_neighbours,
 )
-from support.lab import Lab, check_joint, lossless_cases, trees_registered
-from support.stand import Stand, accepted, cases, speculation
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import registered
-from support.trust import THRESHOLDS, WINDOWS, check_trust, job, load, random_prompts
+from support.checks.trust import THRESHOLDS, WINDOWS, check_trust, job, load, random_prompts
+from support.doubles.lab import Lab, check_joint, lossless_cases, trees_registered
+from support.doubles.stand import Stand, accepted, cases, speculation
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import registered
+from support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
 DTYPES = ("float32", "bfloat16")

@@ -8,9 +8,9 @@ from support.gpu import NEEDS_GPU
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.layout_kernel import check_layout
-from support.lookup_kernel import check_lookup
-from support.place_kernel import check_place, check_sources
+from support.checks.layout_kernel import check_layout
+from support.checks.lookup_kernel import check_lookup
+from support.checks.place_kernel import check_place, check_sources
 
 pytestmark = NEEDS_GPU
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from support.doubles.poison import KINDS, POOL, check_pages, requests
+from support.doubles.stand import Stand
 from support.gpu import NEEDS_GPU
-from support.poison import KINDS, POOL, check_pages, requests
-from support.stand import Stand
 
 pytestmark = NEEDS_GPU
 

@@ -14,7 +14,9 @@ from stridelm.sample.noise import bits, gumbel
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from support.attention import (
+from support.checks.linear import check_close, check_row_bits, rows, weights
+from support.gpu import NEEDS_GPU
+from support.oracles.attention import (
     Piece,
     backends,
     check_attention,
@@ -24,9 +26,7 @@ from support.attention import (
     random_pieces,
     random_tree,
 )
-from support.gpu import NEEDS_GPU
-from support.linear import check_close, check_row_bits, rows, weights
-from support.models import check_model, options, variants
+from support.oracles.models import check_model, options, variants
 
 pytestmark = NEEDS_GPU
 DTYPES = (torch.float32, torch.bfloat16)

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.kernels.products import library_agrees, product
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.linear import InOrderProduct
+from support.checks.linear import check_row_bits, rows, weights
+from support.checks.products import TILES, by_tile, check_gated, check_product
 from support.gpu import NEEDS_GPU
-from support.linear import check_row_bits, rows, weights
-from support.products import TILES, by_tile, check_gated, check_product
 
 pytestmark = NEEDS_GPU
 DTYPES = (torch.float16, torch.bfloat16)

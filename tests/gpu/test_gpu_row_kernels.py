@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.ops import ACTIVATIONS, Turn
+from stridelm.kernels.ops import ACTIVATIONS, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.models.layers.rope import Rope, RopeSpec
-from support.compaction import check_compact, moves, pool
+from support.checks.compaction import check_compact, moves, pool
+from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn
 from support.gpu import NEEDS_GPU
-from support.row_ops import check_gate, check_nan, check_norms, check_turn
 
 pytestmark = [
     *NEEDS_GPU,
@@ -90,7 +90,7 @@ class Rows:
         rope.prepare("cuda")
         empty = torch.empty(0, dtype=torch.int64, device="cuda")
         norms = torch.randn(2 * SIZE, device="cuda").to(dtype)
-        self.turn = Turn(HEADS, KV_HEADS, empty, rope.cos, rope.sin, norms, 1e-6)
+        self.rope = QKRope(HEADS, KV_HEADS, empty, rope.cos, rope.sin, norms, 1e-6)
         self.weight = torch.randn(WIDTH, device="cuda").to(dtype)
         self.pool = pool(self.layout, requests=1 + count // 60, dtype=dtype, device="cuda")
         self.slots = torch.empty(count, dtype=torch.int64, device="cuda")
@@ -111,10 +111,10 @@ class Rows:
     def run(self, ops: TritonOps | PlainOps, index: slice) -> list[torch.Tensor]:
         """All operations over some rows: what they give and what they leave in the cache."""
         x, delta, gate_up, qkv = (tensor[index] for tensor in self.inputs)
-        turn, slots = replace(self.turn, positions=self.positions[index]), self.slots[index]
+        rope, slots = replace(self.rope, positions=self.positions[index]), self.slots[index]
         keys, values = self.pool.keys[0], self.pool.values[0]
         total, normed = ops.add_norm(x.clone(), delta, self.weight, 1e-5)
-        q = ops.turn_and_store(qkv, turn, keys, values, slots)
+        q = ops.rope_and_store(qkv, rope, keys, values, slots)
         return [ops.norm(x, self.weight, 1e-5), total, normed, ops.gate(gate_up), q, keys[slots], values[slots]]
 
 

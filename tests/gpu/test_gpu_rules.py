@@ -11,10 +11,10 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.verify import RULES
+from support.checks.identity import check_identity, mixed_jobs, prompts
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
-from support.identity import check_identity, mixed_jobs, prompts
-from support.stand import Stand
-from support.tree_drafter import registered
 
 pytestmark = NEEDS_GPU
 LENGTH, DEPTH = 48, 3

@@ -17,10 +17,10 @@ import triton
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import Engine
+from support.checks.identity import prompts
+from support.doubles.poison import KINDS as ALL_KINDS
+from support.doubles.stand import Stand
 from support.gpu import NEEDS_GPU
-from support.identity import prompts
-from support.poison import KINDS as ALL_KINDS
-from support.stand import Stand
 
 pytestmark = NEEDS_GPU
 KINDS = [kind for kind in ALL_KINDS if not DRAFTERS.get(kind["drafter"]).host_bound]
@@ -59,14 +59,14 @@ def test_decoding(
     """Five requests or more that decode, of one kind (captured whole) or of several (their forward pass alone)."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
     engine = stand.llm(deterministic=False, strict=False, page_size=8).engine
-    for turn in range(3):  # all but the first find their prompts in the prefix cache, so the last two go alike
+    for rope in range(3):  # all but the first find their prompts in the prefix cache, so the last two go alike
         for i, prompt in enumerate(prompts(stand, max(5, len(kinds)))):
             kind = kinds[i % len(kinds)]
             settings = SamplingParams(**PARAMS[params], seed=i, max_tokens=60, ignore_eos=True, speculation=kind)
-            engine.add(f"{turn}-{i}", prompt, settings)
+            engine.add(f"{rope}-{i}", prompt, settings)
         for _ in range(5):
             engine.step()  # reads the prompts
-        if turn < 2:  # everything that comes to be needed is made once
+        if rope < 2:  # everything that comes to be needed is made once
             while engine.busy:
                 engine.step()
     with nothing_new(engine, monkeypatch):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
+from support.checks.identity import prompts
+from support.doubles.stand import Job, Stand
 from support.gpu import NEEDS_GPU
-from support.identity import prompts
-from support.stand import Job, Stand
 
 pytestmark = NEEDS_GPU
 LENGTH = 48

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.checks.identity import check_identity, mixed_jobs
+from support.checks.trap import WRONG_PAGES, check_names_the_entry, engine_of
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
-from support.identity import check_identity, mixed_jobs
-from support.stand import Stand
-from support.trap import WRONG_PAGES, check_names_the_entry, engine_of
-from support.tree_drafter import registered
 
 pytestmark = NEEDS_GPU
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
-from support.checkpoints import write
+from support.checkpoints.heads import write_eagle, write_modules
+from support.checkpoints.models import write
+from support.checks.watch import VOCAB, engine, prompts
 from support.gpu import NEEDS_GPU
-from support.head_checkpoints import write_eagle, write_modules
-from support.watch import VOCAB, engine, prompts
 
 pytestmark = NEEDS_GPU
 

@@ -16,13 +16,13 @@ from stridelm.draft import DRAFTERS
 from stridelm.engine.step import Run
 from stridelm.llm import RequestOutput
 from stridelm.types import Draft
-from support.bounds import LaggingStand, bounds_registered
-from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.poison import KINDS, POOL, check_pages, requests
-from support.replays import replays
-from support.stand import Job, accepted, speculation
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import registered
+from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
+from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.poison import KINDS, POOL, check_pages, requests
+from support.doubles.replays import replays
+from support.doubles.stand import Job, accepted, speculation
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import registered
 
 BRANCHES = {"draft_topk": 2, "num_draft_tokens": 6}
 
@@ -63,7 +63,7 @@ def test_identity(stand: LaggingStand, drafter: str) -> None:
     assert costs(outputs) == costs(stand.run(jobs, page_size=4))
     assert drafter != TREE or accepted(outputs) > 0
     assert llm.engine.capture is not None
-    proposed = {kind.straight for kind in llm.engine.capture.kinds if kind.draft}
+    proposed = {kind.is_chain for kind in llm.engine.capture.kinds if kind.draft}
     assert not proposed or (None not in proposed) == DRAFTERS.get(drafter).host_bound
 
 

@@ -20,13 +20,22 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
-from support.checkpoints import make
-from support.enumeration import check_enumeration
-from support.identity import check_identity, mixed_jobs, prompts, sampling
-from support.lab import DRAWN, LENGTH, Lab, check_counts, check_joint, chi_square, lossless_cases, trees_registered
-from support.stand import Job, Stand
-from support.tree_drafter import NAME as RANDOM_TREE
-from support.tree_drafter import registered
+from support.checkpoints.models import make
+from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
+from support.doubles.lab import (
+    DRAWN,
+    LENGTH,
+    Lab,
+    check_counts,
+    check_joint,
+    chi_square,
+    lossless_cases,
+    trees_registered,
+)
+from support.doubles.stand import Job, Stand
+from support.doubles.tree_drafter import NAME as RANDOM_TREE
+from support.doubles.tree_drafter import registered
+from support.oracles.enumeration import check_enumeration
 
 SAMPLES = 200_000
 TINY: dict[str, Any] = {
@@ -195,7 +204,7 @@ def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
         verdict = walk(draft, *rest)
         if not draft.width:
             return verdict
-        children = draft.live & (draft.roles == CANDIDATE) & (draft.parents == verdict.leaf[:, None])
+        children = draft.valid & (draft.roles == CANDIDATE) & (draft.parents == verdict.leaf[:, None])
         first = children.to(torch.uint8).argmax(1, keepdim=True)
         last = (verdict.counts - 1).clamp(min=0)[:, None]
         wrong = torch.where(
@@ -231,10 +240,10 @@ def shifted_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft row sees the noise of the position it stands on, not of the one it draws for."""
     draw_nodes = exact.draw_nodes
 
-    def mutant(hearing: exact.Hearing) -> torch.Tensor:
-        batch = hearing.batch
+    def mutant(inputs: exact.VerifyInput) -> torch.Tensor:
+        batch = inputs.batch
         positions = batch.positions - (batch.geometry.draft_rows >= 0).long()
-        return draw_nodes(replace(hearing, batch=replace(batch, positions=positions)))
+        return draw_nodes(replace(inputs, batch=replace(batch, positions=positions)))
 
     monkeypatch.setattr(exact, "draw_nodes", mutant)
 

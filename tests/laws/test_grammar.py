@@ -16,11 +16,11 @@ from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 from stridelm.verify import RULES
-from support.checkpoints import EOS
-from support.grammar import GRAMMARS, check_grammar, check_rule, jobs_of
-from support.identity import check_identity
-from support.stand import Stand
-from support.tree_drafter import registered
+from support.checkpoints.models import EOS
+from support.checks.grammar import GRAMMARS, check_grammar, check_rule, jobs_of
+from support.checks.identity import check_identity
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
 
 pytest.importorskip("xgrammar")
 

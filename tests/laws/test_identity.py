@@ -13,7 +13,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
-from support.identity import (
+from support.checks.identity import (
     FEATURES,
     LENGTH,
     TEMPERATURES,
@@ -27,9 +27,9 @@ from support.identity import (
     tree_speculations,
     trusting_neighbours,
 )
-from support.stand import Job, Stand, accepted, all_speculations, cases, speculation
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import registered
+from support.doubles.stand import Job, Stand, accepted, all_speculations, cases, speculation
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import registered
 
 DTYPES = ("bfloat16", "float32")
 CHUNKS = (1, 7, 1024)
@@ -151,8 +151,8 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
     warm = check_identity(stand, jobs, llm=llm)
     for job, output in zip(jobs, warm):
         # Who keeps KV of its own finds only pages that it has written to itself.
-        follows = DRAFTERS.get((job.speculation or {})["drafter"]).follows
-        if not follows and not job.params.reads_prompt:
+        keeps_kv = DRAFTERS.get((job.speculation or {})["drafter"]).keeps_kv
+        if not keeps_kv and not job.params.reads_prompt:
             assert output.metrics is not None and output.metrics.cached_tokens > 0
     longer = [replace(job, prompt=job.prompt + output.outputs[0].token_ids) for job, output in zip(jobs, warm)]
     again = check_identity(stand, longer, llm=llm)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
-from support.bounds import LaggingStand, bounds_registered
-from support.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs, teach, trusting_neighbours
-from support.poison import KINDS, POOL, check_pages, requests
-from support.tree_drafter import registered
+from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs, teach, trusting_neighbours
+from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.poison import KINDS, POOL, check_pages, requests
+from support.doubles.tree_drafter import registered
 
 UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
 """Without log-probabilities, with which a step lands at once."""

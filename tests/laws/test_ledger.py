@@ -17,9 +17,9 @@ from stridelm.cache.ledger import Ledger
 from stridelm.faults import EngineFault
 from stridelm.params import Speculation
 from stridelm.types import Request, Span
-from support.identity import FEATURES, LENGTH, check_identity, mixed_jobs, prompts, sampling, teach
-from support.stand import Job, Stand, all_speculations, assert_same
-from support.tree_drafter import registered
+from support.checks.identity import FEATURES, LENGTH, check_identity, mixed_jobs, prompts, sampling, teach
+from support.doubles.stand import Job, Stand, all_speculations, assert_same
+from support.doubles.tree_drafter import registered
 
 
 def request(name: str, prompt: list[int], **params: Any) -> Request:
@@ -304,7 +304,7 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
     owner, name = {
         "propose": (llm.engine.drafters, "propose"),
         "forward": (llm.engine.runner, "forward"),
-        "verify": (llm.engine.door, "_hearing"),
+        "verify": (llm.engine.verifier, "_hearing"),
         "compact": (llm.engine.runner, "compact"),
         "commit": (llm.engine.ledger, "advance"),
         "observe": (llm.engine.drafters, "observe"),

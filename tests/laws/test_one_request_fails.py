@@ -11,12 +11,12 @@ import pytest
 from stridelm import LLM
 from stridelm.faults import EngineFault
 from stridelm.types import Request
-from support.bounds import LaggingStand, bounds_registered
-from support.faults import guilty_from, plant, plant_in_grammars, stages
-from support.grammar import jobs_of
-from support.identity import mixed_jobs, prompts, sampling
-from support.stand import Job, Stand
-from support.tree_drafter import registered
+from support.checks.grammar import jobs_of
+from support.checks.identity import mixed_jobs, prompts, sampling
+from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.faults import guilty_from, plant, plant_in_grammars, stages
+from support.doubles.stand import Job, Stand
+from support.doubles.tree_drafter import registered
 
 MANY, POISON = 16, 11
 STAGES = sorted(stages(LLM().engine))

@@ -14,8 +14,8 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.verify import RULES
-from support.identity import LENGTH, TEMPERATURES, prompts, sampling
-from support.stand import Job, Stand, assert_same, depths_of, speculation
+from support.checks.identity import LENGTH, TEMPERATURES, prompts, sampling
+from support.doubles.stand import Job, Stand, assert_same, depths_of, speculation
 
 LEARNERS = {"suffix"}
 """What they draft depends on earlier requests, and so does what a rule that weighs drafts makes of it."""

@@ -11,7 +11,7 @@ import pytest
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.llm import RequestOutput
-from support.stand import Job, Stand, all_speculations, assert_same
+from support.doubles.stand import Job, Stand, all_speculations, assert_same
 
 PROMPT = [n * 7 % 50 for n in range(60)]
 

@@ -11,11 +11,9 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
-from support.checkpoints import EOS
-from support.identity import mixed_jobs
-from support.stand import Stand, assert_same
-from support.tree_drafter import registered
-from support.trust import (
+from support.checkpoints.models import EOS
+from support.checks.identity import mixed_jobs
+from support.checks.trust import (
     LENGTH,
     THRESHOLDS,
     WINDOWS,
@@ -26,6 +24,8 @@ from support.trust import (
     random_prompts,
     stopping,
 )
+from support.doubles.stand import Stand, assert_same
+from support.doubles.tree_drafter import registered
 
 SINGLE, EACH = 63, (57, 58, 59, 60, 61, 62, 63)
 TEMPERATURES = (0.0, 0.8)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from stridelm import LLM, SamplingParams
 from stridelm.models import MODELS
 from stridelm.models.loader import load_config, load_model, materialise
-from support.models import check_model, options, variants
+from support.oracles.models import check_model, options, variants
 
 Checkpoint = Callable[..., Path]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stridelm import LLM, SamplingParams
-from stridelm.cli import main as door
+from stridelm.cli import main as verifier
 
 RECOMMENDED = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3, "max_new_tokens": 9}
 PARAMS = SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.3, max_tokens=9)
@@ -46,7 +46,7 @@ def test_neutral_defaults(recommending: Path) -> None:
     """`vllm` leaves the file's recommendations alone, and not the ends of text, which are the model's."""
     ours = llm(recommending, generation_config="vllm")
     assert ours.get_default_sampling_params() == SamplingParams()
-    assert ours.engine.parts.eos_ids == llm(recommending).engine.parts.eos_ids == (2,)
+    assert ours.engine.loaded.eos_ids == llm(recommending).engine.loaded.eos_ids == (2,)
 
 
 def test_a_bad_file_is_known_before_the_model_is_read(recommending: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_command_line_takes_them_for_what_is_not_given(
             "--ignore-eos",
             *options,
         ]
-        assert door.main(argv) == 0
+        assert verifier.main(argv) == 0
         record = json.loads(capsys.readouterr().out)
         return {name: record[name] for name in ("token_ids", "completion_tokens")}
 

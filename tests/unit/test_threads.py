@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stridelm.threads import THEIRS, WAITING, settle_waiting
-from support.server import serving
+from support.doubles.server import serving
 
 SPIN = "GOMP_SPINCOUNT"
 SAYS = f"""

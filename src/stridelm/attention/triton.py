@@ -82,7 +82,7 @@ class PreparedTriton:
         out = torch.empty_like(q_NHD)
         for launch in self._launches(most, q_NHD.device):
             self._run(launch, None, kv, q_NHD, keys_PGD, values_PGD, out)
-        if self.deterministic and not self.geometry.straight:
+        if self.deterministic and not self.geometry.is_chain:
             if self._paths is None:
                 self._paths = paths(self.geometry.ancestors)
             self._run(self._single(q_NHD.device), self._paths, kv, q_NHD, keys_PGD, values_PGD, out)

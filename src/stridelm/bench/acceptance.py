@@ -128,7 +128,7 @@ def measure_acceptance(
             engine.forget()
             return drive(engine, make_jobs(ids, variant, params, settings.seed), settings.batch).timelines
 
-        truth = [timeline.token_ids for timeline in run(plain(engine.parts.target))]
+        truth = [timeline.token_ids for timeline in run(plain(engine.loaded.target))]
         texts.append(PlainText.of(temperature, truth))
         for variant in variants:
             rows += _rows(engine, variant, temperature, run(variant), truth, prompts, settings)

@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
 
 def device_name(engine: Engine) -> str:
     """The device that an engine runs on, as a row names it."""
-    device = engine.parts.device
+    device = engine.loaded.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -48,7 +48,7 @@ def device_name(engine: Engine) -> str:
 
 
 def dtype_name(engine: Engine) -> str:
-    return str(next(engine.parts.model.parameters()).dtype).removeprefix("torch.")
+    return str(next(engine.loaded.model.parameters()).dtype).removeprefix("torch.")
 
 
 def cpu_name() -> str:

@@ -104,7 +104,7 @@ def measure_latency(
     ValueError for a variant that cannot be run, and for a prompt that cannot be served.
     """
     check_variants(engine, variants)
-    contenders = [plain(engine.parts.target), *variants]
+    contenders = [plain(engine.loaded.target), *variants]
     rows: list[LatencyRow] = []
     for streams in settings.batch:
         # Prompts are used again until every stream has one.
@@ -132,7 +132,7 @@ def _timed(
         temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
     )
     first, brief = ids[:streams], replace(params, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens))
-    if engine.parts.device.type == "cuda":
+    if engine.loaded.device.type == "cuda":
         # Every kind of step is captured when it is first met, and some are met at the end of a request alone.
         first, brief = ids, params
     for variant in contenders:
@@ -174,7 +174,7 @@ def _row(
         model=checkpoint_name(engine),
         device=device_name(engine),
         dtype=dtype_name(engine),
-        deterministic=engine.config.deterministic is not False and engine.parts.device.type == "cpu",
+        deterministic=engine.config.deterministic is not False and engine.loaded.device.type == "cpu",
         label=variant.label,
         drafter=variant.drafter,
         acceptance_rule=variant.acceptance,

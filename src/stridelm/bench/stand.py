@@ -30,7 +30,7 @@ def encode(engine: Engine, prompts: PromptSet) -> list[list[int]]:
 def check_variants(engine: Engine, variants: Sequence[Variant]) -> None:
     """Raise ValueError for a variant that the engine would refuse: before anything is measured, not in the middle."""
     for variant in variants:
-        engine.drafters.get(variant.drafter).ladder(variant.speculation)
+        engine.drafters.get(variant.drafter).rows_by_depth(variant.speculation)
 
 
 def make_jobs(ids: Sequence[list[int]], variant: Variant, params: SamplingParams, seed: int) -> list[Job]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.verify import RULES
@@ -82,7 +82,7 @@ class Variant:
         return text if self.lossless else text + "*"
 
 
-def read_variants(entries: Sequence[str], depths: Sequence[int], target: Target) -> list[Variant]:
+def read_variants(entries: Sequence[str], depths: Sequence[int], target: TargetInfo) -> list[Variant]:
     """The drafting variants of `--drafters` and `--depth`, each once, in the order given. Plain decoding is
     not among them: it runs in any case. No entry stands for every drafter that the model can run.
 
@@ -93,16 +93,16 @@ def read_variants(entries: Sequence[str], depths: Sequence[int], target: Target)
     return list(dict.fromkeys(variant for variant in found if variant.drafts))
 
 
-def plain(target: Target) -> Variant:
+def plain(target: TargetInfo) -> Variant:
     return _settled(Speculation(drafter="none"), target)
 
 
-def runnable(target: Target) -> list[str]:
+def runnable(target: TargetInfo) -> list[str]:
     """Drafters that can serve this model."""
     return [name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None]
 
 
-def _of_entry(entry: str, depths: Sequence[int], target: Target) -> list[Variant]:
+def _of_entry(entry: str, depths: Sequence[int], target: TargetInfo) -> list[Variant]:
     match = FORM.fullmatch(entry.strip())
     if match is None:
         raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
@@ -157,7 +157,7 @@ def _number(entry: str, rule: str, text: str | None) -> dict[str, float]:
         raise ValueError(f"{option} {text!r} in {entry!r} is not a number; write {SYNTAX}") from error
 
 
-def _settled(speculation: Speculation, target: Target) -> Variant:
+def _settled(speculation: Speculation, target: TargetInfo) -> Variant:
     settled = settle(speculation, target)
     assert settled.acceptance is not None
     return Variant(settled, RULES.get(settled.acceptance).lossless)

@@ -83,7 +83,7 @@ class Ledger:
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])
         extend(names, tokens, self.page_size, request.params.cache_salt)
-        behind = max(1, 0 if request.follower is None else request.follower.ahead)
+        behind = max(1, 0 if request.draft_kv is None else request.draft_kv.lookahead)
         hit: dict[str, list[int]] = {group: [] for group in self._pages}
         for index in range((len(tokens) - behind) // self.page_size):
             key = self._key(request, names[index], tokens, index)
@@ -98,8 +98,8 @@ class Ledger:
     def _key(self, request: Request, name: bytes, tokens: list[int], index: int) -> bytes:
         """By what the request finds its page number `index`: its name, or with a follower the name that says its KV is
         in the page too."""
-        follower, end = request.follower, (index + 1) * self.page_size
-        return name if follower is None else followed(name, follower.name, tokens[end : end + follower.ahead])
+        draft_kv, end = request.draft_kv, (index + 1) * self.page_size
+        return name if draft_kv is None else followed(name, draft_kv.name, tokens[end : end + draft_kv.lookahead])
 
     # What moves `computed`.
 
@@ -135,14 +135,14 @@ class Ledger:
         """Give back everything the request holds. Its full pages linger for prefix hits."""
         lease = self._leases.pop(request.id, None)
         self._waiting_names.pop(request.id, None)
-        request.computed = request.ahead = request.due = 0
+        request.computed = request.rows_in_flight = request.tokens_in_flight = 0
         if lease is not None:
             for group, table in lease.tables.items():
                 self._pages[group].drop(reversed(table))
 
     def _name_full_pages(self, request: Request, lease: Lease) -> None:
-        ahead = 0 if request.follower is None else request.follower.ahead
-        full = min(request.computed, request.known - ahead) // self.page_size
+        lookahead = 0 if request.draft_kv is None else request.draft_kv.lookahead
+        full = min(request.computed, request.known - lookahead) // self.page_size
         if full <= lease.named:
             return
         tokens = request.token_ids
@@ -164,7 +164,7 @@ class Ledger:
 
     def trim(self, request: Request) -> None:
         """Give back pages behind the last computed token and whatever is in flight behind it."""
-        keep = self.pages_for(request.computed + request.ahead)
+        keep = self.pages_for(request.computed + request.rows_in_flight)
         for group, table in self._leases[request.id].tables.items():
             self._pages[group].drop(reversed(table[keep:]))
             del table[keep:]

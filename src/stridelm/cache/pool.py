@@ -73,7 +73,7 @@ def bytes_per_token(layout: tuple[LayerKV, ...], dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """The memory that a pool is cut from, in bytes."""
 
     device: torch.device

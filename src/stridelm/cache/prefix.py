@@ -18,9 +18,9 @@ def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(array("q", tokens).tobytes(), digest_size=16, key=previous).digest()
 
 
-def followed(name: bytes, follower: str, behind: Sequence[int]) -> bytes:
+def followed(name: bytes, draft_kv: str, behind: Sequence[int]) -> bytes:
     """The name of a page that also holds a follower's KV, which depends on the tokens `behind` it too."""
-    return blake2b(follower.encode() + array("q", behind).tobytes(), digest_size=16, key=name).digest()
+    return blake2b(draft_kv.encode() + array("q", behind).tobytes(), digest_size=16, key=name).digest()
 
 
 def root_of(salt: str | None) -> bytes:

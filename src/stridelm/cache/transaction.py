@@ -24,8 +24,8 @@ class Transaction:
         self._held = False
         for span in spans:
             ledger.grow(span.request, span.end)
-            span.request.ahead += span.rows
-            span.request.due += span.decides
+            span.request.rows_in_flight += span.rows
+            span.request.tokens_in_flight += span.decides
         self._leases = [ledger.lease(span.request) for span in spans]
 
     def tables(self, group: str) -> list[list[int]]:
@@ -58,8 +58,8 @@ class Transaction:
         return [self._ledger.lease(span.request) is lease for span, lease in zip(self.spans, self._leases, strict=True)]
 
     def _take_off(self, span: Span) -> None:
-        span.request.ahead -= span.rows
-        span.request.due -= span.decides
+        span.request.rows_in_flight -= span.rows
+        span.request.tokens_in_flight -= span.decides
 
     def __enter__(self) -> Transaction:
         return self

@@ -99,7 +99,7 @@ def _latency(args: argparse.Namespace) -> int:
         prefix_caching=settings.prefix_cache == "cold",
         **_engine_options(options),
     )
-    variants = read_variants(settings.drafters, settings.depth, engine.parts.target)
+    variants = read_variants(settings.drafters, settings.depth, engine.loaded.target)
     with _progress(count_runs(variants, settings)) as on_run:
         rows = measure_latency(engine, variants, prompts, settings, on_run)
     _show(latency_table(rows))
@@ -124,7 +124,7 @@ def _acceptance(args: argparse.Namespace) -> int:
     settings = read_options(args, AcceptanceSettings)
     prompts = load_prompts(settings.prompts).first(settings.num_prompts)
     engine = open_engine(args.model, settings.batch, **_engine_options(given_options(args, EngineConfig)))
-    variants = read_variants(settings.drafters, settings.depth, engine.parts.target)
+    variants = read_variants(settings.drafters, settings.depth, engine.loaded.target)
     with _progress(count_runs(variants, settings)) as on_run:
         report = measure_acceptance(engine, variants, prompts, settings, on_run)
     _show(acceptance_table(report))

@@ -167,7 +167,7 @@ def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
     assert metrics is not None
     count = len(sample.token_ids)
     return {
-        "model": str(llm.engine.parts.path),
+        "model": str(llm.engine.loaded.path),
         "drafter": metrics.drafter,
         "depth": metrics.depth,
         "acceptance": metrics.acceptance,

@@ -15,7 +15,7 @@ from stridelm.config import EngineConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stridelm.draft.base import Target
+    from stridelm.draft.base import TargetInfo
     from stridelm.models.layers.decoder import Decoder
 
 HEARD = ("drafter_model", "mask_token_id", "max_model_len")
@@ -51,7 +51,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     import torch
 
     from stridelm.builtin import builtin_path
-    from stridelm.engine.wiring import describe_target
+    from stridelm.engine.load import describe_target
     from stridelm.models.loader import build_empty, fill, ignorable, load_config, read_headers
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
@@ -104,7 +104,7 @@ def _kv_bytes(model: Decoder) -> dict[str, int]:
     return {name: bytes_per_token(model.kv_layout, dtype) for name, dtype in DTYPES.items()}
 
 
-def _automatic(target: Target) -> str:
+def _automatic(target: TargetInfo) -> str:
     """What drafter "auto" comes to."""
     from stridelm.draft.settle import settle
     from stridelm.params import Speculation
@@ -112,7 +112,7 @@ def _automatic(target: Target) -> str:
     return settle(Speculation(), target).drafter or ""
 
 
-def _drafters(target: Target) -> list[dict[str, Any]]:
+def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
     """Every registered drafter: whether it can serve this model and why not, and what it may be told."""
     from stridelm.draft import DRAFTERS
     from stridelm.verify import RULES

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Follower, ForwardBatch, Request, Span, Verdict
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.draft.given import Given
     from stridelm.models.layers.decoder import Decoder, LayerKV
     from stridelm.run.eager import Logits
-    from stridelm.run.heads import Serving
+    from stridelm.run.heads import TargetRuntime
     from stridelm.run.state import TokenTable
     from stridelm.sample.sampler import Sampler
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetInfo:
     """What a drafter may know of the model it drafts for."""
 
     vocab_size: int
@@ -65,7 +65,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Burden:
+class MemoryNeed:
     """What a drafter takes of the device's memory."""
 
     parameters: int = 0
@@ -90,17 +90,17 @@ class Drafter:
     host_bound: ClassVar[bool] = False
     """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
     is in flight, and their steps are captured from behind the draft on; all others work on device tensors alone."""
-    follows: ClassVar[bool] = False
+    keeps_kv: ClassVar[bool] = False
     """It keeps KV of its own beside the target's: it observes prompt chunks too, all its spans as one Group, and pages
     that it has not written are a miss for its requests."""
 
-    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """serving: there wherever a model is."""
         self.target = target
         self.sampler = sampler
 
     @property
-    def follower(self) -> Follower | None:
+    def draft_kv(self) -> DraftKV | None:
         """What the ledger must know of its KV; None if it keeps none."""
         return None
 
@@ -110,21 +110,21 @@ class Drafter:
         return False
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         """Why this drafter cannot serve the target, with the remedy; None if it can."""
         return None
 
     @classmethod
-    def burden(cls, target: Target, model: Decoder) -> Burden:
+    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
         """What room to leave for it, if it is the one that the engine is started with."""
-        return Burden()
+        return MemoryNeed()
 
     @classmethod
-    def usual_depth(cls, target: Target) -> int:
+    def usual_depth(cls, target: TargetInfo) -> int:
         """The depth of a request that asks for none."""
         return cls.default_depth
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         """Draft rows needed at depth 0, 1, ..., nondecreasing. Raises ValueError if the depth cannot be run."""
         return (0,)
 
@@ -165,7 +165,7 @@ class TreeShape:
     ancestors: torch.Tensor
     roles: torch.Tensor
     candidates: np.ndarray
-    straight: bool
+    is_chain: bool
     max_depth: int
 
     @classmethod
@@ -179,7 +179,7 @@ class TreeShape:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
             ancestors.append(1 << row | (ancestors[parent] if parent >= 0 else 0))
         candidates = [row for row, role in enumerate(roles) if role == CANDIDATE]
-        straight = all(ancestors[row] == (1 << (row + 1)) - 1 for row in candidates)
+        is_chain = all(ancestors[row] == (1 << (row + 1)) - 1 for row in candidates)
         signed = [mask - (1 << 64) if mask >> 63 else mask for mask in ancestors]
         return cls(
             torch.tensor(parents, dtype=torch.int64, device=device),
@@ -187,7 +187,7 @@ class TreeShape:
             torch.tensor(signed, dtype=torch.int64, device=device),
             torch.tensor(roles, dtype=torch.int64, device=device),
             np.array([role == CANDIDATE for role in roles], dtype=bool),
-            straight,
+            is_chain,
             max((depths[row] for row in candidates), default=0),
         )
 
@@ -200,9 +200,9 @@ class TreeShape:
             roles=self.roles.expand(rows, -1),
             depths=self.depths.expand(rows, -1),
             ancestors=self.ancestors.expand(rows, -1),
-            live=live_RW,
+            valid=live_RW,
             candidates=np.broadcast_to(self.candidates, (rows, len(self.candidates))),
-            straight=self.straight,
+            is_chain=self.is_chain,
             max_depth=self.max_depth,
             probs=probs_RWV,
         )

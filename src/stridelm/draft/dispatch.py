@@ -9,25 +9,27 @@ import numpy as np
 import torch
 
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Drafter, Group, Target, empty_draft, point_masses
+from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, point_masses
 from stridelm.run.eager import Logits
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
-_TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "live")
+_TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "valid")
 
 
 class Drafters:
     """Drafters are made when the first request asks for them and live as long as the engine."""
 
-    def __init__(self, target: Target, sampler: Sampler, table: TokenTable, serving: Serving | None = None) -> None:
+    def __init__(
+        self, target: TargetInfo, sampler: Sampler, table: TokenTable, runtime: TargetRuntime | None = None
+    ) -> None:
         self._target = target
         self._sampler = sampler
         self._table = table
-        self._serving = serving
+        self._serving = runtime
         self._made: dict[str, Drafter] = {}
 
     def get(self, name: str) -> Drafter:
@@ -81,7 +83,7 @@ class Drafters:
         verdict: Verdict,
     ) -> None:
         """Show every drafter what came of its spans."""
-        looked_at = [i for i, span in enumerate(spans) if span.decides or self._of(span.request).follows]
+        looked_at = [i for i, span in enumerate(spans) if span.decides or self._of(span.request).keeps_kv]
         for drafter, group in self._groups(spans, slots, looked_at, observing=True):
             drafter.observe(group, batch, logits, verdict)
 
@@ -96,7 +98,7 @@ class Drafters:
         members: dict[tuple[str, Hashable], list[int]] = {}
         for i in chosen:
             drafter = self._of(spans[i].request)
-            kind = None if observing and drafter.follows else drafter.kind(spans[i])
+            kind = None if observing and drafter.keeps_kv else drafter.kind(spans[i])
             members.setdefault((drafter.name, kind), []).append(i)
         out = []
         for (name, _), indices in members.items():
@@ -130,7 +132,7 @@ def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
     return Draft(
         **merged,
         candidates=candidates,
-        straight=all(draft.straight for _, draft in parts),
+        is_chain=all(draft.is_chain for _, draft in parts),
         max_depth=max(draft.max_depth for _, draft in parts),
         probs=_merged_probs(rows, width, parts),
     )

@@ -32,10 +32,10 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sprout:
-    """Nodes of one level that grow: what is known of them on the device, all [R, E] but for `fed`."""
+    """Nodes of one level that grow: what is known of them on the device, all [R, E] but for `hidden`."""
 
     tokens: torch.Tensor
-    fed_REH: torch.Tensor
+    hidden_REH: torch.Tensor
     """What came out where they were guessed."""
     ancestors: torch.Tensor
     """int64 bitmask over all nodes that have grown so far, themselves included."""
@@ -57,21 +57,21 @@ def dynamic_rows(depth: int, branches: int, most: int) -> int:
 
 
 def grow_dynamic(
-    fed_RH: torch.Tensor, depth: int, branches: int, rows: int, scores: Scores, grow: Grow, ready: torch.Tensor
+    hidden_RH: torch.Tensor, depth: int, branches: int, rows: int, scores: Scores, grow: Grow, ready: torch.Tensor
 ) -> Draft:
     """A dynamic tree of so many levels and rows. ready: [R] requests that have a draft at all."""
-    requests, device = fed_RH.shape[0], fed_RH.device
-    values, tokens = _finite(scores(fed_RH[:, None], 1)[:, 0]).topk(branches)
+    requests, device = hidden_RH.shape[0], hidden_RH.device
+    values, tokens = _finite(scores(hidden_RH[:, None], 1)[:, 0]).topk(branches)
     all_values, all_tokens = [values], [tokens]
     parents = [torch.full_like(tokens, -1)]
     index = torch.arange(branches, device=device).expand(requests, -1)  # of the growing nodes among all that came up
-    fed, above = fed_RH[:, None].expand(-1, branches, -1), torch.zeros_like(tokens)
+    hidden, above = hidden_RH[:, None].expand(-1, branches, -1), torch.zeros_like(tokens)
     for level in range(1, depth):
         first = (level - 1) * branches
         own = torch.ones_like(above) << (first + torch.arange(branches, device=device))
-        sprout = Sprout(tokens, fed, above | own, first, level)
-        fed = grow(sprout)
-        gained, guesses = _finite(scores(fed, level + 1)).topk(branches)
+        sprout = Sprout(tokens, hidden, above | own, first, level)
+        hidden = grow(sprout)
+        gained, guesses = _finite(scores(hidden, level + 1)).topk(branches)
         came_up = sum(part.shape[1] for part in all_values)
         total = (values[:, :, None] + gained).flatten(1)
         all_values.append(total)
@@ -79,7 +79,7 @@ def grow_dynamic(
         parents.append(index.repeat_interleave(branches, 1))
         values, best = total.topk(branches)
         tokens, index, mother = guesses.flatten(1).gather(1, best), came_up + best, best // branches
-        fed = fed.gather(1, mother[:, :, None].expand(-1, -1, fed.shape[2]))
+        hidden = hidden.gather(1, mother[:, :, None].expand(-1, -1, hidden.shape[2]))
         above = sprout.ancestors.gather(1, mother)
     return _pick(torch.cat(all_values, 1), torch.cat(all_tokens, 1), torch.cat(parents, 1), depth, rows, ready)
 
@@ -116,9 +116,9 @@ def _pick(
         roles=torch.full_like(row, CANDIDATE),
         depths=depths,
         ancestors=ancestors,
-        live=ready[:, None].repeat(1, rows),
+        valid=ready[:, None].repeat(1, rows),
         candidates=np.ones((requests, rows), dtype=bool),
-        straight=False,
+        is_chain=False,
         max_depth=depth,
     )
 
@@ -163,24 +163,24 @@ class StaticTree:
         return tuple(path for path in self.paths if path in mothers)
 
 
-def grow_static(fed_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+def grow_static(hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
     """A tree of this shape. ready: as above."""
-    requests, device = fed_RH.shape[0], fed_RH.device
+    requests, device = hidden_RH.shape[0], hidden_RH.device
     mothers: tuple[Path, ...] = ((),)
-    fed_REH = fed_RH[:, None]
+    hidden_REH = hidden_RH[:, None]
     grown: tuple[Path, ...] = ()
     tokens: list[torch.Tensor] = []
     for level in range(1, tree.depth + 1):
         nodes = tuple(path for path in tree.paths if len(path) == level)
-        likeliest = scores(fed_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
+        likeliest = scores(hidden_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
         plan = _plan(nodes, mothers, grown, tree, device)
         here = likeliest[:, plan.mother, plan.rank]
         tokens.append(here)
         if level == tree.depth:
             break
         ancestors = plan.ancestors.expand(requests, -1)
-        sprout = Sprout(here[:, plan.inner], fed_REH[:, plan.mother[plan.inner]], ancestors, len(grown), level)
-        fed_REH = grow(sprout)
+        sprout = Sprout(here[:, plan.inner], hidden_REH[:, plan.mother[plan.inner]], ancestors, len(grown), level)
+        hidden_REH = grow(sprout)
         mothers = tuple(path for path in nodes if path in tree.inner)
         grown += mothers
     return _shape(tree, device).draft(torch.cat(tokens, 1), ready[:, None].repeat(1, len(tree.paths)))
@@ -264,16 +264,16 @@ class Branching:
             )
         return cls(topk, rows)
 
-    def ladder(self, depth: int) -> tuple[int, ...]:
+    def rows_by_depth(self, depth: int) -> tuple[int, ...]:
         if self.tree is not None:
             return tuple(self.tree.rows(d) for d in range(depth + 1))
         if self.topk > 1:
             return tuple(dynamic_rows(d, self.topk, self.rows) for d in range(depth + 1))
         return tuple(range(depth + 1))
 
-    def grow(self, fed_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+    def grow(self, hidden_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
         """A tree of so many levels, not for a chain. fed_RH: what comes out behind the last known tokens. ready: [R]
         requests that have a draft at all."""
         if self.tree is not None:
-            return grow_static(fed_RH, self.tree.cut(depth), scores, grow, ready)
-        return grow_dynamic(fed_RH, depth, self.topk, dynamic_rows(depth, self.topk, self.rows), scores, grow, ready)
+            return grow_static(hidden_RH, self.tree.cut(depth), scores, grow, ready)
+        return grow_dynamic(hidden_RH, depth, self.topk, dynamic_rows(depth, self.topk, self.rows), scores, grow, ready)

@@ -84,17 +84,17 @@ class Chain:
     def draft(self, ready_R: torch.Tensor) -> Draft:
         """ready: requests that have a draft at all. Where the text repeats itself for long enough, what followed is the
         draft instead."""
-        tokens, live = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
+        tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.looks_up for span in self.group.spans):
             found, there = lookup(
                 self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
             )
             instead = there[:, :1]
-            tokens, live = torch.where(instead, found, tokens), torch.where(instead, there, live)
+            tokens, valid = torch.where(instead, found, tokens), torch.where(instead, there, valid)
             if probs is not None:  # of what was looked up it is certain
                 probs = torch.where(instead[:, :, None], point_masses(tokens, probs.shape[2]), probs)
-        return chain(self.depth, CANDIDATE, live.device).draft(tokens, live, probs)
+        return chain(self.depth, CANDIDATE, valid.device).draft(tokens, valid, probs)
 
 
 def replacing_lengths(speculation: Speculation) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.decoder import Attend, DecoderSpec, LayerKV, WeightSlot
 from stridelm.models.layers.linear import set_products
 from stridelm.models.loader import fill, fill_randomly, screaming
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.types import States
 
 
@@ -35,14 +35,14 @@ class LoadableModule(nn.Module):
         raise NotImplementedError
 
 
-class FollowingHead(LoadableModule):
-    """Layers that grow from the target's states (draft/follow.py)."""
+class DraftHead(LoadableModule):
+    """Layers that grow from the target's states (draft/head_drafter.py)."""
 
     spec: DecoderSpec
     """Of its blocks."""
     taps: tuple[int, ...] = ()
     """Layers of the target whose inputs `features` reads, besides the final states."""
-    turns: int = 1
+    num_modules: int = 1
     """T modules; of more than one, each is applied once, in turn."""
 
     @property
@@ -62,7 +62,7 @@ class FollowingHead(LoadableModule):
         self,
         module: int,
         ids_N: torch.Tensor,
-        fed_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
         attend: Attend,
         wanted_M: torch.Tensor | None = None,
@@ -71,7 +71,7 @@ class FollowingHead(LoadableModule):
         `attend` gives values: the others leave keys and values behind."""
         raise NotImplementedError
 
-    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """[M, V] over the target's vocabulary."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ def load_head(
     head: L,
     path: Path,
     tensors: Callable[[torch.device], Iterator[tuple[str, torch.Tensor]]] | None,
-    serving: Serving,
+    runtime: TargetRuntime,
     ignorable: Callable[[str], bool] = lambda name: False,
 ) -> L:
     """Fill a head that was built on the meta device, and make it ready to serve.
@@ -91,16 +91,16 @@ def load_head(
     tensors: the head's, on the device; None fills it with small random numbers instead. path: where they come from, for
     messages. Raises ValueError for tensors that are missing, unexpected, misshapen or not finite.
     """
-    device = serving.model.norm.device
-    head = screaming(head, serving.dtype, device)
+    device = runtime.model.norm.device
+    head = screaming(head, runtime.dtype, device)
     if tensors is not None:
         fill(head, tensors(device), path, ignorable)
         check_finite(head, path)
     else:
         fill_randomly(head, lambda done: None)
     head.requires_grad_(False).eval()
-    set_products(head, deterministic=serving.deterministic)
-    head.ops = serving.model.ops
+    set_products(head, deterministic=runtime.deterministic)
+    head.ops = runtime.model.ops
     return head
 
 

@@ -41,8 +41,8 @@ def lookup(group: Group, lengths: Sequence[tuple[int, int]], width: int) -> tupl
     tokens, known = table.tokens[group.slots, :reach], table.known[group.slots]
     place, found = _latest_longest(tokens, known, shortest, longest, max(most for _, most in lengths))
     index = place[:, None] + 1 + torch.arange(width, device=device)
-    live = found[:, None] & (index < known[:, None]) & within_bounds(group, width)
-    return tokens.gather(1, index.clamp(max=reach - 1)), live
+    valid = found[:, None] & (index < known[:, None]) & within_bounds(group, width)
+    return tokens.gather(1, index.clamp(max=reach - 1)), valid
 
 
 def _latest_longest(

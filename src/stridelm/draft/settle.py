@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from functools import cache
 
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import PREFERENCE
 from stridelm.params import Speculation
 from stridelm.verify import RULES
@@ -15,7 +15,7 @@ from stridelm.verify import RULES
 logger = logging.getLogger(__name__)
 
 
-def settle(speculation: Speculation, target: Target) -> Speculation:
+def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
     """Resolve the drafter, the rule and the depth. Raises ValueError naming the remedy for anything that is unknown,
     out of range, cannot run on this model, or would have no effect."""
     rule = RULES.get(speculation.acceptance or "exact")
@@ -46,7 +46,7 @@ def settle(speculation: Speculation, target: Target) -> Speculation:
     return replace(speculation, drafter=name, acceptance=rule.name, depth=depth)
 
 
-def best_drafter(speculation: Speculation, target: Target) -> tuple[str, str]:
+def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str]:
     """The first drafter that can run under the rule: of those with weights of their own, then of PREFERENCE. And why
     none that comes before it."""
     rule = RULES.get(speculation.acceptance or "exact")

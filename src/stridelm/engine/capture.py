@@ -31,7 +31,7 @@ from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Request, Span, S
 if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
 
-LEAST_ROWS = 64
+MIN_ROWS = 64
 """Rows that a captured step may always have, padding included."""
 
 
@@ -39,9 +39,9 @@ class Graph:
     """One captured step with its inputs."""
 
     def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
-        device = engine.parts.device
+        device = engine.loaded.device
         self._inputs = Inputs(kind.requests, device)
-        self._proposed = None if kind.straight is None else FromHost(kind, device)
+        self._proposed = None if kind.is_chain is None else FromHost(kind, device)
         # The graph reads this layout's tensors for as long as it lives.
         self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, device)
         engine.sampling.assume(kind.features)
@@ -142,18 +142,18 @@ class Capture:
         for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
             for temperature, features in ((0.0, Feature(0)), (1.0, Feature.SAMPLED)):
                 like = engine.intake.request("", [0], SamplingParams(temperature=temperature, max_tokens=1))
-                depth = len(like.ladder) - 1
+                depth = len(like.rows_by_depth) - 1
                 kind = Kind(
                     requests=size,
-                    real=depth + 1 if like.whole else 1,  # what a trusted window emitted is run again
-                    draft=like.ladder[-1],
+                    real=depth + 1 if like.all_or_nothing else 1,  # what a trusted window emitted is run again
+                    draft=like.rows_by_depth[-1],
                     depth=depth,
                     reach=reach_of(1, engine.tokens.tokens.shape[1]),
                     speculation=like.speculation,
                     features=features,
                 )
-                for straight in (True, False) if like.host_bound and kind.draft else (None,):
-                    yield replace(kind, straight=straight), like
+                for is_chain in (True, False) if like.host_bound and kind.draft else (None,):
+                    yield replace(kind, is_chain=is_chain), like
 
     def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | None:
         """What a whole step is; None if it cannot be captured."""
@@ -161,7 +161,7 @@ class Capture:
             return None
         for span in spans:
             request = span.request
-            if not span.decides or span.real > (window_leftover(request) if request.whole else 1):
+            if not span.decides or span.real > (window_leftover(request) if request.all_or_nothing else 1):
                 return None  # a prompt, or its end: padded to it, all the others would run as many rows
             if request.params.reads_rows:
                 return None
@@ -169,9 +169,9 @@ class Capture:
         if kind is None:
             return None
         padded = kind.requests * (kind.real + kind.draft)
-        if padded > max(self._engine.config.max_num_batched_tokens, LEAST_ROWS):
+        if padded > max(self._engine.config.max_num_batched_tokens, MIN_ROWS):
             return None
-        return kind if draft is None else replace(kind, straight=draft.straight)
+        return kind if draft is None else replace(kind, is_chain=draft.is_chain)
 
     def _about(self, spans: tuple[Span, ...]) -> Kind | None:
         """What spans have in common; None if they are too many or speculate in different ways."""
@@ -211,7 +211,7 @@ def _body(engine: Engine, kind: Kind, like: Request, inputs: Inputs, layout: Fra
 
     def build(draft: Draft) -> ForwardBatch:
         if draft.width:
-            draft.live = inputs.within(draft)
+            draft.valid = inputs.within(draft)
         return build_on_bounds(
             spans, layout, draft, engine.tokens, engine.pages, slots, engine.ledger.page_size, kind.reach
         )

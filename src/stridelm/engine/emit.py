@@ -106,7 +106,7 @@ class Emitter:
             logprobs=None if told.logprobs is None else told.logprobs[:taken],
             hidden_states=None if told.states is None else told.states[:taken],
             pieces=pieces,
-            accepted=min(accepted, taken - request.whole),  # of a window, the first token is nobody's guess
+            accepted=min(accepted, taken - request.all_or_nothing),  # of a window, the first token is nobody's guess
             finished=finish is not None,
         )
         if first:
@@ -145,7 +145,7 @@ class Emitter:
                 return "stop", stop
         if guide is not None and guide.ended:  # of a model without an end of text
             return self._close(live, text, None, "stop", None)
-        if count == params.max_tokens or request.known >= self._engine.parts.target.max_length:
+        if count == params.max_tokens or request.known >= self._engine.loaded.target.max_length:
             return self._close(live, text, None, "length", None)
         return None
 
@@ -175,6 +175,6 @@ class Emitter:
                 detokenizer,
                 StopStrings(params.stops, params.include_stop_str_in_output),
                 None if tokenizer is None or params.ignore_eos else tokenizer.eos_id,
-                frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else engine.parts.eos_ids),
+                frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else engine.loaded.eos_ids),
             )
         return self._live[request.id]

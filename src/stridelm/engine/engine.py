@@ -20,16 +20,16 @@ from stridelm.engine.capture import Capture
 from stridelm.engine.doubts import Doubts
 from stridelm.engine.emit import Emitter
 from stridelm.engine.intake import Intake
+from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.step import Flight, Run, on_device, step
-from stridelm.engine.wiring import Parts, load_parts
 from stridelm.faults import EngineFault, RequestFault, TracerFault
 from stridelm.params import SamplingParams
 from stridelm.run.batch import build
 from stridelm.run.eager import EagerRunner
 from stridelm.run.graphs import GraphPool
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.run.padded import build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.run.trap import PageFault
@@ -40,7 +40,7 @@ from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import OVERRUN, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.upload import upload
 from stridelm.values import shortened
-from stridelm.verify.door import Door
+from stridelm.verify.verifier import Verifier
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
@@ -56,37 +56,37 @@ Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
 class Engine:
     """One model, its KV, and the requests that share them. Not thread-safe: one caller steps it."""
 
-    def __init__(self, config: EngineConfig, parts: Parts | None = None) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None) -> None:
         self.config = config
-        self.parts = parts = parts or load_parts(config)
-        self.tokenizer = parts.tokenizer
-        self.groups = tuple(parts.pages)
+        self.loaded = loaded = loaded or load(config)
+        self.tokenizer = loaded.tokenizer
+        self.groups = tuple(loaded.pages)
         self.ledger = Ledger(
-            parts.pages, config.page_size, prefix_caching=config.enable_prefix_caching, strict=config.strict
+            loaded.pages, config.page_size, prefix_caching=config.enable_prefix_caching, strict=config.strict
         )
-        self.tokens = TokenTable(config.max_num_seqs, parts.target.max_length, parts.device)
-        self.sampling = SamplingTable(config.max_num_seqs, parts.target.vocab_size, parts.device)
-        width = self.ledger.pages_for(parts.target.max_length + OVERRUN)
-        self.pages = PageTables(self.groups, config.max_num_seqs, width, parts.device)
-        self.on_bounds = parts.attention.reads_device
+        self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device)
+        self.sampling = SamplingTable(config.max_num_seqs, loaded.target.vocab_size, loaded.device)
+        width = self.ledger.pages_for(loaded.target.max_length + OVERRUN)
+        self.pages = PageTables(self.groups, config.max_num_seqs, width, loaded.device)
+        self.on_bounds = loaded.attention.reads_device
         """The device finds lengths and pages by itself, and steps are planned on bounds."""
         sampler = Sampler(self.sampling, self.tokens)
-        self.runner = EagerRunner(parts.model, parts.pool, parts.attention, config.check_pages)
-        serving = Serving(
-            self.runner, self.pages, parts.pages, config.page_size, parts.pool.keys[0].dtype, parts.deterministic
+        self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
+        runtime = TargetRuntime(
+            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.keys[0].dtype, loaded.deterministic
         )
-        self.drafters = Drafters(parts.target, sampler, self.tokens, serving)
-        self.door = Door(sampler, self.tokens)
+        self.drafters = Drafters(loaded.target, sampler, self.tokens, runtime)
+        self.verifier = Verifier(sampler, self.tokens)
         self.queue = Queue(config.max_num_seqs)
         self.planner = Planner(Budget(config.max_num_batched_tokens, config.max_num_seqs))
         self.stats = EngineStats()
         self.intake = Intake(
-            parts.target,
+            loaded.target,
             self.drafters,
             self.ledger,
             config.max_num_batched_tokens,
             config.speculation,
-            parts.tokenizer is not None,
+            loaded.tokenizer is not None,
             lambda: self.grammars,
         )
         self.intake.check_default()
@@ -103,16 +103,16 @@ class Engine:
         self.segments: Segments | None = None
         self.graphs: GraphPool | None = None
         self.capture: Capture | None = None
-        if self.on_bounds and parts.device.type == "cuda" and config.may_capture:
+        if self.on_bounds and loaded.device.type == "cuda" and config.may_capture:
             self._capture_steps()
 
     def _capture_steps(self) -> None:
         from stridelm.run.segments import Segments
 
         budget = DEFAULT_CAPTURE_MEMORY if self.config.capture_memory is None else self.config.capture_memory
-        self.graphs = graphs = GraphPool(int(budget * 2**30), self.parts.device)
+        self.graphs = graphs = GraphPool(int(budget * 2**30), self.loaded.device)
         longest = self.tokens.tokens.shape[1]
-        self.segments = Segments(self.runner, graphs, longest, deterministic=self.parts.deterministic)
+        self.segments = Segments(self.runner, graphs, longest, deterministic=self.loaded.deterministic)
         self.capture = Capture(self, graphs)
         if self.config.capture == "startup":
             self.capture.at_start()
@@ -132,7 +132,7 @@ class Engine:
         request = self.intake.request(
             id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals, tenant=tenant
         )
-        check_token_ids(params, self.parts.target.vocab_size, self.bad_words(params))
+        check_token_ids(params, self.loaded.target.vocab_size, self.bad_words(params))
         self.queue.add(request)
         self._arrivals += 1
         return request
@@ -318,17 +318,17 @@ class Engine:
 
     def slots(self, plan: StepPlan) -> torch.Tensor:
         """[R] each span's row of the request table."""
-        return upload([span.request.slot for span in plan.spans], self.parts.device)
+        return upload([span.request.slot for span in plan.spans], self.loaded.device)
 
     @cached_property
     def grammars(self) -> Grammars:
         """Made when the first request asks: reading the tokenizer's vocabulary takes a while."""
         assert self.tokenizer is not None
-        return Grammars(self.tokenizer, self.parts.target.vocab_size, self.parts.eos_ids)
+        return Grammars(self.tokenizer, self.loaded.target.vocab_size, self.loaded.eos_ids)
 
     def stop_ids(self, request: Request) -> list[int]:
         """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""
-        return sorted({*self.parts.eos_ids, *(request.params.stop_token_ids or ())})
+        return sorted({*self.loaded.eos_ids, *(request.params.stop_token_ids or ())})
 
     def bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of the forbidden words: each word without the space before it, and after one.

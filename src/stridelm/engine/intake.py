@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stridelm.cache.ledger import Ledger
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
 from stridelm.params import SamplingParams, Speculation
@@ -28,7 +28,7 @@ SETTLED = 256
 
 @dataclass(frozen=True)
 class Intake:
-    target: Target
+    target: TargetInfo
     drafters: Drafters
     ledger: Ledger
     max_tokens_per_step: int
@@ -51,7 +51,7 @@ class Intake:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
         ids = self._prompt(prompt_ids)
         self._check_params(params)
-        speculation, ladder = self.settled(params)
+        speculation, rows_by_depth = self.settled(params)
         assert speculation.drafter is not None and speculation.acceptance is not None
         drafter = self.drafters.get(speculation.drafter)
         request = Request(
@@ -59,9 +59,9 @@ class Intake:
             prompt_ids=ids,
             params=params,
             speculation=speculation,
-            ladder=ladder,
+            rows_by_depth=rows_by_depth,
             room=self.target.max_length - len(ids),
-            whole=RULES.get(speculation.acceptance).whole,
+            all_or_nothing=RULES.get(speculation.acceptance).all_or_nothing,
             sample_index=sample_index,
             priority=params.priority,
             arrival=arrival,
@@ -70,7 +70,7 @@ class Intake:
             stats=RequestStats(arrived_s=time.perf_counter()),
             # A matcher reads what was said before it says what may follow.
             host_bound=drafter.host_bound or params.structured_outputs is not None,
-            follower=drafter.follower,
+            draft_kv=drafter.draft_kv,
         )
         self._check_fit(request)
         return request
@@ -92,10 +92,10 @@ class Intake:
         if asked not in self._settled:
             speculation = settle(asked.over(self.default), self.target)
             assert speculation.drafter is not None
-            ladder = self.drafters.get(speculation.drafter).ladder(speculation)
+            rows_by_depth = self.drafters.get(speculation.drafter).rows_by_depth(speculation)
             if len(self._settled) >= SETTLED:
                 self._settled.clear()
-            self._settled[asked] = speculation, ladder
+            self._settled[asked] = speculation, rows_by_depth
         return self._settled[asked]
 
     def _prompt(self, prompt_ids: Sequence[int]) -> list[int]:
@@ -142,7 +142,7 @@ class Intake:
             raise ValueError(f"{what}: token ids must be from 0 to {size - 1}, the model's vocabulary; got {wrong[:4]}")
 
     def _check_fit(self, request: Request) -> None:
-        window = request.ladder[-1] if request.whole else 0
+        window = request.rows_by_depth[-1] if request.all_or_nothing else 0
         need = self.ledger.pages_for(self.longest(request) + window)
         if need > self.ledger.total():
             raise ValueError(

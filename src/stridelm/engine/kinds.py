@@ -36,7 +36,7 @@ class Kind:
     lists: int = 0
     """The sampling table's generation, if lists of it are read: a graph of another one reads tensors that are gone, and
     is never replayed again."""
-    straight: bool | None = None
+    is_chain: bool | None = None
     """Whether what the host proposes are chains; None: the device drafts, or nobody does."""
 
     def stand_ins(self, like: Request) -> tuple[Span, ...]:
@@ -78,4 +78,4 @@ class Inputs:
     def within(self, draft: Draft) -> torch.Tensor:
         """[R, W] bool: the draft's live rows that their spans have room for."""
         row = torch.arange(draft.width, device=self._rows.device)
-        return draft.live & (row < self.drafts[:, None])
+        return draft.valid & (row < self.drafts[:, None])

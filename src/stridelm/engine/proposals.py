@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from stridelm.engine.engine import Engine
 
 
-def packed(draft: Draft, live: torch.Tensor) -> torch.Tensor:
+def packed(draft: Draft, valid: torch.Tensor) -> torch.Tensor:
     """[6, R, W] int64: all that a draft says on the device, but for probabilities."""
     skeleton = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors)
-    return torch.stack((*skeleton, live.to(torch.int64)))
+    return torch.stack((*skeleton, valid.to(torch.int64)))
 
 
-def unpacked(rows: torch.Tensor, candidates: np.ndarray, straight: bool, max_depth: int) -> Draft:
-    tokens, parents, roles, depths, ancestors, live = rows.unbind(0)
-    return Draft(tokens, parents, roles, depths, ancestors, live.bool(), candidates, straight, max_depth)
+def unpacked(rows: torch.Tensor, candidates: np.ndarray, is_chain: bool, max_depth: int) -> Draft:
+    tokens, parents, roles, depths, ancestors, valid = rows.unbind(0)
+    return Draft(tokens, parents, roles, depths, ancestors, valid.bool(), candidates, is_chain, max_depth)
 
 
 class FromHost:
     """What the host proposed, where a captured step reads it."""
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
-        assert kind.straight is not None
-        self._straight = kind.straight
+        assert kind.is_chain is not None
+        self._straight = kind.is_chain
         self._rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
         """As `packed`. Padding is cut off by its bound, whatever is left here."""
         self._candidates = np.ones((kind.requests, kind.draft), dtype=bool)
@@ -45,7 +45,7 @@ class FromHost:
 
     def fill(self, draft: Draft) -> None:
         assert draft.width == self._rows.shape[2]
-        self._rows[:, : len(draft.tokens)] = packed(draft, draft.live)
+        self._rows[:, : len(draft.tokens)] = packed(draft, draft.valid)
 
 
 class Proposing:
@@ -53,7 +53,7 @@ class Proposing:
     those are too many to keep a copy of."""
 
     def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
-        device = engine.parts.device
+        device = engine.loaded.device
         self._inputs = inputs = Inputs(kind.requests, device)
         self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
         """As `packed`, not in the memory that graphs share: another runs before the draft is verified."""
@@ -70,7 +70,7 @@ class Proposing:
         if captured is not None:
             self._graph, draft = captured
             assert draft.probs is None
-            self._facts = (draft.candidates, draft.straight, draft.max_depth)
+            self._facts = (draft.candidates, draft.is_chain, draft.max_depth)
 
     @property
     def is_captured(self) -> bool:
@@ -80,8 +80,8 @@ class Proposing:
         assert self._graph is not None
         self._inputs.fill(spans)
         self._graph.replay()
-        candidates, straight, max_depth = self._facts
+        candidates, is_chain, max_depth = self._facts
         # Of the captured size, each tensor of the copy begins where kernels like pointers to: they are compiled anew
         # for others.
         rows = self._rows.clone()[:, : len(spans)]
-        return unpacked(rows, candidates[: len(spans)], straight, max_depth)
+        return unpacked(rows, candidates[: len(spans)], is_chain, max_depth)

@@ -24,7 +24,7 @@ class EngineStats:
     failed_steps: int = 0
     """Steps that failed and were tried again, since nothing said whose fault it was."""
     part_ms: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of the device by part of a step (engine/marks.py), while `Engine.timed`."""
+    """Milliseconds of the device by part of a step (engine/step_timer.py), while `Engine.timed`."""
 
 
 def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:

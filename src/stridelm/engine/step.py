@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.engine.marks import Marks
 from stridelm.engine.outcome import Reading, tabulate
+from stridelm.engine.step_timer import StepTimer
 from stridelm.run.eager import Logits
 from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
 
@@ -42,7 +42,7 @@ class Run:
     rows: int
     table: torch.Tensor
     """As `tabulate` makes it."""
-    marks: Marks
+    timer: StepTimer
     detail: Detail | None
     """None of a captured step: its graphs share their memory."""
 
@@ -93,20 +93,20 @@ def on_device(
     forward: Callable[[ForwardBatch], Logits],
 ) -> Run:
     """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
-    marks = Marks(engine.timed)
+    timer = StepTimer(engine.timed)
     draft = propose()
     batch = build(draft)
-    marks.end("draft")
+    timer.end("draft")
     logits = forward(batch)
-    marks.end("forward")
-    verdict = engine.door.verify(batch, draft, logits.decisions)
+    timer.end("forward")
+    verdict = engine.verifier.verify(batch, draft, logits.decisions)
     engine.runner.compact(batch, draft, verdict)
     engine.tokens.advance(slots, batch.reals + verdict.kept)
     table = tabulate(verdict, batch.reals)
-    marks.end("sampling")
+    timer.end("sampling")
     engine.drafters.observe(spans, slots, batch, logits, verdict)
-    marks.end("draft")
-    return Run(batch.ids.shape[0], table, marks, Detail(draft, batch, logits, verdict))
+    timer.end("draft")
+    return Run(batch.ids.shape[0], table, timer, Detail(draft, batch, logits, verdict))
 
 
 def land(engine: Engine, flight: Flight) -> None:
@@ -114,6 +114,6 @@ def land(engine: Engine, flight: Flight) -> None:
     outcome = flight.reading.outcome()
     alive = flight.transaction.commit(outcome.kept, outcome.reals)
     run = flight.run
-    run.marks.add_to(engine.stats.part_ms)
+    run.timer.add_to(engine.stats.part_ms)
     engine.trace(flight.plan, run, outcome)
     engine.emitter.emit(flight.plan.spans, run, outcome, alive)

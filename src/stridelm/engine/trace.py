@@ -89,7 +89,7 @@ class JsonTracer:
             if own < 0:
                 at = span.start + offset
                 role, parent = "real", at - 1 if at else None
-            elif own < draft.width and draft.live[index, own]:
+            elif own < draft.width and draft.valid[index, own]:
                 at, parent = base + own, base + int(draft.parents[index, own])
                 role = "candidate" if draft.roles[index, own] == CANDIDATE else "probe"
             else:

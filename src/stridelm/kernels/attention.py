@@ -37,9 +37,9 @@ from stridelm.types import MAX_DRAFT_ROWS
 
 SPLIT_KEYS = 256
 """Keys of a split in deterministic mode. Shorter ones keep more processors busy at batch 1, and cost more merging."""
-LEAST_KEYS = 128
+MIN_KEYS = 128
 """About the fewest keys worth a program of their own otherwise, while processors stand idle."""
-LEAST_KEYS_BUSY = 1024
+MIN_KEYS_BUSY = 1024
 """The same where one program a tile already gives half of the processors work: those that come on top of them share
 their memory bandwidth, and must win what merging costs."""
 SHARING = 2
@@ -265,7 +265,7 @@ def make_plan(
             shape = narrow  # slower block by block, but no program waits for another to end
     # A tile's keys, seen through its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
-    least = LEAST_KEYS_BUSY if programs is None and 2 * groups > processors else LEAST_KEYS
+    least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else MIN_KEYS
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = groups * rows_per_tile * per_head * (dim + 2)
     if programs is None:

@@ -259,7 +259,7 @@ def apply_counts(
     vocab,
     BIT: tl.constexpr,
 ):
-    """The penalties of every token that was counted. Leaves the counts 0."""
+    """The penalties of every token that was counted. LastRows the counts 0."""
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
         return

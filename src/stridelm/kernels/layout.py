@@ -73,14 +73,14 @@ def lay_spans(
         own = offset - real
         storage = start + offset
         drafted = here & (own >= 0) & (own < room)
-        live = drafted & (tl.load(draft_live + span * stride_live + own, mask=drafted, other=0) != 0)
+        valid = drafted & (tl.load(draft_live + span * stride_live + own, mask=drafted, other=0) != 0)
         is_real = here & (own < 0)
         token = tl.load(tokens + slot * stride_tokens + storage, mask=is_real, other=0)
         token += tl.load(draft_tokens + span * stride_draft_tokens + own, mask=drafted, other=0)
         depth = tl.load(draft_depths + span * stride_depths + own, mask=drafted, other=0)
         position = tl.where(drafted, start + real - 1 + depth, storage)
-        seen = tl.load(draft_ancestors + span * stride_ancestors + own, mask=live, other=0)
-        alive = is_real | live
+        seen = tl.load(draft_ancestors + span * stride_ancestors + own, mask=valid, other=0)
+        alive = is_real | valid
         page = tl.load(pages + slot * stride_pages + storage // page_size, mask=alive, other=0).to(tl.int64)
         row = first + offset
         tl.store(ids + row, token, mask=here)

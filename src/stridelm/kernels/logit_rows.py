@@ -23,7 +23,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 TILE = tl.constexpr(1024)
 """Tokens that a program looks at together. One number for all launches, so that all run the same code."""
-MOST_SPLITS = tl.constexpr(128)
+MAX_SPLITS = tl.constexpr(128)
 WARPS = 4
 PROGRAMS_PER_PROCESSOR = 8
 """Rows are split until there are about this many programs for each multiprocessor."""
@@ -77,7 +77,7 @@ def my_entry():
 @triton.jit
 def row_entries(splits):
     """([MOST_SPLITS] where the splits of a row's results stand, which of them exist)."""
-    split_P = tl.arange(0, MOST_SPLITS)
+    split_P = tl.arange(0, MAX_SPLITS)
     return tl.program_id(0) * splits + split_P, split_P < splits
 
 
@@ -135,5 +135,5 @@ def splits_of(rows: int, vocab: int, device: torch.device) -> int:
     """How many programs share a row."""
     tiles = -(-vocab // TILE.value)
     wanted = -(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows)
-    share = -(-tiles // min(wanted, tiles, MOST_SPLITS.value))
+    share = -(-tiles // min(wanted, tiles, MAX_SPLITS.value))
     return -(-tiles // share)

@@ -53,7 +53,7 @@ def take_followers(
     bounds,
     best,
     guesses,
-    live,
+    valid,
     nobody,
     stride_tokens,
     width,
@@ -71,7 +71,7 @@ def take_followers(
     there &= (index < tl.load(known + slot)) & (row < width)
     token = tl.load(tokens + slot * stride_tokens + index, mask=there, other=0)
     tl.store(guesses + request * width + row, token, mask=row < width)
-    tl.store(live + request * width + row, there.to(tl.uint8), mask=row < width)
+    tl.store(valid + request * width + row, there.to(tl.uint8), mask=row < width)
 
 
 def followers(
@@ -91,7 +91,7 @@ def followers(
     requests, nobody = len(slots_R), len(tokens_SL) - 1
     best = torch.zeros(requests, dtype=torch.int64, device=slots_R.device)
     guesses = torch.empty(requests, width, dtype=torch.int64, device=slots_R.device)
-    live = torch.empty(requests, width, dtype=torch.bool, device=slots_R.device)
+    valid = torch.empty(requests, width, dtype=torch.bool, device=slots_R.device)
     find_occurrence[(requests, triton.cdiv(reach, _PLACES))](
         slots_R,
         known_S,
@@ -111,11 +111,11 @@ def followers(
         bounds_R,
         best,
         guesses,
-        live.view(torch.uint8),
+        valid.view(torch.uint8),
         nobody,
         tokens_SL.stride(0),
         width,
         PLACE_BITS=_PLACE_BITS,
         BLOCK=triton.next_power_of_2(width),
     )
-    return guesses, live
+    return guesses, valid

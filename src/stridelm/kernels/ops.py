@@ -17,7 +17,7 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
-class Turn:
+class QKRope:
     """How a layer's queries and keys are made from their projections: a norm over each head where the model has one,
     then the rotation of the row's position."""
 
@@ -58,10 +58,10 @@ class Ops(Protocol):
         """activation(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202). activation: one of ACTIVATIONS."""
         ...
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_NXD: torch.Tensor,
-        turn: Turn,
+        rope: QKRope,
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,

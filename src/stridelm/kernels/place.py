@@ -1,6 +1,6 @@
 """Where the rows of a drafter's own layers lie, found on the device: one launch instead of some thirty, and the step's
-rows that they stand for. The twins are run/heads.py's `place` and draft/follow.py's `sources`, which say what each
-tensor is.
+rows that they stand for. The twins are run/heads.py's `place` and draft/head_drafter.py's `sources`, which say what
+each tensor is.
 
 Legend: R requests of a group, N rows, S slots, P pages of a table, B requests of the step, W nodes of a path.
 """

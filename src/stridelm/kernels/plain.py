@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import Turn
+from stridelm.kernels.ops import QKRope
 
 
 # On a CPU F.gelu takes a lone row, and the last numbers of a thread's share, by other arithmetic. Its parts do not.
@@ -50,35 +50,35 @@ class PlainOps:
         wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
         return _BENT[activation](wide).to(up.dtype) * up
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_NXD: torch.Tensor,
-        turn: Turn,
+        rope: QKRope,
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = turned(qkv_NXD, turn)
+        q, k, v = roped(qkv_NXD, rope)
         keys_PGD.index_copy_(0, slots_N, k)
         values_PGD.index_copy_(0, slots_N, v)
         return q
 
 
-def turned(qkv_NXD: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [N, H, D], keys and values [N, G, D] of all rows."""
-    heads, kv_heads = turn.heads, turn.kv_heads
+    heads, kv_heads = rope.heads, rope.kv_heads
     qk, v = qkv_NXD.split((heads + kv_heads, kv_heads), dim=1)
     qk = qk if qk.element_size() > 2 else qk.float()
-    if turn.norms is not None:
-        of_queries, of_keys = turn.norms.view(2, -1)
+    if rope.norms is not None:
+        of_queries, of_keys = rope.norms.view(2, -1)
         weight = torch.cat((of_queries.expand(heads, -1), of_keys.expand(kv_heads, -1)))
-        qk = F.rms_norm(qk, qk.shape[-1:], None, turn.eps) * weight
-    q, k = rotate(qk, turn).to(qkv_NXD.dtype).split((heads, kv_heads), dim=1)
+        qk = F.rms_norm(qk, qk.shape[-1:], None, rope.eps) * weight
+    q, k = rotate(qk, rope).to(qkv_NXD.dtype).split((heads, kv_heads), dim=1)
     return q, k, v
 
 
-def rotate(x_NHD: torch.Tensor, turn: Turn) -> torch.Tensor:
+def rotate(x_NHD: torch.Tensor, rope: QKRope) -> torch.Tensor:
     """Turn each head of each row by its position's angles."""
-    cos, sin = (table[turn.positions][:, None].to(x_NHD.dtype) for table in (turn.cos_LF, turn.sin_LF))
+    cos, sin = (table[rope.positions][:, None].to(x_NHD.dtype) for table in (rope.cos_LF, rope.sin_LF))
     low, high = x_NHD.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

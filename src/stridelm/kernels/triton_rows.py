@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import Turn
+from stridelm.kernels.ops import QKRope
 
 VECTOR_BYTES = 16
 """What a thread loads at once, if the address is a multiple of it."""
@@ -131,18 +131,18 @@ def _turn_kernel(
     angle_KB = position * HALF + tl.broadcast_to(dim_B[None, :], [HEADS, BLOCK])
     cos_KB = tl.load(cos + angle_KB, mask=real_B[None, :], other=0.0)
     sin_KB = tl.load(sin + angle_KB, mask=real_B[None, :], other=0.0)
-    turned_low_KB = low_KB * cos_KB - high_KB * sin_KB
-    turned_high_KB = high_KB * cos_KB + low_KB * sin_KB
+    roped_low_KB = low_KB * cos_KB - high_KB * sin_KB
+    roped_high_KB = high_KB * cos_KB + low_KB * sin_KB
 
     # A block may hold heads of all three kinds, each of which goes to a place of its own.
     at_KB = queries + (row * H + head_K)[:, None] * D + dim_B[None, :]
     mine_KB = exists_KB & (head_K < H)[:, None]
-    tl.store(at_KB, turned_low_KB, mask=mine_KB)
-    tl.store(at_KB + HALF, turned_high_KB, mask=mine_KB)
+    tl.store(at_KB, roped_low_KB, mask=mine_KB)
+    tl.store(at_KB + HALF, roped_high_KB, mask=mine_KB)
     at_KB = keys + (slot * G + head_K - H)[:, None] * D + dim_B[None, :]
     mine_KB = exists_KB & ((head_K >= H) & (head_K < H + G))[:, None]
-    tl.store(at_KB, turned_low_KB, mask=mine_KB)
-    tl.store(at_KB + HALF, turned_high_KB, mask=mine_KB)
+    tl.store(at_KB, roped_low_KB, mask=mine_KB)
+    tl.store(at_KB + HALF, roped_high_KB, mask=mine_KB)
     at_KB = values + (slot * G + head_K - H - G)[:, None] * D + dim_B[None, :]
     mine_KB = exists_KB & (head_K >= H + G)[:, None]
     tl.store(at_KB, stored_low_KB, mask=mine_KB)
@@ -174,32 +174,32 @@ class TritonOps:
         _gate_kernel[grid](_whole(gate_up_N2I), out_NI, width, block, activation, num_warps=_warps(block), **options)
         return out_NI
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_NXD: torch.Tensor,
-        turn: Turn,
+        rope: QKRope,
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
         rows, heads, size = qkv_NXD.shape
-        assert heads == turn.heads + 2 * turn.kv_heads and size % 2 == 0
+        assert heads == rope.heads + 2 * rope.kv_heads and size % 2 == 0
         assert _is_whole(keys_PGD) and _is_whole(values_PGD)
-        q_NHD = qkv_NXD.new_empty(rows, turn.heads, size)
+        q_NHD = qkv_NXD.new_empty(rows, rope.heads, size)
         block = triton.next_power_of_2(size // 2)
         _turn_kernel[rows, triton.cdiv(heads, TURN_HEADS)](
             _whole(qkv_NXD),
-            turn.positions.contiguous(),
-            _whole(turn.cos_LF),
-            _whole(turn.sin_LF),
-            None if turn.norms is None else _whole(turn.norms),
-            turn.eps,
+            rope.positions.contiguous(),
+            _whole(rope.cos_LF),
+            _whole(rope.sin_LF),
+            None if rope.norms is None else _whole(rope.norms),
+            rope.eps,
             slots_N.contiguous(),
             q_NHD,
             keys_PGD,
             values_PGD,
-            turn.heads,
-            turn.kv_heads,
+            rope.heads,
+            rope.kv_heads,
             size,
             TURN_HEADS,
             block,

@@ -71,7 +71,7 @@ def walk_trees(
     roles,
     depths,
     ancestors,
-    live,
+    valid,
     decides,
     slots,
     stride_verdict,
@@ -99,7 +99,7 @@ def walk_trees(
     root_K = (row_K < 0) & decided
     drafted_K = (row_K >= 0) & (row_K < width) & decided
 
-    live_K = tl.load(live + request * stride_live + row_K, mask=drafted_K, other=0) != 0
+    live_K = tl.load(valid + request * stride_live + row_K, mask=drafted_K, other=0) != 0
     role_K = tl.load(roles + request * stride_roles + row_K, mask=drafted_K, other=-1)
     candidate_K = live_K & (role_K == _CANDIDATE)
     guess_K = tl.load(drafts + request * stride_drafts + row_K, mask=candidate_K, other=0)
@@ -208,7 +208,7 @@ def walk(
     tokens_SL, known_S: the TokenTable's; L leaves room for K tokens behind the known ones.
     """
     verdict = _new_verdict(drawn_RK, draft.width)
-    trees = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors, draft.live.view(torch.uint8))
+    trees = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors, draft.valid.view(torch.uint8))
     rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
     _check(rows, decides_R, slots_R, known_S)
     if len(drawn_RK):

@@ -91,8 +91,8 @@ def _layout(spans: tuple[Span, ...], draft: Draft) -> _Layout:
     reals = np.array([s.real for s in spans], dtype=np.int64)
     bounds = np.array([s.draft for s in spans], dtype=np.int64)
     room = np.arange(draft.width) < bounds[:, None]
-    if draft.live.device.type == "cpu":
-        room &= draft.live.numpy()
+    if draft.valid.device.type == "cpu":
+        room &= draft.valid.numpy()
     draft_span, draft_row = np.nonzero(room)
     real_span = np.repeat(np.arange(len(spans)), reals)
     first = np.cumsum(reals) - reals
@@ -126,16 +126,16 @@ def _fill_draft_rows(
     """Write the draft rows' ids, positions and ancestry into the geometry; padding rows get the null slot."""
     drafted = geometry.draft_rows >= 0
     place = (span, geometry.draft_rows.clamp(min=0))
-    live = draft.live[place] & drafted
+    valid = draft.valid[place] & drafted
     last_real = torch.from_numpy((layout.starts + layout.reals - 1)[layout.span]).to(span.device)
     geometry.positions = torch.where(drafted, last_real + draft.depths[place], geometry.positions)
-    geometry.ancestors = torch.where(live, draft.ancestors[place], geometry.ancestors)
-    if not draft.straight:
+    geometry.ancestors = torch.where(valid, draft.ancestors[place], geometry.ancestors)
+    if not draft.is_chain:
         in_place = (torch.ones_like(span) << (geometry.draft_rows + 1)) - 1
-        geometry.ordered = live & (draft.roles[place] == CANDIDATE) & (geometry.ancestors != in_place)
+        geometry.ordered = valid & (draft.roles[place] == CANDIDATE) & (geometry.ancestors != in_place)
         geometry.has_ordered = True
     ids = torch.where(drafted, draft.tokens[place], ids)
-    return ids, {group: torch.where(live | ~drafted, s, 0) for group, s in slots.items()}
+    return ids, {group: torch.where(valid | ~drafted, s, 0) for group, s in slots.items()}
 
 
 def _decisions(layout: _Layout, spans: tuple[Span, ...], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import torch
 from stridelm.attention.base import AttentionBackend, PreparedAttention
 from stridelm.cache.pages import padded_tables
 from stridelm.cache.pool import PagePool
-from stridelm.kernels.ops import Ops, Turn
+from stridelm.kernels.ops import Ops, QKRope
 from stridelm.models.layers.decoder import Decoder
 from stridelm.run.trap import PageTrap
 from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, States, Verdict
@@ -78,7 +78,7 @@ class EagerRunner:
         Rows of the path at or beyond `kept` copy the null slot onto itself. A span's rows stand in order of depth,
         each behind what the rows before it write: a path's row numbers rise.
         """
-        if draft.straight:
+        if draft.is_chain:
             return
         geometry = batch.geometry
         depth = torch.arange(verdict.path.shape[1], device=verdict.path.device)
@@ -124,9 +124,9 @@ class PagedAttend:
         """lookers: [M] int64 rows that look, for which attention is prepared; all, if None is given."""
         self.pool, self.ops, self.prepared, self.slots, self.lookers = pool, ops, prepared, slots, lookers
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
         kv, keys, values = self.pool.layout[layer], self.pool.keys[layer], self.pool.values[layer]
-        q_NHD = self.ops.turn_and_store(qkv_NXD, turn, keys, values, self.slots[kv.group])
+        q_NHD = self.ops.rope_and_store(qkv_NXD, rope, keys, values, self.slots[kv.group])
         if self.lookers is not None:
             q_NHD = q_NHD.index_select(0, self.lookers)
         return self.prepared.attend(kv, q_NHD, keys, values)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from stridelm.attention.base import AttentionBackend
-from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
+from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, LayerKV
 from stridelm.run.eager import EagerRunner, PagedAttend
@@ -23,7 +23,7 @@ from stridelm.run.padded import Frame, frame
 from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
 
-MOST_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
+MAX_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
 """Rows of a request that a captured step may want of a head: a tail, the last token, and a draft."""
 
 
@@ -40,7 +40,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
-class Serving:
+class TargetRuntime:
     """The target as it runs here, for drafters with layers of their own."""
 
     runner: EagerRunner
@@ -81,7 +81,7 @@ class Lines:
 
 def lines(bounds: tuple[int, ...], device: torch.device) -> Lines:
     """bounds: most rows of each request."""
-    if len(set(bounds)) == 1 and bounds[0] <= MOST_CAPTURED:
+    if len(set(bounds)) == 1 and bounds[0] <= MAX_CAPTURED:
         return _even(len(bounds), bounds[0], device)
     return Lines.of(bounds, device)
 
@@ -118,7 +118,7 @@ def place(
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor | None,
-    serving: Serving,
+    runtime: TargetRuntime,
     most: int,
     stays_R: torch.Tensor | None = None,
 ) -> HeadRows:
@@ -128,22 +128,22 @@ def place(
     most: a bound on every request's last index, exclusive. stays_R: bool requests whose rows leave entries; all, if
     None is given. What is missing to the layout is padding, which is left out where the host may look.
     """
-    rows, device_reads = layout.layout, serving.attention.reads_device
+    rows, device_reads = layout.layout, runtime.attention.reads_device
     counts_R = rows.reals_R if counts_R is None else counts_R
     if slots_R.is_cuda and device_reads:
-        return _placed_by_kernel(layout, slots_R, starts_R, counts_R, serving, most, stays_R)
+        return _placed_by_kernel(layout, slots_R, starts_R, counts_R, runtime, most, stays_R)
     starts_R = starts_R.clamp(min=0)
     span, offset = rows.span_N, rows.offset_N
-    live = offset < counts_R[span]
+    valid = offset < counts_R[span]
     if not device_reads:
-        here = live.nonzero()[:, 0]
-        span, offset, live = span[here], offset[here], live[here]
+        here = valid.nonzero()[:, 0]
+        span, offset, valid = span[here], offset[here], valid[here]
     storage = starts_R[span] + offset
     own = offset - counts_R[span] if device_reads else torch.full_like(storage, -1)
     shape = _Shape(starts_R, counts_R, counts_R, own, torch.zeros_like(storage), storage)
     last = rows.firsts_R + counts_R - 1 if device_reads else counts_R.cumsum(0) - 1
-    slots = _pool_slots(slots_R[span], storage, live if stays_R is None else live & stays_R[span], serving)
-    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, serving, most), last.clamp(min=0))
+    slots = _pool_slots(slots_R[span], storage, valid if stays_R is None else valid & stays_R[span], runtime)
+    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last.clamp(min=0))
 
 
 def _placed_by_kernel(
@@ -151,7 +151,7 @@ def _placed_by_kernel(
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor,
-    serving: Serving,
+    runtime: TargetRuntime,
     most: int,
     stays_R: torch.Tensor | None,
 ) -> HeadRows:
@@ -163,15 +163,15 @@ def _placed_by_kernel(
         starts_R,
         counts_R,
         stays_R,
-        serving.tables.tables,
+        runtime.tables.tables,
         rows.firsts_R,
         len(rows.span_N),
         max(rows.bounds),
-        serving.page_size,
+        runtime.page_size,
     )
     shape = _Shape(about[1], about[0], about[0], own, layout.nothing, storage)
     return HeadRows(
-        rows.span_N, rows.offset_N, storage, pool_slots, _geometry(layout, slots_R, shape, serving, most), last
+        rows.span_N, rows.offset_N, storage, pool_slots, _geometry(layout, slots_R, shape, runtime, most), last
     )
 
 
@@ -182,7 +182,7 @@ def place_nodes(
     first: int,
     level: int,
     ancestors_RE: torch.Tensor,
-    serving: Serving,
+    runtime: TargetRuntime,
     most: int,
 ) -> HeadRows:
     """Lay E nodes of each request's tree in storage, numbers `first` to `first` + E - 1 behind `base`. Each sees all
@@ -195,9 +195,9 @@ def place_nodes(
     # A request's row i is stored at start + i, and its draft begins at start + real: some nodes before the first row.
     reals = torch.full_like(base_R, -first)
     shape = _Shape(base_R + first, nodes, reals, first + offset, ancestors_RE.flatten(), positions)
-    slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), serving)
+    slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), runtime)
     last = rows.firsts_R + nodes - 1
-    return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, serving, most), last)
+    return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, runtime, most), last)
 
 
 def last_of(
@@ -206,17 +206,17 @@ def last_of(
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor,
-    serving: Serving,
+    runtime: TargetRuntime,
     most: int,
-) -> Leaves:
+) -> LastRows:
     """Of rows that were placed so, each request's last, or the one so many before it; any where it has none."""
     one_each = lines((1,) * len(slots_R), slots_R.device)
-    alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, serving, most)
-    return Leaves((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
+    alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
+    return LastRows((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
 
 
 @dataclass(frozen=True)
-class Leaves:
+class LastRows:
     """Rows of which something is wanted beyond the entries that they leave: one a request."""
 
     rows_R: torch.Tensor
@@ -238,21 +238,21 @@ class _Shape:
 
 
 def _pool_slots(
-    owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, serving: Serving
+    owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, runtime: TargetRuntime
 ) -> dict[str, torch.Tensor]:
-    size = serving.page_size
+    size = runtime.page_size
     page_N, offset_N = storage_N // size, storage_N % size
     return {
         group: torch.where(live_N, pages[owner_N, page_N].to(torch.int64) * size + offset_N, 0)
-        for group, pages in serving.tables.tables.items()
+        for group, pages in runtime.tables.tables.items()
     }
 
 
 def _geometry(
-    layout: Lines, slots_R: torch.Tensor, shape: _Shape, serving: Serving, most: int
+    layout: Lines, slots_R: torch.Tensor, shape: _Shape, runtime: TargetRuntime, most: int
 ) -> Geometry | DeviceGeometry:
-    tables, size = serving.tables.tables, serving.page_size
-    if not serving.attention.reads_device:
+    tables, size = runtime.tables.tables, runtime.page_size
+    if not runtime.attention.reads_device:
         reach = -(-most // size)
         return Geometry(
             counts=shape.counts.tolist(),
@@ -277,7 +277,7 @@ def _geometry(
         tables={group: pages[slots_R] for group, pages in tables.items()},
         page_size=size,
         max_keys=most,
-        straight=True,
+        is_chain=True,
         kept=layout.kept,
     )
 
@@ -285,17 +285,17 @@ def _geometry(
 class HeadRunner:
     """A head's own pool, and attention over it."""
 
-    def __init__(self, head: Head, serving: Serving) -> None:
+    def __init__(self, head: Head, runtime: TargetRuntime) -> None:
         """Raises ValueError if there is no room for the pool, or attention cannot serve the head."""
         self._head = head
-        self._serving = serving
-        device = serving.model.norm.device
-        serving.attention.check(head.kv_layout, head.query_heads, serving.dtype)
-        page_bytes = serving.page_size * bytes_per_token(head.kv_layout, serving.dtype)
-        Room(device, free_memory(device)).check(max(serving.pages.values()), page_bytes)
-        self.pool = PagePool(head.kv_layout, serving.pages, serving.page_size, serving.dtype, device)
+        self._serving = runtime
+        device = runtime.model.norm.device
+        runtime.attention.check(head.kv_layout, head.query_heads, runtime.dtype)
+        page_bytes = runtime.page_size * bytes_per_token(head.kv_layout, runtime.dtype)
+        MemoryBudget(device, free_memory(device)).check(max(runtime.pages.values()), page_bytes)
+        self.pool = PagePool(head.kv_layout, runtime.pages, runtime.page_size, runtime.dtype, device)
 
-    def attend(self, rows: HeadRows, leaves: Leaves | None = None) -> PagedAttend:
+    def attend(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedAttend:
         """What the head calls to attend: layer i of its own layout, for these rows. All leave their entries; with
         `leaves` given, those alone look, and what comes back is theirs."""
         geometry, wanted = (rows.geometry, None) if leaves is None else (leaves.geometry, leaves.rows_R)

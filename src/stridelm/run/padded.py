@@ -105,7 +105,7 @@ def build_on_bounds(
         tables={group: pages_SP[request_slots] for group, pages_SP in pages.tables.items()},
         page_size=page_size,
         max_keys=max_keys,
-        straight=draft.straight,
+        is_chain=draft.is_chain,
     )
     return ForwardBatch(
         ids=ids,
@@ -133,7 +133,7 @@ Laid = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _lay_out(
     layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
 ) -> Laid:
-    parts = (draft.tokens, draft.depths, draft.ancestors, draft.live)
+    parts = (draft.tokens, draft.depths, draft.ancestors, draft.valid)
     # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
     assert draft.width < 2 or all(part.stride(1) == 1 for part in parts)
     if not slots_R.is_cuda:
@@ -175,17 +175,17 @@ def laid_out(
     if width:
         place = (span, own.clamp(0, width - 1))
         drafted = (own >= 0) & (own < layout.drafts_R.clamp(max=width)[span])
-        live = drafted & draft.live[place]
+        valid = drafted & draft.valid[place]
         ids = torch.where(drafted, draft.tokens[place], ids)
         positions = torch.where(drafted, base_R[span] - 1 + draft.depths[place], storage)
-        ancestors = torch.where(live, draft.ancestors[place], ancestors)
-        alive = alive | live
+        ancestors = torch.where(valid, draft.ancestors[place], ancestors)
+        alive = alive | valid
     pool = pages_SP[owner, storage // page_size].to(torch.int64) * page_size + storage % page_size
     node, of = layout.draft_M + 1, layout.span_M
     rows_M = ((layout.firsts_R + real_R)[of] - 1 + node).clamp(0, len(span) - 1)
     valid = layout.decides_R[of] & (node <= layout.drafts_R[of])
     if width:
-        valid &= (node == 0) | draft.live[of, (node - 1).clamp(min=0)]
+        valid &= (node == 0) | draft.valid[of, (node - 1).clamp(min=0)]
     index = torch.where(valid, torch.arange(len(node), device=node.device), -1)
     laid = torch.stack((ids, positions, torch.where(alive, pool, 0), ancestors, own))
     about = torch.stack((layout.firsts_R, real_R + layout.drafts_R, start_R, real_R)).to(torch.int32)

@@ -75,7 +75,7 @@ class Segment:
             tables=self._tables,
             page_size=like.page_size,
             max_keys=kind.reach,
-            straight=True,
+            is_chain=True,
         )
         launches = zip(self._tiles, filter(None, (kind.short, kind.long)), strict=True)
         geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in launches)
@@ -129,7 +129,7 @@ class Segments:
         assert isinstance(geometry, DeviceGeometry)
         # In deterministic mode rows on side branches have tiles of their own, which are not captured. Nor are models
         # whose tiles have room for a single row.
-        apart = self._deterministic and not geometry.straight
+        apart = self._deterministic and not geometry.is_chain
         if batch.ids.shape[0] > ROWS[-1] or apart or self._most == 1:
             return None
         longest = max(geometry.bounds)

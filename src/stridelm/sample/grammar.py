@@ -25,7 +25,7 @@ from stridelm.types import Request
 CACHE_BYTES = 256 << 20
 """Memory that compiled grammars may keep, so that those asked for again need not be compiled: half of it is
 xgrammar's, for their parts, and half of it ours, for whole ones."""
-MOST_SPACE = 16
+MAX_SPACE = 16
 """Most white space between two parts of JSON: a model that is unsure may go on with it for ever."""
 FREE_S, DEBT_S = 0.02, 1.0
 """Everybody else waits while a mask is made. Usual are 50 microseconds; what a request's masks take beyond the first of
@@ -108,10 +108,10 @@ class Grammars:
     def _compiled(self, asked: StructuredOutputs) -> Any:
         if asked.json is not None:
             assert isinstance(asked.json, str)
-            return self._compiler.compile_json_schema(asked.json, max_whitespace_cnt=MOST_SPACE)
+            return self._compiler.compile_json_schema(asked.json, max_whitespace_cnt=MAX_SPACE)
         if asked.json_object:
             return self._compiler.compile_json_schema(
-                '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_SPACE
+                '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MAX_SPACE
             )
         if asked.regex is not None:
             return self._compiler.compile_regex(asked.regex)

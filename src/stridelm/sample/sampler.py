@@ -43,9 +43,9 @@ class Sampler:
         """
         if logits_MV.is_cuda:
             return self._draw_by_kernels(logits_MV, rows, row_slots, stream)
-        return self.draw_in_torch(logits_MV, rows, row_slots, stream)
+        return self.sample_reference(logits_MV, rows, row_slots, stream)
 
-    def draw_in_torch(
+    def sample_reference(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
     ) -> torch.Tensor:
         """`draw` on a CPU, and its meaning anywhere: rows are grouped on the host by what they need."""
@@ -161,7 +161,7 @@ class Sampler:
             return certain_MV
         return torch.where(self.table.sampled[rows.slots][:, None], scores_MV.softmax(-1), certain_MV)
 
-    def leanings(
+    def log_probs(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], *, noisy: bool = True
     ) -> torch.Tensor:
         """float32 [M, V] log-probabilities of what each row draws; if noisy, to one who knows the noise that it will be

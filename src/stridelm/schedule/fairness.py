@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stridelm.types import Request
 
-Turn = tuple[int, int, int]
+ServiceOrder = tuple[int, int, int]
 """Priority, place in the tenant's line, arrival: lower goes first."""
 
 
-Served = list[tuple[Turn, Request]]
-Newcomers = Iterator[tuple[Turn, Request]]
+Served = list[tuple[ServiceOrder, Request]]
+Newcomers = Iterator[tuple[ServiceOrder, Request]]
 
 
 def in_turn(running: Sequence[Request], lines: Mapping[str, Sequence[Request]]) -> tuple[Served, Newcomers]:
@@ -54,5 +54,5 @@ def _newcomers(places: Counter[str], lines: Mapping[str, Sequence[Request]]) -> 
             heapq.heapreplace(heads, (_turn(following, places[tenant]), tenant, following, rest))
 
 
-def _turn(request: Request, place: int) -> Turn:
+def _turn(request: Request, place: int) -> ServiceOrder:
     return request.priority, place, request.arrival

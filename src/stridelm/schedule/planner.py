@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from stridelm.schedule.fairness import Newcomers, Turn, in_turn
+from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
-from stridelm.schedule.purse import Grant, Purse
 from stridelm.schedule.queue import Queue
-from stridelm.schedule.rows import least_span, resting, useful_depth
+from stridelm.schedule.rows import blocked, least_span, useful_depth
+from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.types import Request, StepPlan
 
 
@@ -30,32 +30,36 @@ class Planner:
 
         A plan may preempt and have no span: pages shared by several victims count only once those are gone.
         """
-        purse = Purse(self.budget.tokens, pages)
+        budget = StepBudget(self.budget.tokens, pages)
         running, newcomers = in_turn(queue.running, queue.plannable)
-        turns = {request: turn for turn, request in running if not resting(request)}
-        grants, preempted, short = _serve(list(turns), purse)
-        admitted: list[Grant] = []
+        turns = {request: turn for turn, request in running if not blocked(request)}
+        allocations, preempted, short = _serve(list(turns), budget)
+        admitted: list[Allocation] = []
         # Whoever lacks pages comes before any newcomer.
         if preempted or short:
-            for grant in grants:
-                _read_on(grant, purse)
+            for allocation in allocations:
+                _read_on(allocation, budget)
         else:
             slots = self.budget.requests - len(queue.running)
-            admitted, refused = _read_all(grants, turns, newcomers, slots, purse)
+            admitted, refused = _read_all(allocations, turns, newcomers, slots, budget)
             victim = next(reversed(turns), None)
             if refused and victim and not admitted and _gives_way(turns[victim], refused):
                 preempted.append(victim)
-                grants = [grant for grant in grants if grant.request is not victim]
-        served = [*grants, *admitted]
-        for grant in served:
-            _deepen(grant, purse)
-        spans = tuple(grant.span() for grant in served)
-        return StepPlan(spans, tuple(grant.request for grant in admitted), tuple(preempted))
+                allocations = [allocation for allocation in allocations if allocation.request is not victim]
+        served = [*allocations, *admitted]
+        for allocation in served:
+            _deepen(allocation, budget)
+        spans = tuple(allocation.span() for allocation in served)
+        return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
 
 def _read_all(
-    grants: list[Grant], turns: dict[Request, Turn], newcomers: Newcomers, slots: int, purse: Purse
-) -> tuple[list[Grant], Turn | None]:
+    allocations: list[Allocation],
+    turns: dict[Request, ServiceOrder],
+    newcomers: Newcomers,
+    slots: int,
+    budget: StepBudget,
+) -> tuple[list[Allocation], ServiceOrder | None]:
     """Give known tokens their rows, of the running and of newcomers, in order of service. Returns whom it admits, and
     the turn of the first newcomer that is left without a slot or without pages. It stops the others, so none is
     overtaken.
@@ -63,65 +67,65 @@ def _read_all(
     A newcomer must fit with all it knows beside what those before it still need; otherwise it would be preempted at
     once, and prefill again and again. One that has the pool to itself need not: nobody is harmed.
     """
-    admitted: list[Grant] = []
-    refused: Turn | None = None
-    behind = deque(grants)
-    kept = sum(purse.promised(grant) for grant in grants) if slots else 0
+    admitted: list[Allocation] = []
+    refused: ServiceOrder | None = None
+    behind = deque(allocations)
+    kept = sum(budget.promised(allocation) for allocation in allocations) if slots else 0
     for turn, request in newcomers:
         if len(admitted) == slots:
             refused = turn
             break
         while behind and turns[behind[0].request] < turn:
-            kept -= _read_on(behind.popleft(), purse)
-        if purse.rows == 0:
+            kept -= _read_on(behind.popleft(), budget)
+        if budget.rows == 0:
             break
-        grant = purse.open_waiting(request)
-        real, depth = least_span(request, grant.owed)
-        crowded = bool(grants or admitted) and purse.promised(grant) > purse.pages - kept
-        if crowded or not purse.take(grant, real, depth):
-            refused = turn if crowded or grant.request.ladder[depth] + real <= purse.rows else None
+        allocation = budget.open_waiting(request)
+        real, depth = least_span(request, allocation.uncomputed)
+        crowded = bool(allocations or admitted) and budget.promised(allocation) > budget.pages - kept
+        if crowded or not budget.take(allocation, real, depth):
+            refused = turn if crowded or allocation.request.rows_by_depth[depth] + real <= budget.rows else None
             break
-        _read_on(grant, purse)
-        kept += purse.promised(grant)
-        admitted.append(grant)
-    for grant in behind:
-        _read_on(grant, purse)
+        _read_on(allocation, budget)
+        kept += budget.promised(allocation)
+        admitted.append(allocation)
+    for allocation in behind:
+        _read_on(allocation, budget)
     return admitted, refused
 
 
-def _gives_way(last: Turn, refused: Turn) -> bool:
+def _gives_way(last: ServiceOrder, refused: ServiceOrder) -> bool:
     """Whether who is served last runs beside two more of its tenant than the newcomer would."""
     return refused[0] <= last[0] and refused[1] < last[1]
 
 
-def _serve(running: list[Request], purse: Purse) -> tuple[list[Grant], list[Request], bool]:
+def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation], list[Request], bool]:
     """The smallest span for each running request, who is preempted for it, and whether anybody lacks pages even so.
     Victims come from the back, so they have no grant yet."""
-    grants: list[Grant] = []
+    allocations: list[Allocation] = []
     preempted: list[Request] = []
     short = False
     behind = deque(running)
-    while behind and purse.rows > 0:
-        grant = purse.open(behind.popleft())
-        real, depth = least_span(grant.request, grant.owed)
-        rows = real + grant.request.ladder[depth]
-        if rows > purse.rows:
+    while behind and budget.rows > 0:
+        allocation = budget.open(behind.popleft())
+        real, depth = least_span(allocation.request, allocation.uncomputed)
+        rows = real + allocation.request.rows_by_depth[depth]
+        if rows > budget.rows:
             continue
-        if not purse.take(grant, real, depth):
-            victims = _victims(behind, purse.lacking(grant, rows), purse.view)
-            if not victims and not grants:
+        if not budget.take(allocation, real, depth):
+            victims = _victims(behind, budget.lacking(allocation, rows), budget.view)
+            if not victims and not allocations:
                 # The best-ranked must go on. Pages that only those behind it share are nobody's alone, so
                 # they were not counted; with all of them gone, the next plan sees every page.
                 victims = list(reversed(behind))
             for victim in victims:
                 behind.remove(victim)
-                purse.pages += purse.view.reclaimable(victim)
+                budget.pages += budget.view.reclaimable(victim)
             preempted += victims
-            if not purse.take(grant, real, depth):
+            if not budget.take(allocation, real, depth):
                 short = True
                 continue
-        grants.append(grant)
-    return grants, preempted, short
+        allocations.append(allocation)
+    return allocations, preempted, short
 
 
 def _victims(behind: deque[Request], lacking: int, view: PageView) -> list[Request]:
@@ -138,27 +142,29 @@ def _victims(behind: deque[Request], lacking: int, view: PageView) -> list[Reque
     return []
 
 
-def _read_on(grant: Grant, purse: Purse) -> int:
+def _read_on(allocation: Allocation, budget: StepBudget) -> int:
     """Give a request its other real rows, as far as there are rows and pages. Returns the pages that this takes."""
-    pages = grant.pages
-    if grant.request.whole:
-        _read_on_to_window(grant, purse)
+    pages = allocation.pages
+    if allocation.request.all_or_nothing:
+        _read_on_to_window(allocation, budget)
     else:
-        purse.take(grant, purse.most_real(grant, grant.owed), 0)
-    return grant.pages - pages
+        budget.take(allocation, budget.most_real(allocation, allocation.uncomputed), 0)
+    return allocation.pages - pages
 
 
-def _read_on_to_window(grant: Grant, purse: Purse) -> None:
+def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
     """All real rows and the full window, or a chunk that leaves a row for the window to grow from."""
-    if not grant.decides and not purse.take(grant, grant.owed, len(grant.request.ladder) - 1):
-        purse.take(grant, purse.most_real(grant, grant.owed - 1), 0)
+    if not allocation.decides and not budget.take(
+        allocation, allocation.uncomputed, len(allocation.request.rows_by_depth) - 1
+    ):
+        budget.take(allocation, budget.most_real(allocation, allocation.uncomputed - 1), 0)
 
 
-def _deepen(grant: Grant, purse: Purse) -> None:
+def _deepen(allocation: Allocation, budget: StepBudget) -> None:
     """Give a request that has all its real rows the deepest draft that it can use."""
-    request = grant.request
-    if request.whole or not grant.decides:
+    request = allocation.request
+    if request.all_or_nothing or not allocation.decides:
         return
     for depth in range(useful_depth(request), 0, -1):
-        if purse.take(grant, grant.real, depth):
+        if budget.take(allocation, allocation.real, depth):
             return

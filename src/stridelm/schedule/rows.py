@@ -15,46 +15,46 @@ from stridelm.types import Request
 
 def first_row(request: Request) -> int:
     """Storage index of the next real row; with rows in flight, an upper bound on it."""
-    return request.computed + request.ahead
+    return request.computed + request.rows_in_flight
 
 
-def resting(request: Request) -> bool:
+def blocked(request: Request) -> bool:
     """Whether to leave a running request out until what is in flight of it has landed: the host must see its tokens
     first, or they are sure to be its last."""
-    if not request.ahead:
+    if not request.rows_in_flight:
         return False
-    return request.host_bound or len(request.output_ids) + request.due >= most_output(request)
+    return request.host_bound or len(request.output_ids) + request.tokens_in_flight >= most_output(request)
 
 
-def owed_rows(request: Request, start: int) -> int:
+def uncomputed_rows(request: Request, start: int) -> int:
     """Real rows from storage index `start` until the request decides.
 
     When rows in flight reach past the known tokens, their span decides: what it leaves is bounded, not known.
     """
     if start < request.known:
         return request.known - start
-    return window_leftover(request) if request.whole else 1
+    return window_leftover(request) if request.all_or_nothing else 1
 
 
 def window_leftover(request: Request) -> int:
     """Most real rows that a deciding span of a whole request leaves for the next: it emits at most one token
     for the last real row and one for each draft row, and commits none of them."""
-    return request.ladder[-1] + 1
+    return request.rows_by_depth[-1] + 1
 
 
-def least_span(request: Request, owed: int) -> tuple[int, int]:
+def least_span(request: Request, uncomputed: int) -> tuple[int, int]:
     """(real rows, depth) of the smallest span worth running: one row, or a window that is due."""
-    if request.whole and owed <= window_leftover(request):
-        return owed, len(request.ladder) - 1
+    if request.all_or_nothing and uncomputed <= window_leftover(request):
+        return uncomputed, len(request.rows_by_depth) - 1
     return 1, 0
 
 
 def useful_depth(request: Request) -> int:
     """Deepest draft from which a token could still be emitted. A whole request's is not ours to choose."""
-    deepest = len(request.ladder) - 1
-    if request.whole:
+    deepest = len(request.rows_by_depth) - 1
+    if request.all_or_nothing:
         return deepest
-    return int(max(0, min(deepest, most_output(request) - len(request.output_ids) - request.due - 1)))
+    return int(max(0, min(deepest, most_output(request) - len(request.output_ids) - request.tokens_in_flight - 1)))
 
 
 def most_output(request: Request) -> float:
@@ -65,4 +65,4 @@ def most_output(request: Request) -> float:
 
 def smallest_budget(request: Request) -> int:
     """Rows that a step must be able to hold for this request to go on alone: checked when it is added."""
-    return window_leftover(request) + request.ladder[-1] if request.whole else 1
+    return window_leftover(request) + request.rows_by_depth[-1] if request.all_or_nothing else 1

@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from stridelm import __version__
 from stridelm.server import ops, playground
-from stridelm.server.border import OPEN_PATHS, Border
 from stridelm.server.callers import Keys
-from stridelm.server.document import complete
 from stridelm.server.errors import ApiError
-from stridelm.server.native import generate, info, texts
+from stridelm.server.middleware import OPEN_PATHS, RequestMiddleware
 from stridelm.server.openai import chat, completions, models
+from stridelm.server.openapi import complete
 from stridelm.server.origins import default_hosts
 from stridelm.server.replies import ClientGone, error_reply
 from stridelm.server.service import Service
+from stridelm.server.sglang import generate, info, texts
 from stridelm.server.validation import invalid
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(Exception, _fault)
     app.add_middleware(
-        Border,
+        RequestMiddleware,
         keys=Keys(config.api_key or (), config.operator_key or ()),
         hosts=config.allowed_hosts or default_hosts(config.host),
         open_paths=("/",) if config.protect_metrics else OPEN_PATHS,

@@ -22,7 +22,7 @@ from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
-from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import TIDY_S, give_back_memory
 from stridelm.server.lifeline import end_with
@@ -95,7 +95,7 @@ def _load(config: EngineConfig, receiver: zmq.Socket[bytes], sender: zmq.Socket[
 
 
 def _facts(engine: Engine) -> Ready:
-    target, parts = engine.parts.target, engine.parts
+    target, parts = engine.loaded.target, engine.loaded
     spoken, _ = engine.intake.settled(SamplingParams())
     assert spoken.drafter is not None
     why = "asked for"
@@ -282,11 +282,11 @@ def _delta(output: StepOutput) -> Delta:
 def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[bytes] | None:
     if entries is None:
         return None
-    told = [
+    packed = [
         None if entry is None else scores(entry, token)
         for entry, token in zip(entries, request.prompt_ids, strict=True)
     ]
-    return [encode(told[begin : begin + SCORED]) for begin in range(0, len(told), SCORED)]
+    return [encode(packed[begin : begin + SCORED]) for begin in range(0, len(packed), SCORED)]
 
 
 def _finish(request: Request) -> Finish:

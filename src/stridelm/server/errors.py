@@ -49,8 +49,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        told = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return {**told, "connection": "close"} if self.closes else told
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**headers, "connection": "close"} if self.closes else headers
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stridelm.engine.figures import RequestMetrics
-from stridelm.server.link import Generation
+from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.server.engine_client import Generation
 from stridelm.server.messages import Delta, Finish, Scores
 
 

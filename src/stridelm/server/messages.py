@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
 from stridelm.params import SamplingParams, Speculation
 from stridelm.types import Logprob

@@ -22,8 +22,8 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from stridelm.engine.figures import RequestMetrics
-from stridelm.server.link import Generation
+from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.server.engine_client import Generation
 from stridelm.server.messages import Delta, Finish, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

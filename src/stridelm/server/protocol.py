@@ -17,8 +17,8 @@ from stridelm.server.limits import Guard
 from stridelm.server.replies import to_json
 from stridelm.server.wire import Wire
 
-MOST_HEADERS = 256
-MOST_PIPELINED = 16
+MAX_HEADERS = 256
+MAX_PIPELINED = 16
 VERSIONS = ("1.1", "1.0")
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Busy"}
 
@@ -68,7 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        if len(self.headers) > MOST_HEADERS:
+        if len(self.headers) > MAX_HEADERS:
             self._fault(head_too_large(self.guard.limits.head_bytes))
 
     def on_headers_complete(self) -> None:
@@ -77,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._fault(head_too_large(limit))
         if self.parser.get_http_version() not in VERSIONS:
             self._fault(bad_request("this server speaks HTTP/1.1 and HTTP/1.0"))
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self._fault(bad_request("too many requests at once on one connection; wait for answers"))
         super().on_headers_complete()
         self._in_body = self.transport.unread = True

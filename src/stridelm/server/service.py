@@ -19,9 +19,9 @@ from stridelm.config import EngineConfig
 from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
+from stridelm.server.engine_client import EngineClient, Generation, Prompt
 from stridelm.server.errors import ApiError, bad_request, forbidden, no_places, overloaded, timed_out, unavailable
-from stridelm.server.grammar_desk import Desk
-from stridelm.server.link import Generation, Link, Prompt
+from stridelm.server.grammar_sandbox import GrammarSandbox
 from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
@@ -81,7 +81,7 @@ class Service:
         self.report: Report | None = None
         """The engine's last word on itself."""
         self.draining = False
-        self._desk: Desk | None = None
+        self._sandbox: GrammarSandbox | None = None
         self._bodies: Pool | None = None
         self._token_bytes = longest_token_bytes(self.tokenizer)
         self._threads = asyncio.Semaphore(THREADS)
@@ -96,9 +96,9 @@ class Service:
         return self.supervisor.ready
 
     @property
-    def link(self) -> Link:
+    def engine_client(self) -> EngineClient:
         """The line to the engine. Raises ApiError while there is none."""
-        return self.supervisor.link
+        return self.supervisor.engine_client
 
     @property
     def why_unhealthy(self) -> str | None:
@@ -109,7 +109,7 @@ class Service:
     def open_samples(self) -> int:
         """Samples that wait or run."""
         try:
-            return len(self.link.open)
+            return len(self.engine_client.open)
         except ApiError:
             return 0
 
@@ -157,14 +157,14 @@ class Service:
             raise unavailable(self.why_unhealthy)
         with self.entering(1):
             try:
-                told = await self._body_workers().do(f"{route}\n".encode(), *body)
+                result = await self._body_workers().do(f"{route}\n".encode(), *body)
             except TookTooLong:
                 raise bad_request(
                     f"the request took longer than {READING_S:g} s to read; send less at once, or token ids"
                 ) from None
             except Died:
                 raise bad_request("the request took too much memory to read; send less at once") from None
-        read = decoded(told)
+        read = decoded(result)
         if read.error is not None:
             status, message, param = read.error
             raise ApiError(status, message, param=param)
@@ -176,8 +176,8 @@ class Service:
         now, before anything is spent on them."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
-        if len(self.link.open) + self._entering + samples > self.config.max_queue:
-            raise overloaded(len(self.link.open) + self._entering)
+        if len(self.engine_client.open) + self._entering + samples > self.config.max_queue:
+            raise overloaded(len(self.engine_client.open) + self._entering)
         self._entering += samples
         try:
             yield
@@ -193,15 +193,15 @@ class Service:
         self._check_scores(prompts)
         with self.entering(samples):
             await self._check_grammars(prompts)
-            link = self.link
-        self._check_places(link, samples, caller)
-        generation = await link.submit(prompts, caller.tenant)
+            engine_client = self.engine_client
+        self._check_places(engine_client, samples, caller)
+        generation = await engine_client.submit(prompts, caller.tenant)
         generation.most_held = int(self.config.max_unread_mib * MIB)
         for prompt in prompts:
             self.metrics.prompt(len(prompt.ids) * prompt.params.n)
         limit = self.config.request_timeout
         if limit is not None:
-            timer = asyncio.get_running_loop().call_later(limit, self._expire, link, generation, limit)
+            timer = asyncio.get_running_loop().call_later(limit, self._expire, engine_client, generation, limit)
             generation.on_end = timer.cancel
         return generation
 
@@ -214,10 +214,10 @@ class Service:
                 "priority",
             )
 
-    def _check_places(self, link: Link, more: int, caller: Caller) -> None:
+    def _check_places(self, engine_client: EngineClient, more: int, caller: Caller) -> None:
         most = self.config.places_per_key
         if not caller.operator and most < self.config.max_queue:
-            own = sum(generation.tenant == caller.tenant for generation, _ in link.open.values())
+            own = sum(generation.tenant == caller.tenant for generation, _ in engine_client.open.values())
             if own + more > most:
                 raise no_places(most)
 
@@ -249,14 +249,14 @@ class Service:
         asked = {prompt.params.structured_outputs for prompt in prompts} - {None}
         for structured in asked:
             assert isinstance(structured, StructuredOutputs)
-            if self._desk is None:
-                self._desk = Desk(self.ready.model, self.ready.vocab_size)
-            await self._desk.check(structured)
+            if self._sandbox is None:
+                self._sandbox = GrammarSandbox(self.ready.model, self.ready.vocab_size)
+            await self._sandbox.check(structured)
 
     async def stop(self) -> None:
         """End the engine and whatever else was started."""
-        if self._desk is not None:
-            await self._desk.close()
+        if self._sandbox is not None:
+            await self._sandbox.close()
         if self._bodies is not None:
             await self._bodies.close()
         await self.supervisor.stop()
@@ -269,11 +269,11 @@ class Service:
             await asyncio.sleep(0.02)
         if self.open_samples:
             logger.warning("%d samples still ran when their time was over; they are cut", self.open_samples)
-            for generation in {id(g): g for g, _ in self.link.open.values()}.values():
-                self.link.cut(generation)
+            for generation in {id(g): g for g, _ in self.engine_client.open.values()}.values():
+                self.engine_client.cut(generation)
 
-    def _expire(self, link: Link, generation: Generation, limit: float) -> None:
-        link.abandon(generation)
+    def _expire(self, engine_client: EngineClient, generation: Generation, limit: float) -> None:
+        engine_client.abandon(generation)
         generation.fail(timed_out(limit))
 
     def _lose(self) -> None:

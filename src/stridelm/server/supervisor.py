@@ -22,15 +22,15 @@ import msgspec
 import zmq.asyncio
 
 from stridelm.config import EngineConfig
+from stridelm.server.engine_client import EngineClient, Generation
 from stridelm.server.errors import unavailable
-from stridelm.server.link import Generation, Link
 from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
 
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
 """Deaths further back than this are forgiven."""
-BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
 LOOKS = 10
 """In the time that an engine may be silent."""
@@ -66,17 +66,17 @@ class Supervisor:
         self._deaths: deque[float] = deque()
         self._directory = tempfile.mkdtemp(prefix="stride-")  # mkdtemp's directories are for their owner alone
         self._context = zmq.asyncio.Context()
-        self._link: Link | None = None
+        self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._stopping = False
 
     @property
-    def link(self) -> Link:
+    def engine_client(self) -> EngineClient:
         """Raises ApiError while there is no engine."""
-        if self._link is None or self.why_down is not None:
+        if self._engine_client is None or self.why_down is not None:
             raise unavailable(self.why_down or "the engine is not there")
-        return self._link
+        return self._engine_client
 
     @property
     def why_unhealthy(self) -> str | None:
@@ -104,8 +104,8 @@ class Supervisor:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        if self._link is not None:
-            self._link.send(Stop())
+        if self._engine_client is not None:
+            self._engine_client.send(Stop())
         if self._process is not None and self._process.returncode is None:
             try:
                 await asyncio.wait_for(self._process.wait(), STOPPING_S)
@@ -126,11 +126,11 @@ class Supervisor:
             raise
 
     async def _load(self) -> Ready:
-        self._link = link = Link(self._directory, self._watch, self._heard, self._context)
+        self._engine_client = engine_client = EngineClient(self._directory, self._watch, self._heard, self._context)
         orders = Orders(
             config=asdict(self.config),
-            inbox=link.to_engine,
-            outbox=link.from_engine,
+            inbox=engine_client.to_engine,
+            outbox=engine_client.from_engine,
             parent=os.getpid(),
             log_level=logging.getLogger().level,
             log_json=self._log_json,
@@ -144,12 +144,12 @@ class Supervisor:
         process.stdin.write(msgspec.json.encode(orders))
         process.stdin.close()
         died = asyncio.create_task(process.wait())
-        either: set[asyncio.Future[Any]] = {died, link.ready}
+        either: set[asyncio.Future[Any]] = {died, engine_client.ready}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not link.ready.done():
+            if not engine_client.ready.done():
                 raise EngineFailed(f"the engine's process ended with code {died.result()} before it was loaded")
-            said = link.ready.result()
+            said = engine_client.ready.result()
             if isinstance(said, Failed):
                 await died
                 raise (ValueError if said.user_error else EngineFailed)(said.message)
@@ -193,26 +193,30 @@ class Supervisor:
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """The code of the process once it has ended. One that is not heard any more is killed."""
-        listening = None if self._link is None else asyncio.ensure_future(self._end_if_silent(process, self._link))
+        listening = (
+            None
+            if self._engine_client is None
+            else asyncio.ensure_future(self._end_if_silent(process, self._engine_client))
+        )
         try:
             return await process.wait()
         finally:
             if listening is not None:
                 listening.cancel()
 
-    async def _end_if_silent(self, process: asyncio.subprocess.Process, link: Link) -> None:
+    async def _end_if_silent(self, process: asyncio.subprocess.Process, engine_client: EngineClient) -> None:
         """Kill the process when its loop has not gone round for too long, or when nobody hears it any more.
 
         Looks are counted and not seconds, so that a machine that slept, or a process that was stopped, finds an engine
         that slept too.
         """
-        silent, before = 0, link.beats
-        while silent < LOOKS and not link.reading.done():
-            await asyncio.wait({link.reading}, timeout=self._timeout_s / LOOKS)
-            silent = silent + 1 if link.beats == before else 0
-            before = link.beats
-        if link.reading.done():
-            error = None if link.reading.cancelled() else link.reading.exception()
+        silent, before = 0, engine_client.beats
+        while silent < LOOKS and not engine_client.reading.done():
+            await asyncio.wait({engine_client.reading}, timeout=self._timeout_s / LOOKS)
+            silent = silent + 1 if engine_client.beats == before else 0
+            before = engine_client.beats
+        if engine_client.reading.done():
+            error = None if engine_client.reading.cancelled() else engine_client.reading.exception()
             logger.error("the engine cannot be heard any more; it is killed", exc_info=error)
         else:
             logger.error("the engine has made no step for %g s (engine_timeout); it is killed", self._timeout_s)
@@ -235,7 +239,7 @@ class Supervisor:
             logger.critical("the engine died %d times in %g s: it stays down", len(self._deaths), WINDOW_S)
             await asyncio.get_running_loop().create_future()  # until stop
         doublings = min(max(len(self._deaths), 1) - 1 + failures, 10)
-        await asyncio.sleep(min(BACKOFF_S * 2**doublings, MOST_BACKOFF_S))
+        await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))
         try:
             await self._start_process()
         except (ValueError, EngineFailed):
@@ -252,8 +256,8 @@ class Supervisor:
         return True
 
     async def _drop_link(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.fail_all()
-            await link.close()
+        engine_client, self._engine_client = self._engine_client, None
+        if engine_client is not None:
+            engine_client.fail_all()
+            await engine_client.close()
             self._gone()

@@ -7,13 +7,13 @@ from typing import Any
 
 from stridelm.server.errors import ApiError, bad_request
 
-MOST_FAULTS = 5
+MAX_FAULTS = 5
 
 
 def invalid(faults: Sequence[Any]) -> ApiError:
     """faults: as `errors()` of pydantic's and FastAPI's exceptions gives them."""
-    words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MOST_FAULTS]]
-    more = f" (and {len(faults) - MOST_FAULTS} more)" if len(faults) > MOST_FAULTS else ""
+    words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MAX_FAULTS]]
+    more = f" (and {len(faults) - MAX_FAULTS} more)" if len(faults) > MAX_FAULTS else ""
     return bad_request("; ".join(words) + more, _place(faults[0]["loc"]) if faults else None)
 
 

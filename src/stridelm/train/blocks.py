@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import Turn
-from stridelm.kernels.plain import turned
+from stridelm.kernels.ops import QKRope
+from stridelm.kernels.plain import roped
 from stridelm.models.layers.decoder import Decoder
 from stridelm.train.dense import by_row, by_sequence, masked_attention
 
@@ -48,8 +48,8 @@ class BlockAttend:
     length: int
     chunks: tuple[Chunk, ...]
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
         t = self.length
         real = F.scaled_dot_product_attention(
             q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True, enable_gqa=q.shape[1] != k.shape[1]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import Turn
-from stridelm.kernels.plain import turned
+from stridelm.kernels.ops import QKRope
+from stridelm.kernels.plain import roped
 
 ALIGNED = 8
 """Kernels that take a mask want its rows to be a multiple of so many keys."""
@@ -34,8 +34,8 @@ class DenseAttend:
 
     batch: int
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return by_row(out)
 
@@ -50,8 +50,8 @@ class CachedAttend:
         self._filled: dict[int, int] = {}
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
         rows, start = q.shape[2], self._filled.get(layer, 0)
         assert rows == 1 or not start
         if not start:

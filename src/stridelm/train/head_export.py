@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.heads import DraftHead
 from stridelm.train.head_kinds import HeadKind
 from stridelm.train.weights import write_weights
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def export_head(
     kind: HeadKind,
-    head: FollowingHead,
+    head: DraftHead,
     target: Mapping[str, Any],
     out: Path,
     provenance: Mapping[str, Any],

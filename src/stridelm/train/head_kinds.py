@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.hf import ACTIVATIONS, EXTRA_MODULES
 from stridelm.models.layers.rope import RopeSpec
@@ -41,26 +41,26 @@ class HeadKind:
     def check(self, target: DecoderSpec) -> None:
         """Raise ValueError if there is no such head for this target."""
 
-    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+    def build(self, target: Decoder, said: Continuations, seed: int) -> DraftHead:
         """A new head in float32 on the target's device, a function of target, settings, `said` and seed alone. said:
         what it is to be trained on."""
         raise NotImplementedError
 
     def sought(
-        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+        self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
     ) -> torch.Tensor:
         """[B, S, ..] what is to be guessed of each token. before: the target's states that they were drawn from."""
         raise NotImplementedError
 
-    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+    def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
         """[M] the loss of what came out of the head."""
         raise NotImplementedError
 
-    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
         """config.json of the head, from the target's."""
         raise NotImplementedError
 
-    def tensors(self, head: FollowingHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def tensors(self, head: DraftHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """What goes into model.safetensors."""
         return checkpoint_tensors(head, dtype)
 
@@ -73,7 +73,7 @@ class MtpKind(HeadKind):
     drafter = "mtp"
     settings: MtpSettings
 
-    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+    def build(self, target: Decoder, said: Continuations, seed: int) -> DraftHead:
         from stridelm.draft.mtp.head import DEEPSEEK, MtpHead
 
         head = MtpHead(target, DEEPSEEK, 1)
@@ -83,14 +83,14 @@ class MtpKind(HeadKind):
         return head.to(target.norm.device)
 
     def sought(
-        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+        self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
     ) -> torch.Tensor:
         return tokens_BS
 
-    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(head.logits(fed_MH).float(), sought_M, reduction="none")
+    def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(head.logits(hidden_MH).float(), sought_M, reduction="none")
 
-    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
         """The target's, which gives the shape of the module's block."""
         own = {name: value for name, value in target.items() if name not in EXTRA_MODULES}
         return {**own, EXTRA_MODULES[0]: 1}
@@ -107,7 +107,7 @@ class Eagle3Kind(HeadKind):
     def check(self, target: DecoderSpec) -> None:
         self._spec(target)
 
-    def build(self, target: Decoder, said: Continuations, seed: int) -> FollowingHead:
+    def build(self, target: Decoder, said: Continuations, seed: int) -> DraftHead:
         from stridelm.draft.eagle.head import Eagle3Head
 
         spec, device = self._spec(target.spec), target.norm.device
@@ -129,16 +129,16 @@ class Eagle3Kind(HeadKind):
         return head
 
     def sought(
-        self, head: FollowingHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
+        self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
     ) -> torch.Tensor:
         logits = target.logits(before_BSH.flatten(0, 1)).index_select(1, cast("Eagle3Head", head).ids)
         return logits.float().softmax(-1).unflatten(0, tokens_BS.shape)
 
-    def nats(self, head: FollowingHead, fed_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
-        ours = cast("Eagle3Head", head).own_logits(fed_MH).float().log_softmax(-1)
+    def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        ours = cast("Eagle3Head", head).own_logits(hidden_MH).float().log_softmax(-1)
         return -(sought_M * ours).sum(-1)
 
-    def config(self, head: FollowingHead, target: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
         layers = target["num_hidden_layers"]
         config = {"architectures": ["LlamaForCausalLMEagle3"], **self._layer(head.spec)}
         config |= {"draft_vocab_size": len(cast("Eagle3Head", head).ids)}
@@ -147,7 +147,7 @@ class Eagle3Kind(HeadKind):
             config["eagle_aux_hidden_state_layer_ids"] = list(taps(layers))
         return config
 
-    def tensors(self, head: FollowingHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def tensors(self, head: DraftHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         ids = cast("Eagle3Head", head).ids.cpu()
         vocab_size = head.spec.vocab_size
         can_say = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.decoder import Decoder
 from stridelm.train.continuations import Continuations, Plan, live_tokens
@@ -39,7 +39,7 @@ class HeadObjective:
 
     def __init__(
         self,
-        head: FollowingHead,
+        head: DraftHead,
         target: Decoder,
         kind: HeadKind,
         held_out: Continuations,
@@ -106,7 +106,7 @@ def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) 
 class Depth:
     """One depth of all chains, M = B * S of them."""
 
-    fed_MH: torch.Tensor
+    hidden_MH: torch.Tensor
     """What came out of the head."""
     tokens_M: torch.Tensor
     """What the target says there."""
@@ -117,7 +117,7 @@ class Depth:
 
 
 def depths(
-    head: FollowingHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
+    head: DraftHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
 ) -> Iterator[Depth]:
     """The chains behind every entry from the prompt's last but one on: those that serving could start."""
     prompt = plan.prompt_tokens
@@ -126,14 +126,14 @@ def depths(
         states = target_states(target, rows_BL, head.taps)
         before = states.final.unflatten(0, rows_BL.shape)[:, prompt - 1 : -1]
         sought = kind.sought(head, target, said_BS, before)
-    for shift, fed_BSH in enumerate(unrolled(head, states, rows_BL, prompt - 2, depth)):
-        fed_MH = fed_BSH.flatten(0, 1)
-        nats_M = kind.nats(head, fed_MH, sought[:, shift:].flatten(0, 1))
-        yield Depth(fed_MH, said_BS[:, shift:].flatten(), live_BS[:, shift:].flatten(), nats_M)
+    for shift, hidden_BSH in enumerate(unrolled(head, states, rows_BL, prompt - 2, depth)):
+        hidden_MH = hidden_BSH.flatten(0, 1)
+        nats_M = kind.nats(head, hidden_MH, sought[:, shift:].flatten(0, 1))
+        yield Depth(hidden_MH, said_BS[:, shift:].flatten(), live_BS[:, shift:].flatten(), nats_M)
 
 
 def _losses(
-    head: FollowingHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
+    head: DraftHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
 ) -> torch.Tensor:
     """[K] nats a token."""
     with precision(rows_BL.device):
@@ -142,7 +142,7 @@ def _losses(
 
 
 def _judge(
-    head: FollowingHead,
+    head: DraftHead,
     target: Decoder,
     kind: HeadKind,
     rows_BL: torch.Tensor,
@@ -155,7 +155,7 @@ def _judge(
     for d in depths(head, target, kind, rows_BL, plan, depth):
         starts = len(d.live_M) // len(rows_BL)
         reached_BS = right_BS[:, :starts] & d.live_M.view(-1, starts)
-        right_BS = reached_BS & (head.logits(d.fed_MH).argmax(-1) == d.tokens_M).view(-1, starts)
+        right_BS = reached_BS & (head.logits(d.hidden_MH).argmax(-1) == d.tokens_M).view(-1, starts)
         of_depth = (d.nats_M * d.live_M, right_BS, d.live_M, reached_BS)
         sums.append(torch.stack([x.sum(dtype=torch.float64) for x in of_depth]))
     return torch.stack(sums)

@@ -1,4 +1,4 @@
-"""A head unrolled over its own output, as serving chains it (draft/follow.py), behind every entry of a text at once.
+"""A head unrolled over its own output, as serving chains it (draft/head_drafter.py), after every entry of a text.
 
 Entry i is made of the target's state i and of token i + 1, and guesses token i + 2. A chain behind entry s goes on with
 entries s + 1, s + 2, ...: each is made of what came out of the one before it and of the next token, here the true one,
@@ -22,9 +22,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from stridelm.draft.heads import FollowingHead
-from stridelm.kernels.ops import Turn
-from stridelm.kernels.plain import turned
+from stridelm.draft.heads import DraftHead
+from stridelm.kernels.ops import QKRope
+from stridelm.kernels.plain import roped
 from stridelm.train.dense import by_row, by_sequence, flat_positions, masked_attention
 from stridelm.types import States
 
@@ -38,8 +38,8 @@ class ChainAttend:
         self.batch, self.first = batch, first
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in turned(qkv_NXD, turn))
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
         self._parts.append((k, v))
         chained = len(self._parts) - 1
         if not chained:
@@ -62,9 +62,7 @@ def chain_mask(first: int, starts: int, chained: int, device: torch.device) -> t
     return torch.cat((folded, own.repeat(1, chained)), dim=1)
 
 
-def unrolled(
-    head: FollowingHead, states: States, rows_BL: torch.Tensor, first: int, depth: int
-) -> Iterator[torch.Tensor]:
+def unrolled(head: DraftHead, states: States, rows_BL: torch.Tensor, first: int, depth: int) -> Iterator[torch.Tensor]:
     """What comes out of the head at depths 1 to `depth`: [B, S, H] each.
 
     states: of the target, B * L rows. Number s at depth j is behind entry first + s, and guesses token
@@ -76,12 +74,12 @@ def unrolled(
     own = (torch.arange(batch, device=device)[:, None] * length + torch.arange(entries, device=device)).flatten()
     ids, positions = rows_BL[:, 1 : 1 + entries], flat_positions(batch, entries, device)
     out = head.forward(0, ids.flatten(), head.features(states, own), positions, attend)
-    fed = out.unflatten(0, (batch, entries))[:, first:]
-    yield fed
+    hidden = out.unflatten(0, (batch, entries))[:, first:]
+    yield hidden
     for step in range(2, depth + 1):
-        starts = fed.shape[1] - 1
+        starts = hidden.shape[1] - 1
         ids = rows_BL[:, first + step : first + step + starts]
         positions = flat_positions(batch, starts, device) + first + step - 1
-        out = head.forward(0, ids.flatten(), fed[:, :starts].flatten(0, 1), positions, attend)
-        fed = out.unflatten(0, (batch, starts))
-        yield fed
+        out = head.forward(0, ids.flatten(), hidden[:, :starts].flatten(0, 1), positions, attend)
+        hidden = out.unflatten(0, (batch, starts))
+        yield hidden

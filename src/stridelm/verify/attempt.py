@@ -22,7 +22,7 @@ from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import likeliest
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify.exact import candidate_history, walk_and_append
-from stridelm.verify.rule import Hearing, Rule
+from stridelm.verify.rule import Rule, VerifyInput
 
 
 class Weighing(Rule):
@@ -38,7 +38,7 @@ def candidate_rows(draft: Draft) -> Iterator[int]:
 
 def candidates_of(draft: Draft) -> torch.Tensor:
     """[R, W] bool."""
-    return draft.live & (draft.roles == CANDIDATE)
+    return draft.valid & (draft.roles == CANDIDATE)
 
 
 def tokens_at(draft: Draft, row: int) -> torch.Tensor:
@@ -46,43 +46,45 @@ def tokens_at(draft: Draft, row: int) -> torch.Tensor:
     return draft.tokens[:, row, None].clamp(min=0)
 
 
-def target_at(hearing: Hearing, row: int, *, certain: bool = True) -> torch.Tensor:
+def target_at(inputs: VerifyInput, row: int, *, certain: bool = True) -> torch.Tensor:
     """[R, V] float32: what the token behind a draft row (-1: the last real row) is drawn from. Anything where the row
     does not live. certain: a greedy request's is its argmax; otherwise it is as if at temperature 1."""
-    batch, draft = hearing.batch, hearing.draft
-    rows = hearing.nodes[:, row + 1].clamp(min=0)
+    batch, draft = inputs.batch, inputs.draft
+    rows = inputs.nodes[:, row + 1].clamp(min=0)
     extra = None
-    if row >= 0 and hearing.uses_history:
+    if row >= 0 and inputs.uses_history:
         spans = torch.arange(len(rows), device=rows.device)
         extra = candidate_history(draft, spans, torch.full_like(spans, row))
-    picked = Rows(hearing.slots, batch.positions[batch.decisions[rows]] + 1, extra, hearing.longest)
-    slots = [span.request.slot for span in hearing.spans]
-    logits = hearing.logits_MV.index_select(0, rows)
+    picked = Rows(inputs.slots, batch.positions[batch.decisions[rows]] + 1, extra, inputs.longest)
+    slots = [span.request.slot for span in inputs.spans]
+    logits = inputs.logits_MV.index_select(0, rows)
     if certain:
-        return hearing.sampler.probabilities(logits, picked, slots)
-    return hearing.sampler.leanings(logits, picked, slots, noisy=False).exp()
+        return inputs.sampler.probabilities(logits, picked, slots)
+    return inputs.sampler.log_probs(logits, picked, slots, noisy=False).exp()
 
 
-def chances(hearing: Hearing) -> torch.Tensor:
+def chances(inputs: VerifyInput) -> torch.Tensor:
     """[R, K] float64: the uniform number by which each node is accepted, its own."""
-    sampling, known = hearing.sampler.table, hearing.table.known[hearing.slots]
-    seeds, samples = sampling.seed[hearing.slots], sampling.sample_index[hearing.slots]
-    return uniforms(seeds, known, samples, hearing.nodes.shape[1], attempt_stream(ACCEPT, known))
+    sampling, known = inputs.sampler.table, inputs.table.known[inputs.slots]
+    seeds, samples = sampling.seed[inputs.slots], sampling.sample_index[inputs.slots]
+    return uniforms(seeds, known, samples, inputs.nodes.shape[1], attempt_stream(ACCEPT, known))
 
 
-def end_at(hearing: Hearing, leaf: torch.Tensor, weights_RV: torch.Tensor) -> Verdict:
+def end_at(inputs: VerifyInput, leaf: torch.Tensor, weights_RV: torch.Tensor) -> Verdict:
     """Accept the draft as far as `leaf` [R] (-1: nothing of it), and draw the token behind by these weights."""
-    draft, known = hearing.draft, hearing.table.known[hearing.slots]
+    draft, known = inputs.draft, inputs.table.known[inputs.slots]
     positions = known
     if draft.width:
         positions = known + torch.where(leaf >= 0, draft.depths.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
-    drawn = draw(hearing, weights_RV.log(), positions, attempt_stream(RESIDUAL, known))
-    return follow(hearing, path_to(draft, leaf), drawn[:, None].expand(-1, draft.width + 1))
+    drawn = draw(inputs, weights_RV.log(), positions, attempt_stream(RESIDUAL, known))
+    return follow(inputs, path_to(draft, leaf), drawn[:, None].expand(-1, draft.width + 1))
 
 
-def draw(hearing: Hearing, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor) -> torch.Tensor:
+def draw(
+    inputs: VerifyInput, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
+) -> torch.Tensor:
     """[R] int64: a draw for each span by these log-weights, at temperature 1; on a GPU -1 for padding."""
-    slots, sampling = hearing.slots, hearing.sampler.table
+    slots, sampling = inputs.slots, inputs.sampler.table
     if not logs_RV.is_cuda:
         noise = gumbel(sampling.seed[slots], positions, sampling.sample_index[slots], logs_RV.shape[1], stream)
         return likeliest(logs_RV + noise)
@@ -101,21 +103,21 @@ def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 def path_to(draft: Draft, leaf: torch.Tensor) -> torch.Tensor:
     """[R, W] bool: the leaf and its ancestors; none of -1."""
     if not draft.width:
-        return draft.live
+        return draft.valid
     mask = torch.where(leaf >= 0, draft.ancestors.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
     return ((mask[:, None] >> torch.arange(draft.width, device=mask.device)) & 1) == 1
 
 
-def follow(hearing: Hearing, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -> Verdict:
+def follow(inputs: VerifyInput, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -> Verdict:
     """Down the first child of each node among the rows kept, whatever it holds, and then the token drawn at the end.
 
     The accepted rows' own tokens are emitted, so that the kept KV is that of the output.
     """
-    draft = hearing.draft
+    draft = inputs.draft
     if not draft.width:
-        return walk_and_append(hearing, draft, drawn_RK)
-    short = replace(draft, live=kept_RW)
-    return _recounted(walk_and_append(hearing, short, _agreeing(short, drawn_RK)), draft)
+        return walk_and_append(inputs, draft, drawn_RK)
+    short = replace(draft, valid=kept_RW)
+    return _recounted(walk_and_append(inputs, short, _agreeing(short, drawn_RK)), draft)
 
 
 def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from stridelm.types import Verdict
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
 from stridelm.verify.rejection import at, less
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 
 
 class Block(Weighing):
@@ -28,14 +28,14 @@ class Block(Weighing):
     reads_probs = True
     chains_only = True
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        draft, chance_RK = hearing.draft, chances(hearing)
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        draft, chance_RK = inputs.draft, chances(inputs)
         # Drafters that branch are refused when a request is settled. Beside one of them, whose spans another rule
         # decides, the step's draft is not straight, and nothing says so of ours alone.
-        assert draft.straight or len(hearing.spans) < len(hearing.batch.spans), "block verification takes chains"
+        assert draft.is_chain or len(inputs.spans) < len(inputs.batch.spans), "block verification takes chains"
         candidates_RW = candidates_of(draft)
-        last = leaf = torch.full_like(hearing.slots, -1)  # of the tokens looked at, of those accepted
-        w, p_RV = torch.ones_like(chance_RK[:, 0]), target_at(hearing, -1)
+        last = leaf = torch.full_like(inputs.slots, -1)  # of the tokens looked at, of those accepted
+        w, p_RV = torch.ones_like(chance_RK[:, 0]), target_at(inputs, -1)
         weights_RV = p_RV
 
         for row in candidate_rows(draft):
@@ -49,9 +49,9 @@ class Block(Weighing):
             leaf = torch.where(enough, last, leaf)
             weights_RV = torch.where(enough[:, None], rest_RV, weights_RV)
             w = torch.where(child, (w * at(p_RV, token) / at(q_RV, token)).clamp(max=1.0), w)
-            p_RV = torch.where(child[:, None], target_at(hearing, row), p_RV)
+            p_RV = torch.where(child[:, None], target_at(inputs, row), p_RV)
             last = torch.where(child, row, last)
 
-        whole = chance_RK.gather(1, last[:, None] + 1)[:, 0] <= w
-        leaf = torch.where(whole, last, leaf)
-        return end_at(hearing, leaf, torch.where(whole[:, None], p_RV, weights_RV))
+        all_or_nothing = chance_RK.gather(1, last[:, None] + 1)[:, 0] <= w
+        leaf = torch.where(all_or_nothing, last, leaf)
+        return end_at(inputs, leaf, torch.where(all_or_nothing[:, None], p_RV, weights_RV))

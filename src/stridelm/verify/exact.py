@@ -13,7 +13,7 @@ import torch
 from stridelm.sample.processors import Rows
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.upload import upload
-from stridelm.verify.rule import Hearing, Rule
+from stridelm.verify.rule import Rule, VerifyInput
 
 
 class Exact(Rule):
@@ -21,13 +21,13 @@ class Exact(Rule):
     lossless = True
     coupled = True
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        return walk_and_append(hearing, hearing.draft, draw_nodes(hearing))
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        return walk_and_append(inputs, inputs.draft, draw_nodes(inputs))
 
 
-def walk_and_append(hearing: Hearing, draft: Draft, drawn_RK: torch.Tensor) -> Verdict:
+def walk_and_append(inputs: VerifyInput, draft: Draft, drawn_RK: torch.Tensor) -> Verdict:
     """Follow the tokens drawn at each node down the draft, and append what is emitted to the token table."""
-    nodes, decides, slots, table = hearing.nodes, hearing.decides, hearing.slots, hearing.table
+    nodes, decides, slots, table = inputs.nodes, inputs.decides, inputs.slots, inputs.table
     if drawn_RK.is_cuda:
         from stridelm.kernels.walk import walk as walk_on_gpu
 
@@ -37,54 +37,54 @@ def walk_and_append(hearing: Hearing, draft: Draft, drawn_RK: torch.Tensor) -> V
     return verdict
 
 
-def draw_nodes(hearing: Hearing) -> torch.Tensor:
+def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
     """[R, K] the token drawn at the last real row and at each live candidate; anything at probes and padding."""
-    batch, draft = hearing.batch, hearing.draft
+    batch, draft = inputs.batch, inputs.draft
     # Counts alone would not do: other rules' spans may have as many decision rows as this one has spans.
     one_each = not draft.width and len(batch.decision_host) == len(batch.spans)
-    if hearing.whole and (one_each or batch.grid):
-        return _draw_all(hearing)
-    rows_host, spans_host = _drawn_rows(hearing)
-    device = hearing.nodes.device
+    if inputs.covers_step and (one_each or batch.grid):
+        return _draw_all(inputs)
+    rows_host, spans_host = _drawn_rows(inputs)
+    device = inputs.nodes.device
     rows, spans = upload(rows_host, device), upload(spans_host, device)
     everything = len(rows_host) == len(batch.decision_host)
-    logits = hearing.logits_MV if everything else hearing.logits_MV.index_select(0, rows)
-    extra = _extra(hearing, spans, batch.decision_draft[rows])
+    logits = inputs.logits_MV if everything else inputs.logits_MV.index_select(0, rows)
+    extra = _extra(inputs, spans, batch.decision_draft[rows])
     positions = batch.positions[batch.decisions[rows]] + 1
-    slots = [hearing.spans[i].request.slot for i in spans_host.tolist()]
-    tokens = hearing.sampler.draw(logits, Rows(hearing.slots[spans], positions, extra, hearing.longest), slots)
-    everywhere = hearing.nodes.new_full((len(batch.decision_host) + 1,), -1)
+    slots = [inputs.spans[i].request.slot for i in spans_host.tolist()]
+    tokens = inputs.sampler.draw(logits, Rows(inputs.slots[spans], positions, extra, inputs.longest), slots)
+    everywhere = inputs.nodes.new_full((len(batch.decision_host) + 1,), -1)
     everywhere.index_copy_(0, rows, tokens)
-    return everywhere[hearing.nodes]
+    return everywhere[inputs.nodes]
 
 
-def _draw_all(hearing: Hearing) -> torch.Tensor:
+def _draw_all(inputs: VerifyInput) -> torch.Tensor:
     """Every decision row of the step drawn at once, nothing looked up on the host: probes too, whose tokens nobody
     reads."""
-    batch, columns = hearing.batch, hearing.nodes.shape[1]
+    batch, columns = inputs.batch, inputs.nodes.shape[1]
     positions = batch.positions[batch.decisions] + 1
-    slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
-    owners = hearing.slots if columns == 1 else hearing.slots.repeat_interleave(columns)
-    rows = Rows(owners, positions, _extra(hearing, batch.decision_span, batch.decision_draft), hearing.longest)
-    return hearing.sampler.draw(hearing.logits_MV, rows, slots).view(-1, columns)
+    slots = [span.request.slot for span in inputs.spans for _ in range(columns)]
+    owners = inputs.slots if columns == 1 else inputs.slots.repeat_interleave(columns)
+    rows = Rows(owners, positions, _extra(inputs, batch.decision_span, batch.decision_draft), inputs.longest)
+    return inputs.sampler.draw(inputs.logits_MV, rows, slots).view(-1, columns)
 
 
-def _extra(hearing: Hearing, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
+def _extra(inputs: VerifyInput, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
     """`candidate_history`, where any request's processors look at it."""
-    if not hearing.draft.max_depth or not hearing.uses_history:
+    if not inputs.draft.max_depth or not inputs.uses_history:
         return None
-    return candidate_history(hearing.draft, spans, own)
+    return candidate_history(inputs.draft, spans, own)
 
 
-def _drawn_rows(hearing: Hearing) -> tuple[np.ndarray, np.ndarray]:
+def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
     """(decision rows to draw at [m], the hearing's span of each [m]), known on the host."""
-    span, row = hearing.batch.decision_host.T
-    mine = np.full(len(hearing.batch.spans), -1, dtype=np.int64)
-    mine[hearing.places] = np.arange(len(hearing.places))
+    span, row = inputs.batch.decision_host.T
+    mine = np.full(len(inputs.batch.spans), -1, dtype=np.int64)
+    mine[inputs.places] = np.arange(len(inputs.places))
     local = mine[span]
     drawn = row < 0
-    if hearing.draft.width:
-        drawn = drawn | hearing.draft.candidates[local, np.maximum(row, 0)]
+    if inputs.draft.width:
+        drawn = drawn | inputs.draft.candidates[local, np.maximum(row, 0)]
     chosen = np.nonzero(drawn & (local >= 0))[0]
     return chosen, local[chosen]
 
@@ -114,7 +114,7 @@ def walk(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, decides: 
     path: list[torch.Tensor] = []
     kept = reached = torch.zeros_like(leaf)
     going = decides
-    candidates = draft.live & (draft.roles == CANDIDATE)
+    candidates = draft.valid & (draft.roles == CANDIDATE)
     for _ in range(draft.max_depth):
         children = candidates & (draft.parents == leaf[:, None])
         match = children & (draft.tokens == tokens[-1][:, None])

@@ -15,7 +15,7 @@ from stridelm.types import Draft, Verdict
 from stridelm.upload import upload
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, follow, path_to, target_at
 from stridelm.verify.exact import draw_nodes
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 
 
 class Lenient(Weighing):
@@ -23,18 +23,18 @@ class Lenient(Weighing):
     certain: ClassVar[bool] = True
     """A greedy request's target is certain of its argmax; otherwise it is as sure as at temperature 1."""
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        draft = hearing.draft
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        draft = inputs.draft
         tokens_RW = draft.tokens.clamp(min=0)  # padding's may be -1
-        taken_RW = torch.zeros_like(draft.live)
+        taken_RW = torch.zeros_like(draft.valid)
         for row in (-1, *candidate_rows(draft)) if draft.max_depth else ():
-            p_RV = target_at(hearing, row, certain=self.certain)
-            likely_RW = self.takes(hearing, p_RV, p_RV.gather(1, tokens_RW))
+            p_RV = target_at(inputs, row, certain=self.certain)
+            likely_RW = self.takes(inputs, p_RV, p_RV.gather(1, tokens_RW))
             taken_RW = torch.where(draft.parents == row, likely_RW, taken_RW)
         leaf = deepest(draft, taken_RW & candidates_of(draft))
-        return follow(hearing, path_to(draft, leaf), draw_nodes(hearing))
+        return follow(inputs, path_to(draft, leaf), draw_nodes(inputs))
 
-    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+    def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
         """[R, W] bool: which tokens may stand where the target says p_RV, which gives them p_RW."""
         raise NotImplementedError
 
@@ -51,11 +51,11 @@ def deepest(draft: Draft, taken_RW: torch.Tensor) -> torch.Tensor:
     return torch.where(length > 0, leaf, -1)
 
 
-def asked(hearing: Hearing, option: str, default: float) -> torch.Tensor:
+def asked(inputs: VerifyInput, option: str, default: float) -> torch.Tensor:
     """[R] float32: what each span's request asks for. Equal values, which is all that a captured step has, need no
     copy."""
-    given = [getattr(span.request.speculation, option) for span in hearing.spans]
+    given = [getattr(span.request.speculation, option) for span in inputs.spans]
     values = [default if value is None else value for value in given]
     if len(set(values)) == 1:
-        return torch.full((len(values),), values[0], dtype=torch.float32, device=hearing.slots.device)
-    return upload(np.array(values, dtype=np.float32), hearing.slots.device)
+        return torch.full((len(values),), values[0], dtype=torch.float32, device=inputs.slots.device)
+    return upload(np.array(values, dtype=np.float32), inputs.slots.device)

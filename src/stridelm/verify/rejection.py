@@ -16,7 +16,7 @@ import torch
 
 from stridelm.types import Draft, Verdict
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 
 
 class Rejection(Weighing):
@@ -24,11 +24,11 @@ class Rejection(Weighing):
     lossless = True
     reads_probs = True
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        draft, chance_RK = hearing.draft, chances(hearing)
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        draft, chance_RK = inputs.draft, chances(inputs)
         candidates_RW = candidates_of(draft)
-        leaf = torch.full_like(hearing.slots, -1)
-        p_RV = target_at(hearing, -1)
+        leaf = torch.full_like(inputs.slots, -1)
+        p_RV = target_at(inputs, -1)
         refused_RV = torch.zeros_like(p_RV, dtype=torch.bool)  # the leaf's children so far
         for row in candidate_rows(draft):
             child = candidates_RW[:, row] & (draft.parents[:, row] == leaf)
@@ -37,17 +37,17 @@ class Rejection(Weighing):
             accepted = child & (chance_RK[:, row + 1] * at(q_RV, token) < at(p_RV, token))
             refused = (child & ~accepted)[:, None]
             p_RV = torch.where(refused, normalised(less(p_RV, q_RV, token), p_RV), p_RV)
-            p_RV = torch.where(accepted[:, None], target_at(hearing, row), p_RV)
+            p_RV = torch.where(accepted[:, None], target_at(inputs, row), p_RV)
             refused_RV = refused_RV.scatter(1, token, refused | refused_RV.gather(1, token)) & ~accepted[:, None]
             leaf = torch.where(accepted, row, leaf)
-        return end_at(hearing, leaf, p_RV)
+        return end_at(inputs, leaf, p_RV)
 
 
 def drafted_at(draft: Draft, row: int, refused_RV: torch.Tensor) -> torch.Tensor | None:
     """[R, V] what the row's token was drawn from, given that it is none of those refused; None: it is certain."""
     if draft.probs is None:
         return None
-    if draft.straight:  # nobody has siblings
+    if draft.is_chain:  # nobody has siblings
         return draft.probs[:, row]
     q_RV = draft.probs[:, row].masked_fill(refused_RV, 0.0)
     return normalised(q_RV, q_RV)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.verify.lenient import Lenient, asked
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 
 TOPK, DELTA = 10, 0.6
 """TensorRT-LLM's recommendation for DeepSeek-R1."""
@@ -17,10 +17,10 @@ class Relaxed(Lenient):
     certain = False  # it relaxes greedy decoding too
     options = frozenset({"relaxed_topk", "relaxed_delta"})
 
-    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
-        most = [span.request.speculation.relaxed_topk or TOPK for span in hearing.spans]
+    def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+        most = [span.request.speculation.relaxed_topk or TOPK for span in inputs.spans]
         best_RN = p_RV.topk(min(max(most), p_RV.shape[1])).values
-        last = asked(hearing, "relaxed_topk", TOPK).long().clamp(max=best_RN.shape[1]) - 1
-        near = best_RN[:, 0] - asked(hearing, "relaxed_delta", DELTA)
+        last = asked(inputs, "relaxed_topk", TOPK).long().clamp(max=best_RN.shape[1]) - 1
+        near = best_RN[:, 0] - asked(inputs, "relaxed_delta", DELTA)
         least = torch.maximum(best_RN.gather(1, last[:, None])[:, 0], near)
         return (p_RW >= least[:, None]) & (p_RW > 0)  # what is forbidden stays so

@@ -13,7 +13,7 @@ from stridelm.types import Draft, ForwardBatch, Span, Verdict
 
 
 @dataclass(frozen=True)
-class Hearing:
+class VerifyInput:
     """The spans of one step that one rule decides: R of them, every tensor but the batch's own and the logits already
     cut down to them."""
 
@@ -34,7 +34,7 @@ class Hearing:
     table: TokenTable
 
     @property
-    def whole(self) -> bool:
+    def covers_step(self) -> bool:
         """Whether these are all spans of the step, so that its decision rows are theirs."""
         return len(self.spans) == len(self.batch.spans)
 
@@ -59,7 +59,7 @@ class Rule:
     """It is plain decoding's, token for token."""
     options: ClassVar[frozenset[str]] = frozenset()
     """Fields of Speculation that this rule reads."""
-    whole: ClassVar[bool] = False
+    all_or_nothing: ClassVar[bool] = False
     """The depth is semantics: spans are scheduled at full depth or deferred."""
     trusts_probes: ClassVar[bool] = False
     """What probes say is emitted: a draft is a window of them."""
@@ -77,6 +77,6 @@ class Rule:
         """Whether rows made for these rules, in drafts that may branch or not, can be decided by this one."""
         return (cls.like or cls.name) in rules and not (cls.chains_only and branches)
 
-    def decide(self, hearing: Hearing) -> Verdict:
+    def decide(self, inputs: VerifyInput) -> Verdict:
         """Say what is emitted, and append it to the token table. At least one of the spans decides."""
         raise NotImplementedError

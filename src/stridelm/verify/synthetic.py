@@ -23,7 +23,7 @@ import torch
 from stridelm.types import MAX_DRAFT_ROWS, Verdict
 from stridelm.verify.attempt import draw, follow
 from stridelm.verify.exact import draw_nodes
-from stridelm.verify.rule import Hearing, Rule
+from stridelm.verify.rule import Rule, VerifyInput
 from stridelm.verify.trust import Sureness, Trust
 
 STREAM = 0x4C454E
@@ -40,9 +40,9 @@ class Synthetic(Rule):
     like = "exact"
     options = frozenset({"acceptance_length"})
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        draft, levels = hearing.draft, draw_accepted(hearing)
-        return follow(hearing, draft.live & (draft.depths <= levels[:, None]), draw_nodes(hearing))
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        draft, levels = inputs.draft, draw_accepted(inputs)
+        return follow(inputs, draft.valid & (draft.depths <= levels[:, None]), draw_nodes(inputs))
 
 
 class SyntheticTrust(Trust):
@@ -53,22 +53,22 @@ class SyntheticTrust(Trust):
     like = "trust"
     options = frozenset({"acceptance_length"})
 
-    def sureness(self, hearing: Hearing) -> Sureness:
+    def sureness(self, inputs: VerifyInput) -> Sureness:
         """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
-        rows, columns = hearing.nodes.shape
-        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=hearing.nodes.device)
-        return place.expand(rows, -1), -draw_accepted(hearing).float()
+        rows, columns = inputs.nodes.shape
+        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=inputs.nodes.device)
+        return place.expand(rows, -1), -draw_accepted(inputs).float()
 
 
-def draw_accepted(hearing: Hearing) -> torch.Tensor:
+def draw_accepted(inputs: VerifyInput) -> torch.Tensor:
     """[R] int64 how many drafted tokens each span accepts if its draft is full; on a GPU -1 for padding."""
-    return draw(hearing, _log_odds(hearing), hearing.table.known[hearing.slots], STREAM)
+    return draw(inputs, _log_odds(inputs), inputs.table.known[inputs.slots], STREAM)
 
 
-def _log_odds(hearing: Hearing) -> torch.Tensor:
+def _log_odds(inputs: VerifyInput) -> torch.Tensor:
     """[R, A] float32. Requests that ask for the same, which is all that a captured step has, need no copy."""
-    asked = [span.request.speculation for span in hearing.spans]
-    rows = [log_odds(s.acceptance_length or 1.0, s.depth or 0, hearing.slots.device) for s in asked]
+    asked = [span.request.speculation for span in inputs.spans]
+    rows = [log_odds(s.acceptance_length or 1.0, s.depth or 0, inputs.slots.device) for s in asked]
     alike = all(row is rows[0] for row in rows)
     return rows[0].expand(len(rows), -1) if alike else torch.stack(rows)
 

@@ -13,7 +13,7 @@ import torch
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import raw_confidence
 from stridelm.types import Verdict
-from stridelm.verify.rule import Hearing, Rule
+from stridelm.verify.rule import Rule, VerifyInput
 
 Sureness = tuple[torch.Tensor, torch.Tensor]
 """[R, K] and [R] float32: of each row of the windows, and what it must reach."""
@@ -23,28 +23,28 @@ class Trust(Rule):
     name = "trust"
     lossless = False
     options = frozenset({"confidence"})
-    whole = True
+    all_or_nothing = True
     trusts_probes = True
 
-    def decide(self, hearing: Hearing) -> Verdict:
-        tokens_RK = _draw_window(hearing)
-        sureness = self.sureness(hearing)
+    def decide(self, inputs: VerifyInput) -> Verdict:
+        tokens_RK = _draw_window(inputs)
+        sureness = self.sureness(inputs)
         if tokens_RK.is_cuda:
-            return _cut_on_gpu(hearing, tokens_RK, sureness)
-        live = hearing.nodes >= 0
-        sure = live if sureness is None else live & (sureness[0] >= sureness[1][:, None])
+            return _cut_on_gpu(inputs, tokens_RK, sureness)
+        valid = inputs.nodes >= 0
+        sure = valid if sureness is None else valid & (sureness[0] >= sureness[1][:, None])
         sure[:, 0] = True
         counts = sure.to(torch.int64).cumprod(1).sum(1)
-        counts = torch.where(hearing.decides, counts, 0)
-        drafted = live[:, 1:].sum(1)
+        counts = torch.where(inputs.decides, counts, 0)
+        drafted = valid[:, 1:].sum(1)
         zero = torch.zeros_like(counts)
         accepted = (counts - 1).clamp(min=0)
-        hearing.table.append(hearing.slots, tokens_RK, counts)
+        inputs.table.append(inputs.slots, tokens_RK, counts)
         return Verdict(
             tokens=tokens_RK,
             counts=counts,
-            rows=hearing.nodes,
-            path=zero[:, None].expand(-1, hearing.draft.width),
+            rows=inputs.nodes,
+            path=zero[:, None].expand(-1, inputs.draft.width),
             kept=zero,
             leaf=zero - 1,
             drafted=drafted,
@@ -52,13 +52,13 @@ class Trust(Rule):
             reached=torch.minimum(accepted + 1, drafted),
         )
 
-    def sureness(self, hearing: Hearing) -> Sureness | None:
+    def sureness(self, inputs: VerifyInput) -> Sureness | None:
         """How sure each row of the windows is, and how sure it must be to be emitted; None: emit all of them."""
-        if all(span.request.speculation.confidence is None for span in hearing.spans):
+        if all(span.request.speculation.confidence is None for span in inputs.spans):
             return None
-        rows = hearing.nodes.clamp(min=0)
-        logits = hearing.logits_MV.index_select(0, rows.flatten())
-        return _confidence(logits).view(rows.shape), hearing.sampler.table.confidence[hearing.slots]
+        rows = inputs.nodes.clamp(min=0)
+        logits = inputs.logits_MV.index_select(0, rows.flatten())
+        return _confidence(logits).view(rows.shape), inputs.sampler.table.confidence[inputs.slots]
 
 
 def _confidence(logits_MV: torch.Tensor) -> torch.Tensor:
@@ -69,38 +69,38 @@ def _confidence(logits_MV: torch.Tensor) -> torch.Tensor:
     return confidence(logits_MV)
 
 
-def _cut_on_gpu(hearing: Hearing, tokens_RK: torch.Tensor, sureness: Sureness | None) -> Verdict:
+def _cut_on_gpu(inputs: VerifyInput, tokens_RK: torch.Tensor, sureness: Sureness | None) -> Verdict:
     from stridelm.kernels.walk import cut_windows
 
-    table = hearing.table
+    table = inputs.table
     return cut_windows(
         tokens_RK,
-        hearing.nodes,
-        hearing.decides,
-        hearing.slots,
+        inputs.nodes,
+        inputs.decides,
+        inputs.slots,
         table.tokens,
         table.known,
         *(sureness or (None, None)),
     )
 
 
-def _draw_window(hearing: Hearing) -> torch.Tensor:
+def _draw_window(inputs: VerifyInput) -> torch.Tensor:
     """[R, K] tokens drawn at each row of the window; padding draws whatever row 0 of the step says."""
-    spans, columns = hearing.nodes.shape
-    rows = hearing.nodes.clamp(min=0)
-    if not hearing.uses_history:
-        return _draw(hearing, rows.flatten(), columns, None).view(spans, columns)
+    spans, columns = inputs.nodes.shape
+    rows = inputs.nodes.clamp(min=0)
+    if not inputs.uses_history:
+        return _draw(inputs, rows.flatten(), columns, None).view(spans, columns)
     drawn = torch.full((spans, columns), -1, dtype=torch.int64, device=rows.device)
     for column in range(columns):
         extra = drawn[:, :column] if column else None
-        drawn[:, column] = _draw(hearing, rows[:, column], 1, extra)
+        drawn[:, column] = _draw(inputs, rows[:, column], 1, extra)
     return drawn
 
 
-def _draw(hearing: Hearing, rows: torch.Tensor, columns: int, extra: torch.Tensor | None) -> torch.Tensor:
+def _draw(inputs: VerifyInput, rows: torch.Tensor, columns: int, extra: torch.Tensor | None) -> torch.Tensor:
     """Draw at decision rows, `columns` of them for each span."""
-    batch = hearing.batch
-    slots = [span.request.slot for span in hearing.spans for _ in range(columns)]
+    batch = inputs.batch
+    slots = [span.request.slot for span in inputs.spans for _ in range(columns)]
     positions = batch.positions[batch.decisions[rows]] + 1
-    picked = Rows(hearing.slots.repeat_interleave(columns), positions, extra, hearing.longest)
-    return hearing.sampler.draw(hearing.logits_MV.index_select(0, rows), picked, slots)
+    picked = Rows(inputs.slots.repeat_interleave(columns), positions, extra, inputs.longest)
+    return inputs.sampler.draw(inputs.logits_MV.index_select(0, rows), picked, slots)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.verify.lenient import Lenient, asked
-from stridelm.verify.rule import Hearing
+from stridelm.verify.rule import VerifyInput
 
 THRESHOLD, ALPHA = 0.09, 0.3
 """The paper's, and vLLM's."""
@@ -17,8 +17,8 @@ class Typical(Lenient):
     name = "typical"
     options = frozenset({"posterior_threshold", "posterior_alpha"})
 
-    def takes(self, hearing: Hearing, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
+    def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
         entropy = torch.special.entr(p_RV).sum(-1)
-        alpha = asked(hearing, "posterior_alpha", ALPHA)
-        least = torch.minimum(asked(hearing, "posterior_threshold", THRESHOLD), alpha * (-entropy).exp())
+        alpha = asked(inputs, "posterior_alpha", ALPHA)
+        least = torch.minimum(asked(inputs, "posterior_threshold", THRESHOLD), alpha * (-entropy).exp())
         return p_RW > least[:, None]

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from support.attention import (
+from support.oracles.attention import (
     Piece,
     backends,
     check_attention,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from stridelm.attention.flash_infer import LONG, FlashInferAttention, is_causal, paged_tables, visible
-from stridelm.engine.wiring import pick_attention
+from stridelm.engine.load import pick_attention
 from stridelm.models.layers.decoder import LayerKV
-from support.attention import Case, Piece, check_attention, check_values, geometry, make, naive, random_pieces
-from support.engine import check_backend
-from support.flash_infer import NAME, BatchPrefillWithPagedKVCacheWrapper, install
+from support.checks.engine import check_backend
+from support.doubles.flash_infer import NAME, BatchPrefillWithPagedKVCacheWrapper, install
+from support.oracles.attention import Case, Piece, check_attention, check_values, geometry, make, naive, random_pieces
 
 WINDOWS = (None, 1, 2, 7, 64)
 CHAIN = tuple(range(-1, 63))

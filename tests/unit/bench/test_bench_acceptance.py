@@ -27,7 +27,7 @@ def settings(**changes: Any) -> AcceptanceSettings:
 
 @pytest.fixture
 def report(engine: Engine, prompts: PromptSet) -> AcceptanceReport:
-    return measure_acceptance(engine, read_variants(ENTRIES, (), engine.parts.target), prompts, settings())
+    return measure_acceptance(engine, read_variants(ENTRIES, (), engine.loaded.target), prompts, settings())
 
 
 def test_a_row_for_every_variant_temperature_and_bucket(report: AcceptanceReport) -> None:
@@ -77,7 +77,7 @@ def test_table_and_chart(report: AcceptanceReport, tmp_path: Path) -> None:
 
 def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> None:
     """What suffix decoding learns of one variant's outputs, the next one's run starts without."""
-    once, other = read_variants(["suffix@6", "suffix@6:rejection"], (), engine.parts.target)
+    once, other = read_variants(["suffix@6", "suffix@6:rejection"], (), engine.loaded.target)
     cold = settings(temperature=(0.0,))
     found = measure_acceptance(engine, [once, other, once], prompts, cold).rows
     alone = [row.acceptance for row in measure_acceptance(engine, [other], prompts, cold).rows]
@@ -88,7 +88,7 @@ def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> 
 def test_what_cannot_run_is_refused_before_anything_does(engine: Engine, prompts: PromptSet) -> None:
     """Also what only the drafter itself can tell."""
     told: list[str] = []
-    deep = read_variants(["ngram@2", "mask@9"], (), engine.parts.target)
+    deep = read_variants(["ngram@2", "mask@9"], (), engine.loaded.target)
     with pytest.raises(ValueError, match="depth 9 is over 7"):
         measure_acceptance(engine, deep, prompts, settings(), told.append)
     assert not told

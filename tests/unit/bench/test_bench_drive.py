@@ -14,7 +14,7 @@ from stridelm.params import SamplingParams
 
 def jobs(engine: Engine, prompts: PromptSet, **params: object) -> list[Job]:
     sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, **params)  # type: ignore[arg-type]
-    return make_jobs(encode(engine, prompts), plain(engine.parts.target), sampling, seed=3)
+    return make_jobs(encode(engine, prompts), plain(engine.loaded.target), sampling, seed=3)
 
 
 def test_every_job_is_completed_in_order(engine: Engine, prompts: PromptSet) -> None:

@@ -28,7 +28,7 @@ def settings(**changes: Any) -> LatencySettings:
 
 @pytest.fixture
 def rows(engine: Engine, prompts: PromptSet) -> list[LatencyRow]:
-    return measure_latency(engine, read_variants(ENTRIES, (), engine.parts.target), prompts, settings())
+    return measure_latency(engine, read_variants(ENTRIES, (), engine.loaded.target), prompts, settings())
 
 
 def test_plain_decoding_runs_beside_every_variant_at_every_concurrency(rows: list[LatencyRow]) -> None:
@@ -44,7 +44,7 @@ def test_lossless_rows_say_that_the_output_is_plain_decodings(rows: list[Latency
 
 def test_a_wrong_output_is_seen(engine: Engine, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check compares tokens: a rule that only claims to be lossless is found out."""
-    variants = read_variants(["mask@2:trust"], (), engine.parts.target)
+    variants = read_variants(["mask@2:trust"], (), engine.loaded.target)
     liar = type(variants[0])(variants[0].speculation, lossless=True)
     _, row = measure_latency(engine, [liar], prompts, settings(batch=(1,), repeats=1, max_tokens=24))
     assert row.identical is False and row.identical_outputs < 3
@@ -61,7 +61,7 @@ def test_rows_carry_what_the_ratio_needs(rows: list[LatencyRow]) -> None:
 
 def test_rounds_know_nothing_of_one_another(engine: Engine, prompts: PromptSet) -> None:
     """Suffix decoding finds no earlier round's outputs: every round accepts as much."""
-    variants = read_variants(["suffix@6"], (), engine.parts.target)
+    variants = read_variants(["suffix@6"], (), engine.loaded.target)
     found = [measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=n, max_tokens=24)) for n in (1, 2)]
     (_, once), (_, twice) = found
     assert once.steps == twice.steps and 0 < 2 * once.acceptance.accepted == twice.acceptance.accepted
@@ -76,7 +76,7 @@ def test_prompts_are_used_again_until_every_stream_has_one(engine: Engine, promp
 def test_every_run_is_announced(engine: Engine, prompts: PromptSet, entries: list[str], plain_runs: int) -> None:
     """Plain decoding runs again where there are more variants than run beside it once."""
     told: list[str] = []
-    variants = read_variants(entries, (), engine.parts.target)
+    variants = read_variants(entries, (), engine.loaded.target)
     rows = measure_latency(engine, variants, prompts, settings(), told.append)
     assert len(told) == count_runs(variants, settings()) == 2 * (1 + 3 * len(entries) + 2 * plain_runs)
     assert sum("round" in what and what.endswith("plain") for what in told) == 2 * 2 * plain_runs
@@ -103,7 +103,7 @@ def test_the_table_marks_lossy_rows(rows: list[LatencyRow]) -> None:
 
 def test_simulated_acceptance_is_labelled(engine: Engine, prompts: PromptSet, rows: list[LatencyRow]) -> None:
     """In the row, in its label and below the table; other tables do not speak of it."""
-    variants = read_variants(["ngram@2:synthetic:1.5"], (), engine.parts.target)
+    variants = read_variants(["ngram@2:synthetic:1.5"], (), engine.loaded.target)
     _, row = found = measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=1))
     about = row.to_json()
     assert (about["acceptance_rule"], about["acceptance_length"], about["simulated"]) == ("synthetic", 1.5, True)

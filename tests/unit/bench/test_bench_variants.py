@@ -9,7 +9,7 @@ from stridelm.engine.engine import Engine
 
 
 def labels(engine: Engine, entries: str, *depths: int) -> list[str]:
-    return [v.label for v in read_variants(entries.split(",") if entries else [], depths, engine.parts.target)]
+    return [v.label for v in read_variants(entries.split(",") if entries else [], depths, engine.loaded.target)]
 
 
 def test_an_entry_without_a_depth_runs_at_every_depth(engine: Engine) -> None:
@@ -21,14 +21,14 @@ def test_an_entry_without_a_depth_runs_at_every_depth(engine: Engine) -> None:
 def test_simulated_acceptance_shows_its_length(engine: Engine) -> None:
     entries = "ngram@4:synthetic:2.5,mask@3:synthetic:2,mask@3:synthetic-trust:2.25"
     assert labels(engine, entries) == [f"{entry}*" for entry in entries.split(",")]
-    variants = read_variants([entries.split(",")[0], "mask@1:trust"], [], engine.parts.target)
+    variants = read_variants([entries.split(",")[0], "mask@1:trust"], [], engine.loaded.target)
     assert [variant.simulated for variant in variants] == [True, False]
 
 
 def test_what_rules_promise(engine: Engine) -> None:
     """Plain decoding's tokens, its distribution, or neither; at temperature 0 the first two are the same."""
     entries = ["ngram@2", "ngram@2:rejection", "ngram@2:block", "ngram@2:typical", "ngram@2:relaxed"]
-    variants = read_variants(entries, [], engine.parts.target)
+    variants = read_variants(entries, [], engine.loaded.target)
     assert [variant.lossless for variant in variants] == [True, True, True, False, False]
     assert [variant.repeats(1.0) for variant in variants] == [True, False, False, False, False]
     assert [variant.repeats(0.0) for variant in variants] == [variant.lossless for variant in variants]
@@ -44,7 +44,7 @@ def test_without_depths_drafters_choose(engine: Engine) -> None:
 
 def test_plain_decoding_is_not_a_variant_under_any_name(engine: Engine) -> None:
     assert labels(engine, "none,ngram@0,ngram", 2) == ["ngram@2"]
-    assert plain(engine.parts.target).label == "plain"
+    assert plain(engine.loaded.target).label == "plain"
 
 
 def test_repeated_entries_run_once(engine: Engine) -> None:
@@ -65,7 +65,7 @@ def test_options(engine: Engine) -> None:
         "ngram@4+posterior_alpha=0.25:typical",
         "ngram@4+prompt_lookup_min=3:synthetic:2.5",
     ]
-    found = read_variants(entries, [], engine.parts.target)
+    found = read_variants(entries, [], engine.loaded.target)
     assert [variant.label for variant in found] == [
         "ngram@4+prompt_lookup_min=2+prompt_lookup_max=6",
         entries[1],
@@ -75,7 +75,7 @@ def test_options(engine: Engine) -> None:
         entries[5] + "*",
     ]
     assert found[3].speculation.suffix_decoding_min_token_prob == 1e-5
-    assert read_variants([v.label.rstrip("*") for v in found], [], engine.parts.target) == found
+    assert read_variants([v.label.rstrip("*") for v in found], [], engine.loaded.target) == found
 
 
 def test_options_run_at_every_depth(engine: Engine) -> None:
@@ -90,14 +90,14 @@ def test_trees(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     monkeypatch.setattr(kind.replace(":", "."), classmethod(lambda cls, target: None))
     monkeypatch.setattr("stridelm.draft.medusa.MedusaDrafter.usual_depth", classmethod(lambda cls, target: 3))
     entries = ["medusa@3+draft_topk=4+num_draft_tokens=16", "medusa+token_tree=[(0,), (1,), (0, 0)]"]
-    found = read_variants(entries, [], engine.parts.target)
+    found = read_variants(entries, [], engine.loaded.target)
     assert [v.label for v in found] == [entries[0], "medusa@2+token_tree=[(0,),(1,),(0,0)]"]
-    assert read_variants([v.label for v in found], [], engine.parts.target) == found
+    assert read_variants([v.label for v in found], [], engine.loaded.target) == found
 
 
 def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
-    first = read_variants(["mask@3:trust:0.85", "ngram@2", "ngram@2:synthetic:1.5"], [], engine.parts.target)
-    again = read_variants([v.label.rstrip("*") for v in first], [], engine.parts.target)
+    first = read_variants(["mask@3:trust:0.85", "ngram@2", "ngram@2:synthetic:1.5"], [], engine.loaded.target)
+    again = read_variants([v.label.rstrip("*") for v in first], [], engine.loaded.target)
     assert again == first
 
 
@@ -131,4 +131,4 @@ def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
 )
 def test_bad_entries_name_the_remedy(engine: Engine, entry: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        read_variants([entry], [], engine.parts.target)
+        read_variants([entry], [], engine.loaded.target)

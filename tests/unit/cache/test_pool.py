@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stridelm.cache.pool import PagePool, Room, bytes_per_token, free_memory
+from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
 from stridelm.models.layers.decoder import LayerKV
 
 LAYOUT = (LayerKV("main", 2, 8), LayerKV("other", 1, 4), LayerKV("main", 3, 8, window=5))
@@ -56,31 +56,31 @@ def test_bytes_per_token() -> None:
 )
 def test_page_count(free: int, activations: int, fraction: float, cap: int, pages: int) -> None:
     """As many pages as the fraction of what a step leaves free holds, and no more than are of use."""
-    assert Room(CPU, free, activations).page_count(1000, fraction, cap) == pages
+    assert MemoryBudget(CPU, free, activations).page_count(1000, fraction, cap) == pages
 
 
 def test_no_room_for_a_page() -> None:
     """The error says what is free, what of it a step takes and how much is missing; it names what would help."""
     with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory") as plain:
-        Room(CPU, 4 * MIB).page_count(3 * MIB, 0.5, 7)
+        MemoryBudget(CPU, 4 * MIB).page_count(3 * MIB, 0.5, 7)
     assert "0.5 of 4.0 MiB free on cpu is 2.0 MiB, 1.0 MiB less than a page takes" in str(plain.value)
     with pytest.raises(ValueError, match="raise kv_memory_fraction, lower max_num_batched_tokens or free") as beside:
-        Room(GPU, 4 * MIB, 3 * MIB).page_count(3 * MIB, 1.0, 7)
+        MemoryBudget(GPU, 4 * MIB, 3 * MIB).page_count(3 * MIB, 1.0, 7)
     assert "1.0 MiB free on cuda:1, beside 3.0 MiB for activations and captured steps, is" in str(beside.value)
     assert "2.0 MiB less than a page takes" in str(beside.value)
     with pytest.raises(ValueError, match="0 B free on cuda:1"):
-        Room(GPU, 4 * MIB, 5 * MIB).page_count(1, 1.0, 7)
+        MemoryBudget(GPU, 4 * MIB, 5 * MIB).page_count(1, 1.0, 7)
 
 
 def test_pages_that_were_asked_for() -> None:
     """They may take all that a step leaves free, and not a byte more."""
-    Room(GPU, 4 * MIB, MIB).check(3, MIB)
+    MemoryBudget(GPU, 4 * MIB, MIB).check(3, MIB)
     with pytest.raises(ValueError, match="lower num_pages, lower max_num_batched_tokens or free memory") as caught:
-        Room(GPU, 4 * MIB - 1, MIB).check(4, MIB)
+        MemoryBudget(GPU, 4 * MIB - 1, MIB).check(4, MIB)
     assert "num_pages 4 of 1.0 MiB each take 4.0 MiB" in str(caught.value)
     assert "1.0 MiB are missing" in str(caught.value)
     with pytest.raises(ValueError, match="1 B are missing; lower num_pages or free memory"):
-        Room(CPU, 3 * MIB - 1).check(3, MIB)
+        MemoryBudget(CPU, 3 * MIB - 1).check(3, MIB)
 
 
 def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

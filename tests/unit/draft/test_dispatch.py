@@ -24,10 +24,10 @@ def test_certain_rows_beside_drawn_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn, certain = torch.tensor([[1, 2], [0, 3]]), torch.tensor([[4, 3, 1]])
     probs = torch.rand(2, 2, 5, generator=generator)
-    live = torch.ones(2, 3, dtype=torch.bool)
+    valid = torch.ones(2, 3, dtype=torch.bool)
     parts = [
-        (group([3, 0]), chain(2, CANDIDATE, CPU).draft(drawn, live[:, :2], probs)),
-        (group([1]), chain(3, CANDIDATE, CPU).draft(certain, live[:1])),
+        (group([3, 0]), chain(2, CANDIDATE, CPU).draft(drawn, valid[:, :2], probs)),
+        (group([1]), chain(3, CANDIDATE, CPU).draft(certain, valid[:1])),
     ]
     merged = _merge(4, parts)
     assert merged.probs is not None and merged.probs.shape == (4, 3, 5)

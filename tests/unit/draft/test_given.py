@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from stridelm import LLM
 from stridelm.draft.given import given, heads_of, whose
-from support.checkpoints import write
-from support.head_checkpoints import write_eagle, write_medusa, write_modules, write_mtp
+from support.checkpoints.heads import write_eagle, write_medusa, write_modules, write_mtp
+from support.checkpoints.models import write
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from stridelm.models.loader import load_model
-from support.checkpoints import write
-from support.head_checkpoints import (
+from support.checkpoints.heads import (
     EagleForm,
     MtpForm,
     config_of,
@@ -26,7 +25,8 @@ from support.head_checkpoints import (
     write_medusa,
     write_mtp,
 )
-from support.head_oracles import Drafted, Medusa, eagle, mtp
+from support.checkpoints.models import write
+from support.oracles.heads import Drafted, Medusa, eagle, mtp
 
 CLOSE = 1e-4
 HAS_MODULES = pytest.mark.skipif(
@@ -268,14 +268,14 @@ def test_eagle_is_a_llama_block(form: EagleForm, options: dict[str, Any], target
             norm.weight.copy_(own.pop(f"{name}.weight"))
     layer = llama_layer(config, own, reads=64 if form == "eagle1" else 128)
     states, embeds = torch.randn(2, 1, 11, 64, generator=torch.Generator().manual_seed(0))
-    turns = rotary(config, 11)
+    num_modules = rotary(config, 11)
     if form == "eagle1":
         fc = torch.nn.functional.linear(torch.cat([embeds, states], -1), tensors["fc.weight"], tensors.get("fc.bias"))
-        wanted = layer(fc, position_embeddings=turns)[0]
+        wanted = layer(fc, position_embeddings=num_modules)[0]
     else:
         normed = norms["hidden_norm"](states)
         reads = torch.cat([norms["input_layernorm"](embeds), normed], -1)
-        x = (normed if options.get("norm_before_residual") else states) + layer.self_attn(reads, turns, None)[0]
+        x = (normed if options.get("norm_before_residual") else states) + layer.self_attn(reads, num_modules, None)[0]
         wanted = (x + layer.mlp(layer.post_attention_layernorm(x)))[0]
     onward, _ = eagle(path, target, form).modules[0](states[0], embeds[0])
     assert torch.allclose(onward, wanted, atol=CLOSE, rtol=CLOSE)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stridelm.draft.base import Group, Target
+from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.params import SamplingParams, Speculation
 from stridelm.run.state import TokenTable
@@ -48,12 +48,12 @@ def test_lookup(vocab: int) -> None:
             spans.append(Span(request, request.known - 1, 1, 0, rng.randint(1, 8)))
         slots = torch.arange(count)
         group = Group(tuple(spans), list(range(count)), slots, slots, table)
-        draft = NgramDrafter(Target(vocab, 64, count, (), None, CPU), None).propose(group)  # type: ignore[arg-type]
+        draft = NgramDrafter(TargetInfo(vocab, 64, count, (), None, CPU), None).propose(group)  # type: ignore[arg-type]
         for row, (request, span) in enumerate(zip(requests, spans)):
             s = request.speculation
             wanted = naive(request.token_ids, s.prompt_lookup_min or 0, s.prompt_lookup_max or 0, span.draft)
-            live = draft.live[row].tolist()
-            assert live == [column < len(wanted) for column in range(draft.width)]
+            valid = draft.valid[row].tolist()
+            assert valid == [column < len(wanted) for column in range(draft.width)]
             assert draft.tokens[row, : len(wanted)].tolist() == wanted
 
 

@@ -17,11 +17,9 @@ from stridelm import LLM, SamplingParams
 from stridelm.draft.given import given
 from stridelm.draft.medusa import MedusaDrafter
 from stridelm.types import Span
-from support.bounds import BOUNDS, bounds_registered
-from support.checkpoints import write
-from support.head_checkpoints import config_of, tensors_of, write_medusa
-from support.head_oracles import Drafted, Medusa
-from support.watch import (
+from support.checkpoints.heads import config_of, tensors_of, write_medusa
+from support.checkpoints.models import write
+from support.checks.watch import (
     CLOSE,
     VOCAB,
     Watch,
@@ -32,6 +30,8 @@ from support.watch import (
     prompts,
     vary_depths,
 )
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.oracles.heads import Drafted, Medusa
 
 HEADS = 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -184,7 +184,7 @@ def test_trees_are_the_likeliest_nodes(target: Path, heads: Path, tree: str) -> 
     def look(plan: Any, draft: Any, batch: Any, outcome: Any) -> None:
         nonlocal checked, accepted
         for row, span in enumerate(plan.spans):
-            if draft.width == 0 or not bool(draft.live[row].all()) or span.depth < kind["depth"]:
+            if draft.width == 0 or not bool(draft.valid[row].all()) or span.depth < kind["depth"]:
                 continue
             wanted, clear = likeliest(oracle(span.request.token_ids, kind["depth"]), kind)
             if clear > CLOSE / 10:

@@ -23,12 +23,9 @@ from stridelm.draft.model.vocabulary import FILE
 from stridelm.llm import RequestOutput
 from stridelm.run.state import PageTables
 from stridelm.types import Span
-from support.bounds import BOUNDS, bounds_registered
-from support.checkpoints import write
-from support.head_checkpoints import config_of, tensors_of, write_eagle, write_medusa, write_mtp
-from support.head_oracles import Drafted
-from support.poison import PoisonedPool
-from support.watch import (
+from support.checkpoints.heads import config_of, tensors_of, write_eagle, write_medusa, write_mtp
+from support.checkpoints.models import write
+from support.checks.watch import (
     VOCAB,
     Watch,
     check_cold_and_warm,
@@ -39,6 +36,9 @@ from support.watch import (
     prompts,
     vary_depths,
 )
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.doubles.poison import PoisonedPool
+from support.oracles.heads import Drafted
 
 DEPTHS = (6, 1, 3)
 """Side by side in a batch."""
@@ -88,7 +88,7 @@ def watch(llm: LLM, path: Path) -> Watch:
         return Drafted(logits.argmax(-1).tolist(), logits, torch.arange(VOCAB))
 
     def expected(span: Span) -> bool:
-        return span.real <= len(span.request.ladder)
+        return span.real <= len(span.request.rows_by_depth)
 
     return Watch(llm, oracle, expected)
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from test_following import HEADS
+from test_head_drafter import HEADS
 from transformers import AutoModelForCausalLM
 
 from stridelm import LLM, SamplingParams
-from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.base import Drafter, Group, TargetInfo
 from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, Draft, Request, Span
-from support.checkpoints import write
-from support.head_checkpoints import write_medusa
-from support.head_oracles import Drafted, Medusa
-from support.lab import Lab, check_joint
-from support.tree_drafter import registered
-from support.watch import CLOSE, VOCAB, Watch, engine, prompts
+from support.checkpoints.heads import write_medusa
+from support.checkpoints.models import write
+from support.checks.watch import CLOSE, VOCAB, Watch, engine, prompts
+from support.doubles.lab import Lab, check_joint
+from support.doubles.tree_drafter import registered
+from support.oracles.heads import Drafted, Medusa
 
 DEPTH = 2
 MASK_ID = VOCAB - 1
@@ -75,7 +75,7 @@ CASES = {**HEADS, "medusa": medusa, "model": model, "mask": mask}
 
 
 def without_probes(draft: Draft) -> Draft:
-    return replace(draft, live=draft.live & (draft.roles == CANDIDATE))
+    return replace(draft, valid=draft.valid & (draft.roles == CANDIDATE))
 
 
 def outputs(llm: LLM, params: SamplingParams) -> list[list[int]]:
@@ -118,7 +118,7 @@ def test_greedy_trees(tmp_path: Path, name: str) -> None:
     def look(plan: Any, draft: Draft, batch: Any, outcome: Any) -> None:
         nonlocal checked, leant
         for row, span in enumerate(plan.spans):
-            if not draft.width or not bool(draft.live[row].all()):
+            if not draft.width or not bool(draft.valid[row].all()):
                 continue
             wanted = oracle(span.request.token_ids, [0])
             ranked = wanted.logits_DV[0].sort(descending=True)
@@ -163,7 +163,7 @@ class TableChain(Drafter):
     options = CHAIN_OPTIONS
     default_depth = 3
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         return (0, 1, 2, 3)
 
     def kind(self, span: Span) -> Guessing:
@@ -206,7 +206,7 @@ def test_other_methods() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "suffix"])
 def test_drafters_without_logits(drafter: str) -> None:
-    target = Target(9, 9, 9, (), None, torch.device("cpu"))
+    target = TargetInfo(9, 9, 9, (), None, torch.device("cpu"))
     with pytest.raises(ValueError, match=f"draft_sample_method would have no effect with drafter '{drafter}'"):
         settle(Speculation(drafter, draft_sample_method="greedy"), target)
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Drafter, Target, TreeShape, chain
+from stridelm.draft.base import Drafter, TargetInfo, TreeShape, chain
 from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE
 from stridelm.verify import RULES
-from support.attention import random_tree
+from support.oracles.attention import random_tree
 
 CPU = torch.device("cpu")
-TARGET = Target(100, 512, 4, (99,), None, CPU)
+TARGET = TargetInfo(100, 512, 4, (99,), None, CPU)
 
 
 @pytest.mark.parametrize("width", [0, 1, 9, 63, 64])
@@ -27,7 +27,7 @@ def test_tree_shape(width: int) -> None:
         parents = random_tree(rng, width)
         roles = [CANDIDATE if rng.random() < 0.8 else PROBE for _ in parents]
         shape = TreeShape.of(parents, roles, CPU)
-        straight = True
+        is_chain = True
         for row in range(width):
             path, at = set(), row
             while at >= 0:
@@ -36,8 +36,8 @@ def test_tree_shape(width: int) -> None:
             mask = int(shape.ancestors[row]) % 2**64
             assert {bit for bit in range(64) if mask >> bit & 1} == path
             assert int(shape.depths[row]) == len(path)
-            straight &= roles[row] == PROBE or path == set(range(row + 1))
-        assert shape.straight == straight
+            is_chain &= roles[row] == PROBE or path == set(range(row + 1))
+        assert shape.is_chain == is_chain
         assert shape.max_depth == max((int(d) for d, r in zip(shape.depths, roles) if r == CANDIDATE), default=0)
 
 
@@ -51,7 +51,7 @@ def test_impossible_trees(parents: tuple[int, ...]) -> None:
 def test_chain() -> None:
     """A chain is a tree whose parents are i - 1."""
     assert chain(5, CANDIDATE, CPU).parents.tolist() == [-1, 0, 1, 2, 3]
-    assert chain(64, CANDIDATE, CPU).straight and chain(64, PROBE, CPU).max_depth == 0
+    assert chain(64, CANDIDATE, CPU).is_chain and chain(64, PROBE, CPU).max_depth == 0
 
 
 @pytest.mark.parametrize("depth", range(8))
@@ -60,7 +60,7 @@ def test_verified_tree(depth: int) -> None:
     parents, roles = verified_parents(depth)
     assert len(parents) == len(roles) == verified_rows(depth)
     assert roles == [CANDIDATE] * depth + [PROBE] * (depth + 1) * depth
-    assert TreeShape.of(parents, roles, CPU).straight
+    assert TreeShape.of(parents, roles, CPU).is_chain
     for node in range(depth + 1):
         first = depth + node * depth
         assert parents[first : first + depth] == [node - 1, *range(first, first + depth - 1)][:depth]
@@ -80,7 +80,7 @@ def test_drafters_are_complete(name: str) -> None:
         for depth in {0, 1, kind.default_depth}:
             if depth and not kind.default_depth:
                 continue
-            ladder = drafter.ladder(Speculation(name, depth, rule))
-            assert len(ladder) == depth + 1 and ladder[0] == 0
-            assert list(ladder) == sorted(ladder) and ladder[-1] <= MAX_DRAFT_ROWS
-            assert depth == 0 or ladder[-1] >= 1
+            rows_by_depth = drafter.rows_by_depth(Speculation(name, depth, rule))
+            assert len(rows_by_depth) == depth + 1 and rows_by_depth[0] == 0
+            assert list(rows_by_depth) == sorted(rows_by_depth) and rows_by_depth[-1] <= MAX_DRAFT_ROWS
+            assert depth == 0 or rows_by_depth[-1] >= 1

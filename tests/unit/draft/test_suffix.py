@@ -13,7 +13,7 @@ import torch
 
 from stridelm import SamplingParams
 from stridelm.config import EngineConfig
-from stridelm.draft.base import Group, Target, TreeShape
+from stridelm.draft.base import Group, TargetInfo, TreeShape
 from stridelm.draft.settle import settle
 from stridelm.draft.suffix import SuffixDrafter, automaton, texts
 from stridelm.draft.suffix.automaton import END, Automaton
@@ -22,7 +22,7 @@ from stridelm.draft.suffix.tree import Tree, grow
 from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Request, Span
-from support.stand import Job, Stand, accepted, assert_same
+from support.doubles.stand import Job, Stand, accepted, assert_same
 
 CPU = torch.device("cpu")
 LONGEST, COUNTED = 5, 9
@@ -236,7 +236,7 @@ def propose(drafter: SuffixDrafter, requests: list[Request], rows: list[int]) ->
 
 
 def drafter_of(vocab: int = 10) -> SuffixDrafter:
-    return SuffixDrafter(Target(vocab, 999, 8, (), None, CPU), None)  # type: ignore[arg-type]  # draws nothing
+    return SuffixDrafter(TargetInfo(vocab, 999, 8, (), None, CPU), None)  # type: ignore[arg-type]  # draws nothing
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -252,19 +252,19 @@ def test_drafts_are_well_formed(seed: int) -> None:
     rows = [rng.choice((1, 3, 10, MAX_DRAFT_ROWS)) for _ in requests]
     group, trees = propose(drafter, requests, rows)
     draft = drafter.propose(group)
-    straight = True
+    is_chain = True
     for i, tree in enumerate(trees):
         size = len(tree.tokens)
         shape = TreeShape.of(tree.parents, [CANDIDATE] * size, CPU)
-        straight &= shape.straight
+        is_chain &= shape.is_chain
         assert size <= rows[i] and draft.width == max(rows)
-        assert draft.live[i].tolist() == draft.candidates[i].tolist() == [j < size for j in range(draft.width)]
+        assert draft.valid[i].tolist() == draft.candidates[i].tolist() == [j < size for j in range(draft.width)]
         assert draft.tokens[i, :size].tolist() == tree.tokens
         assert draft.depths[i, :size].tolist() == shape.depths.tolist()
         assert draft.ancestors[i, :size].tolist() == shape.ancestors.tolist()
         siblings = list(zip(draft.parents[i, :size].tolist(), tree.tokens, strict=True))
         assert len(set(siblings)) == size and shape.max_depth <= draft.max_depth
-    assert draft.straight == straight and not draft.roles.any()
+    assert draft.is_chain == is_chain and not draft.roles.any()
 
 
 def test_sixty_four_rows() -> None:
@@ -274,7 +274,7 @@ def test_sixty_four_rows() -> None:
     request = request_of(ids, 10, Speculation("suffix"))
     group, (tree,) = propose(drafter, [request], [MAX_DRAFT_ROWS])
     draft = drafter.propose(group)
-    assert tree.tokens == list(range(64, 128)) and draft.straight and draft.max_depth == MAX_DRAFT_ROWS
+    assert tree.tokens == list(range(64, 128)) and draft.is_chain and draft.max_depth == MAX_DRAFT_ROWS
     assert draft.ancestors[0, -1] == -1
 
 
@@ -316,9 +316,9 @@ def test_the_better_source_wins() -> None:
 def test_options_of_its_own(option: str) -> None:
     """They reach it from the engine's configuration, and are refused where they would have no effect."""
     speculation = EngineConfig(drafter="suffix", **{option: 0.5}).speculation
-    assert getattr(settle(speculation, Target(9, 9, 9, (), None, CPU)), option) == 0.5
+    assert getattr(settle(speculation, TargetInfo(9, 9, 9, (), None, CPU)), option) == 0.5
     with pytest.raises(ValueError, match=f"{option} would have no effect with drafter 'ngram'"):
-        settle(Speculation("ngram", **{option: 0.5}), Target(9, 9, 9, (), None, CPU))
+        settle(Speculation("ngram", **{option: 0.5}), TargetInfo(9, 9, 9, (), None, CPU))
     for wrong in (-0.1, "x", float("nan")):
         with pytest.raises(ValueError, match=f"{option} must be a number"):
             Speculation("suffix", **{option: wrong})
@@ -326,7 +326,7 @@ def test_options_of_its_own(option: str) -> None:
 
 def test_too_deep() -> None:
     with pytest.raises(ValueError, match="depth 65 is over 64"):
-        drafter_of().ladder(Speculation("suffix", 65))
+        drafter_of().rows_by_depth(Speculation("suffix", 65))
 
 
 # In an engine

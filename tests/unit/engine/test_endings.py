@@ -13,7 +13,7 @@ import pytest
 from stridelm import LLM, SamplingParams
 from stridelm.llm import CompletionOutput
 from stridelm.types import StepOutput
-from support.speaking import write_speaking
+from support.checkpoints.speaking import write_speaking
 
 PROMPT = "def f(x):\n    return"
 EOS, EXTRA, OWN = 2, 70, 71
@@ -151,11 +151,11 @@ def test_ranks_of_ties(speaker: LLM) -> None:
 def test_another_generation_config_names_the_ends(speaker: LLM, tmp_path: Path) -> None:
     """With a directory of one's own its ids end a text, and the checkpoint's do not; without a file there it is
     refused, and with neutral defaults the checkpoint's ids end a text as ever."""
-    path = str(speaker.engine.parts.path)
+    path = str(speaker.engine.loaded.path)
     with pytest.raises(ValueError, match=r"there is no generation_config\.json"):
         LLM(path, drafter="none", generation_config=str(tmp_path))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": OWN, "temperature": 0.0}))
     for which, ends in ((str(tmp_path), (EOS, OWN)), ("vllm", (EOS, EXTRA))):
         for skip in (False, True):
             llm = LLM(path, drafter="none", generation_config=which, skip_tokenizer_init=skip)
-            assert llm.engine.parts.eos_ids == (ends[1:] if skip else ends)
+            assert llm.engine.loaded.eos_ids == (ends[1:] if skip else ends)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stridelm import SamplingParams
-from support.stand import Job, Stand
+from support.doubles.stand import Job, Stand
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from stridelm import LLM
-from stridelm.cache.pool import Room
+from stridelm.cache.pool import MemoryBudget
 from stridelm.config import EngineConfig
-from stridelm.engine import wiring
-from stridelm.engine.wiring import count_pages, largest_step, peak_activations, run_rows
+from stridelm.engine import load
+from stridelm.engine.load import count_pages, largest_step, peak_activations, run_rows
 from stridelm.models.layers.decoder import Decoder, LayerKV
 from stridelm.models.loader import load_model
 
@@ -29,7 +29,7 @@ def model(checkpoint: Callable[..., Path]) -> Decoder:
     return load_model(checkpoint("qwen3"), dtype=torch.float32)
 
 
-def pages(room: Room, max_length: int = 256, **options: Any) -> int:
+def pages(room: MemoryBudget, max_length: int = 256, **options: Any) -> int:
     """Pages of 16 tokens of LAYOUT in float32."""
     found = count_pages(EngineConfig(**options), LAYOUT, max_length, torch.float32, room)
     assert found.keys() == {"main"}
@@ -76,7 +76,7 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, now: int, peak: int) -> None:
         self.now, self.peak, self.was_reset = now, peak, False
-        monkeypatch.setattr(wiring, "free_memory", lambda device: 7 * MIB)
+        monkeypatch.setattr(load, "free_memory", lambda device: 7 * MIB)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak if self.was_reset else -1)
@@ -89,7 +89,7 @@ def test_the_peak_is_what_a_step_adds(model: Decoder, monkeypatch: pytest.Monkey
     """On a GPU, the peak beyond what was allocated before; on a CPU nothing is run and nothing reserved."""
     FakeCuda(monkeypatch, now=1000, peak=1234)
     assert peak_activations(model, 37, 5, GPU) == 234
-    monkeypatch.setattr(wiring, "run_rows", lambda *args: pytest.fail("a step was run"))
+    monkeypatch.setattr(load, "run_rows", lambda *args: pytest.fail("a step was run"))
     assert peak_activations(model, 37, 5, CPU) == 0
 
 
@@ -99,7 +99,7 @@ def test_a_step_that_does_not_fit(model: Decoder, monkeypatch: pytest.MonkeyPatc
     def run_out(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(wiring, "run_rows", run_out)
+    monkeypatch.setattr(load, "run_rows", run_out)
     with pytest.raises(ValueError, match=r"37 rows .* 7\.0 MiB .* cuda:1; lower max_num_batched_tokens"):
         peak_activations(model, 37, 5, GPU)
 
@@ -110,33 +110,33 @@ def test_a_step_that_does_not_fit(model: Decoder, monkeypatch: pytest.MonkeyPatc
 def test_the_fraction_is_of_what_a_step_leaves() -> None:
     """By default nine tenths on a GPU and a quarter on a CPU."""
     plenty = {"max_num_seqs": 1000, "max_num_batched_tokens": 8192}
-    assert pages(Room(GPU, 5 * MIB, MIB), **plenty) == int(4 * MIB * 0.9) // PAGE_BYTES
-    assert pages(Room(CPU, 4 * MIB), **plenty) == MIB // PAGE_BYTES
-    assert pages(Room(GPU, 5 * MIB, MIB), kv_memory_fraction=0.5, **plenty) == 2 * MIB // PAGE_BYTES
+    assert pages(MemoryBudget(GPU, 5 * MIB, MIB), **plenty) == int(4 * MIB * 0.9) // PAGE_BYTES
+    assert pages(MemoryBudget(CPU, 4 * MIB), **plenty) == MIB // PAGE_BYTES
+    assert pages(MemoryBudget(GPU, 5 * MIB, MIB), kv_memory_fraction=0.5, **plenty) == 2 * MIB // PAGE_BYTES
 
 
 def test_no_more_pages_than_are_of_use() -> None:
     """Every request at its longest, with a draft behind it."""
-    assert pages(Room(GPU, 2**40, MIB), max_num_seqs=3) == 3 * (256 + 64) // 16
+    assert pages(MemoryBudget(GPU, 2**40, MIB), max_num_seqs=3) == 3 * (256 + 64) // 16
 
 
 def test_pages_asked_for_leave_room_for_a_step() -> None:
     asked = MIB // PAGE_BYTES
-    assert pages(Room(GPU, 2 * MIB, MIB), num_pages=asked) == asked
+    assert pages(MemoryBudget(GPU, 2 * MIB, MIB), num_pages=asked) == asked
     with pytest.raises(ValueError, match=r"1\.0 MiB are missing; lower num_pages, lower max_num_batched_tokens"):
-        pages(Room(GPU, 2 * MIB, MIB), num_pages=2 * asked)
+        pages(MemoryBudget(GPU, 2 * MIB, MIB), num_pages=2 * asked)
 
 
 def test_a_pool_without_room_for_a_context_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """It says how long a context fits; the engine still serves those that do."""
-    assert pages(Room(CPU, MIB), num_pages=16) == 16
+    assert pages(MemoryBudget(CPU, MIB), num_pages=16) == 16
     assert not caplog.records
-    assert pages(Room(CPU, MIB), num_pages=15) == 15
+    assert pages(MemoryBudget(CPU, MIB), num_pages=15) == 15
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "240 tokens and a context may have 256" in record.getMessage()
     assert "raise num_pages" in record.getMessage()
-    assert pages(Room(CPU, 2 * 15 * PAGE_BYTES), kv_memory_fraction=0.5) == 15
+    assert pages(MemoryBudget(CPU, 2 * 15 * PAGE_BYTES), kv_memory_fraction=0.5) == 15
     assert "free memory" in caplog.records[-1].getMessage()
 
 
@@ -148,8 +148,8 @@ def sized(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]
     """sized(activations): an engine on 64 MiB of free memory, a step of which takes so much."""
 
     def build(activations: int) -> LLM:
-        monkeypatch.setattr(wiring, "free_memory", lambda device: 64 * MIB)
-        monkeypatch.setattr(wiring, "peak_activations", lambda *args: activations)
+        monkeypatch.setattr(load, "free_memory", lambda device: 64 * MIB)
+        monkeypatch.setattr(load, "peak_activations", lambda *args: activations)
         return LLM(
             speaking, dtype="float32", device="cpu", drafter="none", max_num_seqs=10_000, kv_memory_fraction=0.25
         )
@@ -159,10 +159,10 @@ def sized(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]
 
 def test_an_engine_is_sized_by_what_is_left(sized: Callable[..., LLM], caplog: pytest.LogCaptureFixture) -> None:
     """The pool is the fraction of what a step leaves, and one line says what memory goes to."""
-    caplog.set_level(logging.INFO, "stridelm.engine.wiring")
+    caplog.set_level(logging.INFO, "stridelm.engine.load")
     page = 16 * 2 * 2 * 2 * 16 * 4  # tokens, keys and values, layers, heads, width, float32
-    assert sized(0).engine.parts.pages == {"main": 16 * MIB // page}
-    assert sized(32 * MIB).engine.parts.pages == {"main": 8 * MIB // page}
+    assert sized(0).engine.loaded.pages == {"main": 16 * MIB // page}
+    assert sized(32 * MIB).engine.loaded.pages == {"main": 8 * MIB // page}
     line = next(r.getMessage() for r in reversed(caplog.records) if "weights" in r.getMessage())
     assert "KV 8.0 MiB" in line
     assert f"{8 * MIB // page}" in line

@@ -10,7 +10,7 @@ import pytest
 
 from stridelm import LLM, SamplingParams
 from stridelm.engine import intake
-from support.head_checkpoints import write_eagle
+from support.checkpoints.heads import write_eagle
 
 
 def engine(path: Path, **options: object) -> LLM:

@@ -12,9 +12,9 @@ import pytest
 
 from stridelm import LLM, SamplingParams
 from stridelm.engine.trace import JsonTracer
-from support.stand import Job, Stand, all_speculations, assert_same, speculation
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import RandomTreeDrafter, registered
+from support.doubles.stand import Job, Stand, all_speculations, assert_same, speculation
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import RandomTreeDrafter, registered
 
 Line = dict[str, Any]
 LENGTH = 16

@@ -13,7 +13,9 @@ from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.kernels import attention
 from stridelm.kernels.attention import make_plan, max_rows_per_tile
-from support.attention import (
+from support.checks.paged_attention import FastTriton, launch
+from support.doubles.interpreter import INTERPRETED
+from support.oracles.attention import (
     Piece,
     check_attention,
     check_path_invariance,
@@ -24,8 +26,6 @@ from support.attention import (
     naive,
     random_pieces,
 )
-from support.interpreter import INTERPRETED
-from support.paged_attention import FastTriton, launch
 
 pytestmark = INTERPRETED
 DTYPES = (torch.float32, torch.float16)  # the interpreter has no bfloat16 products
@@ -161,8 +161,8 @@ def test_paths_are_the_bitmasks(window: int | None) -> None:
     case = make([Piece(60, 2, (-1, 0, 1, 0, 3, -1)), Piece(0, 3)], window=window)
     by_paths, by_masks = launch(case, deterministic=True, by_paths=True), launch(case, deterministic=True)
     check_values(by_paths, naive(case))
-    straight = ~geometry(case).ordered
-    assert torch.equal(by_paths[straight], by_masks[straight])
+    is_chain = ~geometry(case).ordered
+    assert torch.equal(by_paths[is_chain], by_masks[is_chain])
 
 
 def test_paths_of_bitmasks() -> None:

@@ -15,7 +15,7 @@ from stridelm.kernels.draw import PADDING, confidence
 from stridelm.kernels.truncate import Cut
 from stridelm.sample import noise
 from stridelm.sample.sampler import likeliest, raw_confidence
-from support.draw_kernels import (
+from support.checks.draw_kernels import (
     KINDS,
     TRUNCATED,
     check_kept,
@@ -26,7 +26,7 @@ from support.draw_kernels import (
     table_of,
     twin,
 )
-from support.interpreter import INTERPRETED
+from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -25,13 +25,13 @@ from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.types import Request, Span, StepPlan
 from stridelm.verify import exact
-from support.bounds import BoundsAttention
-from support.draw_kernels import TRUNCATED
-from support.edit_kernels import ALL, EDITS, KINDS, make_case
-from support.identity import check_identity, mixed_jobs, trusting_neighbours
-from support.interpreter import INTERPRETED
-from support.stand import Stand
-from support.tree_drafter import registered
+from support.checks.draw_kernels import TRUNCATED
+from support.checks.edit_kernels import ALL, EDITS, KINDS, make_case
+from support.checks.identity import check_identity, mixed_jobs, trusting_neighbours
+from support.doubles.bounds import BoundsAttention
+from support.doubles.interpreter import INTERPRETED
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SAMPLED = ({"temperature": 0.8}, {"temperature": 0.0}, *TRUNCATED[5:])
@@ -261,8 +261,8 @@ def test_edited_steps_are_captured(made: list[tuple[capture.Kind, Request]]) -> 
     table = SamplingTable(3, 50)
     steps = capture_of(table)
     bias: dict[str, Any] = {"logit_bias": {3: 1.0}}
-    for turn in range(2):
-        assert steps.run(step_of(table, {}, {"presence_penalty": 1.0 + turn}, bias)) is not None
+    for rope in range(2):
+        assert steps.run(step_of(table, {}, {"presence_penalty": 1.0 + rope}, bias)) is not None
     ((kind, like),) = made
     assert kind.features == Feature.PENALTIES | Feature.BIAS | Feature.SAMPLED and like.id == "1"
     steps.run(step_of(table, {}, bias))
@@ -316,7 +316,7 @@ def test_an_engine_says_the_same(
     for job in [*jobs, *lossy]:
         job.params = replace(job.params, max_tokens=9, min_tokens=min(job.params.min_tokens, 9), presence_penalty=0.3)
     llm = stand.llm(attention=lagging, page_size=4)
-    sampler = llm.engine.door._sampler
+    sampler = llm.engine.verifier._sampler
     with_extra = []
 
     def draw(logits: torch.Tensor, rows: Rows, slots: list[int], stream: int = 0) -> torch.Tensor:

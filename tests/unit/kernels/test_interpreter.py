@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import triton
 import triton.language as tl
 
-from support.interpreter import INTERPRETED, product
+from support.doubles.interpreter import INTERPRETED, product
 
 pytestmark = INTERPRETED
 COUNTS = (1, 2, 3, 4, 7, 8, 13, 16, 31, 64)

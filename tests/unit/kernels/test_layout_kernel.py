@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreter import INTERPRETED
-from support.layout_kernel import check_layout
+from support.checks.layout_kernel import check_layout
+from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreter import INTERPRETED
-from support.lookup_kernel import check_lookup
+from support.checks.lookup_kernel import check_lookup
+from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreter import INTERPRETED
-from support.place_kernel import check_place, check_sources
+from support.checks.place_kernel import check_place, check_sources
+from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 

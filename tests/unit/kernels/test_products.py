@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.products import can_multiply, choose_tile
-from support.interpreter import INTERPRETED
-from support.linear import rows, weights
-from support.products import TILES, by_tile, check_gated, check_product, eps
+from support.checks.linear import rows, weights
+from support.checks.products import TILES, by_tile, check_gated, check_product, eps
+from support.doubles.interpreter import INTERPRETED
 
 DTYPE = torch.float16  # the interpreter has no bfloat16 products
 SHAPES = [(1, 64, 96), (5, 200, 130), (16, 48, 64), (33, 128, 40), (70, 64, 100)]

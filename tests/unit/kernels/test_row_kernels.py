@@ -12,9 +12,9 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
 from stridelm.models.layers.decoder import LayerKV
-from support.compaction import check_compact
-from support.interpreter import INTERPRETED
-from support.row_ops import check_gate, check_nan, check_norms, check_turn, noise
+from support.checks.compaction import check_compact
+from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, noise
+from support.doubles.interpreter import INTERPRETED
 
 interpreted = INTERPRETED
 DTYPES = (torch.float32, torch.float16)  # the interpreter cuts bfloat16 off instead of rounding it

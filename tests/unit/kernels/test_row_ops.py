@@ -9,7 +9,7 @@ from stridelm.kernels import OPS, ops_for
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
-from support.row_ops import check_gate, check_nan, check_norms, check_turn, sets
+from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, sets
 
 CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
 every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)

@@ -16,8 +16,8 @@ from stridelm.kernels.walk import advance, cut_windows, walk
 from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, Verdict
 from stridelm.verify import exact
-from support.interpreter import INTERPRETED
-from support.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes, trusted
+from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes, trusted
+from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 CPU = torch.device("cpu")

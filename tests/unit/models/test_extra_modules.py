@@ -14,8 +14,8 @@ from transformers import LlamaConfig
 
 from stridelm.models.layers.hf import EXTRA_MODULES, common_fields
 from stridelm.models.loader import load_model
-from support.checkpoints import write
-from support.head_checkpoints import MtpForm, write_mtp
+from support.checkpoints.heads import MtpForm, write_mtp
+from support.checkpoints.models import write
 
 LAZY = """
 import sys

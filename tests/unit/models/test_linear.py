@@ -21,7 +21,7 @@ from stridelm.models.layers.linear import (
     set_products,
     tiled_product,
 )
-from support.linear import check_close, check_row_bits, rows, weights
+from support.checks.linear import check_close, check_row_bits, rows, weights
 
 native = pytest.mark.skipif(not bfloat16_is_native(), reason="this CPU does not multiply bfloat16 itself")
 SHAPES = [(random.Random(seed).randrange(1, 700), random.Random(-seed).randrange(1, 500)) for seed in range(1, 7)]
@@ -70,9 +70,9 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
 
     def by_order(weight: torch.Tensor) -> Product:
         """A lone row's sum begins elsewhere."""
-        turned = torch.cat([weight[:, 48:], weight[:, :48]], dim=1)
+        roped = torch.cat([weight[:, 48:], weight[:, :48]], dim=1)
         return lambda x, weight, _: tiled_product(
-            x if len(x) > 1 else torch.cat([x[:, 48:], x[:, :48]], dim=1), weight if len(x) > 1 else turned, None
+            x if len(x) > 1 else torch.cat([x[:, 48:], x[:, :48]], dim=1), weight if len(x) > 1 else roped, None
         )
 
     def tiles(weight: torch.Tensor) -> Product:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from stridelm.kernels.ops import Turn
-from stridelm.kernels.plain import rotate, turned
+from stridelm.kernels.ops import QKRope
+from stridelm.kernels.plain import roped, rotate
 from stridelm.models import MODELS
 from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.models.loader import load_model
-from support.linear import check_row_bits
+from support.checks.linear import check_row_bits
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
@@ -26,8 +26,8 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
 
-    def attend(layer: int, qkv: torch.Tensor, turn: Turn) -> torch.Tensor:
-        q, k, v = turned(qkv, turn)
+    def attend(layer: int, qkv: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q, k, v = roped(qkv, rope)
         return q + (k * v).repeat_interleave(q.shape[1] // k.shape[1], 1)
 
     def run(rows: torch.Tensor) -> torch.Tensor:
@@ -45,8 +45,8 @@ def test_rotation_is_relative() -> None:
     q, k = torch.randn(2, 1, 1, 32, dtype=torch.float64)
 
     def score(at: int, to: int) -> float:
-        turned = [rotate(x, Turn(1, 0, torch.tensor([n]), rope.cos, rope.sin)) for x, n in ((q, at), (k, to))]
-        return float((turned[0] * turned[1]).sum())
+        roped = [rotate(x, QKRope(1, 0, torch.tensor([n]), rope.cos, rope.sin)) for x, n in ((q, at), (k, to))]
+        return float((roped[0] * roped[1]).sum())
 
     assert score(7, 3) == pytest.approx(score(107, 103), abs=1e-4)
     assert score(7, 3) != pytest.approx(score(8, 3), abs=1e-2)

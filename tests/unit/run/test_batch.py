@@ -14,7 +14,7 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.run.batch import build
 from stridelm.run.state import TokenTable
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span
-from support.attention import random_tree
+from support.oracles.attention import random_tree
 
 CPU = torch.device("cpu")
 GROUPS = ("main", "other")
@@ -64,7 +64,7 @@ class World:
                 at = request.computed + offset
                 out.append({"span": index, "draft": -1, "id": request.token_ids[at], "position": at, "storage": at})
             for row in range(span.draft):
-                if self.draft.live[index, row]:
+                if self.draft.valid[index, row]:
                     depth = int(self.draft.depths[index, row])
                     token = int(self.draft.tokens[index, row])
                     out.append(
@@ -75,22 +75,22 @@ class World:
 
 def _draft(rng: random.Random, spans: list[Span]) -> Draft:
     width = max(span.draft for span in spans)
-    shapes, live = [], []
+    shapes, valid = [], []
     for span in spans:
         parents = random_tree(rng, width)
         shapes.append(TreeShape.of(parents, [rng.choice((CANDIDATE, CANDIDATE, PROBE)) for _ in parents], CPU))
         alive: list[bool] = []
         for row, parent in enumerate(parents):
             alive.append(row < span.draft and rng.random() < 0.9 and (parent < 0 or alive[parent]))
-        live.append(alive)
+        valid.append(alive)
     tokens = torch.tensor([[rng.randrange(50) for _ in range(width)] for _ in spans], dtype=torch.int64)
-    draft = shapes[0].draft(tokens, torch.tensor(live, dtype=torch.bool).view(len(spans), width))
+    draft = shapes[0].draft(tokens, torch.tensor(valid, dtype=torch.bool).view(len(spans), width))
     for name in ("parents", "roles", "depths", "ancestors"):
         setattr(draft, name, torch.stack([getattr(shape, name) for shape in shapes]))
     import numpy as np
 
     draft.candidates = np.stack([shape.candidates for shape in shapes])
-    draft.straight = all(shape.straight for shape in shapes)
+    draft.is_chain = all(shape.is_chain for shape in shapes)
     draft.max_depth = max(shape.max_depth for shape in shapes)
     return draft
 

@@ -13,9 +13,9 @@ from stridelm.draft.base import TreeShape
 from stridelm.models.layers.decoder import LayerKV
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE
-from support import compaction
-from support.attention import Piece, geometry, make, random_tree
-from support.interpreter import INTERPRETED
+from support.checks import compaction
+from support.doubles.interpreter import INTERPRETED
+from support.oracles.attention import Piece, geometry, make, random_tree
 
 CPU = torch.device("cpu")
 

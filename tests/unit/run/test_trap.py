@@ -16,12 +16,12 @@ from stridelm.models.layers.decoder import LayerKV
 from stridelm.run.eager import _places
 from stridelm.run.trap import PageFault, PageTrap
 from stridelm.types import DeviceGeometry, Geometry
-from support.attention import Case, Piece, geometry, make, on_device, random_pieces
-from support.bounds import BOUNDS, bounds_registered
-from support.identity import LENGTH, check_identity, mixed_jobs, trusting_neighbours
-from support.stand import Stand
-from support.trap import PAGE_SIZE, WRONG_PAGES, Spoiler, check_names_the_entry, engine_of
-from support.tree_drafter import registered
+from support.checks.identity import LENGTH, check_identity, mixed_jobs, trusting_neighbours
+from support.checks.trap import PAGE_SIZE, WRONG_PAGES, Spoiler, check_names_the_entry, engine_of
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.doubles.stand import Stand
+from support.doubles.tree_drafter import registered
+from support.oracles.attention import Case, Piece, geometry, make, on_device, random_pieces
 
 WAYS = (("host", "ledger"), (BOUNDS, "ledger"), (BOUNDS, "device"))
 """The backend, and whose copy of a page table is spoilt."""

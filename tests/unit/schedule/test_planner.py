@@ -145,8 +145,8 @@ class Life:
     family: int
     prompt: int
     max_tokens: int
-    ladder: tuple[int, ...]
-    whole: bool
+    rows_by_depth: tuple[int, ...]
+    all_or_nothing: bool
     priority: int
     tenant: str
     arrives: int
@@ -161,8 +161,8 @@ class Life:
             prompt_ids=self.text()[: self.prompt],
             params=SamplingParams(max_tokens=self.max_tokens),
             speculation=Speculation(),
-            ladder=self.ladder,
-            whole=self.whole,
+            rows_by_depth=self.rows_by_depth,
+            all_or_nothing=self.all_or_nothing,
             priority=self.priority,
             arrival=arrival,
             tenant=self.tenant,
@@ -171,7 +171,7 @@ class Life:
     def longest(self) -> int:
         """Storage that it may need: the last token's KV is never computed, and only a whole draft must
         fit."""
-        return self.prompt + self.max_tokens - 1 + (self.ladder[-1] if self.whole else 0)
+        return self.prompt + self.max_tokens - 1 + (self.rows_by_depth[-1] if self.all_or_nothing else 0)
 
 
 @dataclass(frozen=True)
@@ -196,15 +196,15 @@ class Scenario:
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
     widths = draw(st.lists(st.integers(1, 3), max_size=3))
-    ladder = [0]
+    rows_by_depth = [0]
     for width in widths:
-        ladder.append(ladder[-1] + width)
+        rows_by_depth.append(rows_by_depth[-1] + width)
     return Life(
         family=draw(st.integers(0, 2)),
         prompt=draw(st.one_of(st.integers(1, 6), st.integers(1, 40))),
         max_tokens=draw(st.integers(1, 12)),
-        ladder=tuple(ladder),
-        whole=draw(st.booleans()),
+        rows_by_depth=tuple(rows_by_depth),
+        all_or_nothing=draw(st.booleans()),
         priority=draw(st.integers(0, 2)),
         tenant=draw(st.sampled_from(("", "", "other", "third"))),
         arrives=draw(st.integers(0, 12)),
@@ -306,7 +306,7 @@ class Simulation:
         if span.decides:
             accepted = self.luck.randint(0, span.depth)
             emitted = text[reached : reached + accepted + 1]
-            if not span.request.whole:
+            if not span.request.all_or_nothing:
                 for i in range(len(emitted) - 1):  # accepted draft rows are moved into place
                     self.cache.write(request, reached + i, emitted[i])
                 reached += len(emitted) - 1
@@ -325,8 +325,8 @@ class Simulation:
                 r.status,
                 r.slot,
                 r.computed,
-                r.ahead,
-                r.ladder,
+                r.rows_in_flight,
+                r.rows_by_depth,
                 repr(r.stats),
                 repr(r.params),
             )
@@ -381,11 +381,11 @@ def check_span(span: Span, sim: Simulation) -> None:
     start = request.computed if request.status is Status.RUNNING else sim.cache.match(request)[0]
     assert span.real >= 1
     assert span.decides == (start + span.real == request.known)
-    assert span.draft == request.ladder[span.depth]
+    assert span.draft == request.rows_by_depth[span.depth]
     if not span.decides:
         assert span.depth == 0 and span.draft == 0, "a draft without a decision"
-    elif request.whole:
-        assert span.depth == len(request.ladder) - 1, "a window was shrunk"
+    elif request.all_or_nothing:
+        assert span.depth == len(request.rows_by_depth) - 1, "a window was shrunk"
     else:
         assert span.depth < request.params.max_tokens - len(request.output_ids), "rows that cannot be emitted"
 
@@ -410,9 +410,9 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
     for request in sim.queue.running:
         if request in served or request in plan.preempted:
             continue
-        owed = request.known - request.computed
-        real, depth = least_span(request, owed)
-        rows = real + request.ladder[depth]
+        uncomputed = request.known - request.computed
+        real, depth = least_span(request, uncomputed)
+        rows = real + request.rows_by_depth[depth]
         assert not plan.admitted or rows > 1, "a newcomer overtook a running request"
         if rows == 1 and sim.cache.missing(request, request.computed + 1) == 0:
             for span in plan.spans:
@@ -425,8 +425,8 @@ def check_turns(plan: StepPlan, sim: Simulation) -> None:
     running, waiting = in_turn(sim)
     if not waiting or len(running) < sim.scenario.budget.requests:
         return
-    owed = {request: least_span(request, request.known - request.computed) for request in running}
-    needs = [(real + request.ladder[depth], request) for request, (real, depth) in owed.items()]
+    uncomputed = {request: least_span(request, request.known - request.computed) for request in running}
+    needs = [(real + request.rows_by_depth[depth], request) for request, (real, depth) in uncomputed.items()]
     pages = sum(sim.cache.missing(request, request.computed + rows) for rows, request in needs)
     if pages > sim.cache.available() or sum(rows for rows, _ in needs) > sim.scenario.budget.tokens:
         return
@@ -438,13 +438,13 @@ def check_turns(plan: StepPlan, sim: Simulation) -> None:
 def check_drafts_come_last(plan: StepPlan, sim: Simulation) -> None:
     """Who is served, admitted and preempted, and how much of what each knows is run, is the same as if nobody who may
     draft less drafted at all."""
-    drafting = [request for request in sim.requests if not request.whole]
-    ladders = [request.ladder for request in drafting]
+    drafting = [request for request in sim.requests if not request.all_or_nothing]
+    rows_by_depths = [request.rows_by_depth for request in drafting]
     for request in drafting:
-        request.ladder = (0,)
+        request.rows_by_depth = (0,)
     bare = sim.planner.plan(sim.queue, sim.cache)
-    for request, ladder in zip(drafting, ladders, strict=True):
-        request.ladder = ladder
+    for request, rows_by_depth in zip(drafting, rows_by_depths, strict=True):
+        request.rows_by_depth = rows_by_depth
     assert (bare.admitted, bare.preempted) == (plan.admitted, plan.preempted)
     assert [(s.request.id, s.start, s.real) for s in bare.spans] == [
         (s.request.id, s.start, s.real) for s in plan.spans
@@ -482,8 +482,8 @@ def crowd(seed: int) -> Scenario:
             family=rng.randrange(3),
             prompt=rng.randint(1, 30),
             max_tokens=rng.randint(1, 30),
-            ladder=tuple(range(rng.randint(1, 5))),
-            whole=rng.random() < 0.4,
+            rows_by_depth=tuple(range(rng.randint(1, 5))),
+            all_or_nothing=rng.random() < 0.4,
             priority=rng.choice([0, 0, 0, 1]),
             tenant=rng.choice(["", "", "other"]) if seed % 2 else "",
             arrives=rng.randrange(20),

@@ -43,8 +43,8 @@ def request(
     arrival: int = 0,
     *,
     draft: int = 0,
-    ladder: tuple[int, ...] | None = None,
-    whole: bool = False,
+    rows_by_depth: tuple[int, ...] | None = None,
+    all_or_nothing: bool = False,
     emitted: int = 0,
     max_tokens: int | None = 100,
     priority: int = 0,
@@ -55,8 +55,8 @@ def request(
         prompt_ids=[1] * prompt,
         params=SamplingParams(max_tokens=max_tokens),
         speculation=Speculation(),
-        ladder=tuple(range(draft + 1)) if ladder is None else ladder,
-        whole=whole,
+        rows_by_depth=tuple(range(draft + 1)) if rows_by_depth is None else rows_by_depth,
+        all_or_nothing=all_or_nothing,
         priority=priority,
         arrival=arrival,
         tenant=tenant,
@@ -109,7 +109,7 @@ def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
     """A ladder's depths are taken or left as they are: with 5 rows left, a depth of 6 rows falls back to one
     of 2."""
     planner, queue, pages = setup(6)
-    start(queue, pages, request("a", 8, ladder=(0, 2, 6), emitted=1))
+    start(queue, pages, request("a", 8, rows_by_depth=(0, 2, 6), emitted=1))
     (span,) = planner.plan(queue, pages).spans
     assert (span.real, span.depth, span.draft) == (1, 1, 2)
 
@@ -130,7 +130,7 @@ def test_windows_that_wait_for_rows_keep_nobody_waiting() -> None:
     """Two windows of 3 + 3 rows in a budget of 9 leave a newcomer three rows."""
     planner, queue, pages = setup(9, 4, free=40)
     for arrival, name in enumerate("ab"):
-        start(queue, pages, request(name, 8, arrival, draft=3, whole=True, emitted=3), computed=8)
+        start(queue, pages, request(name, 8, arrival, draft=3, all_or_nothing=True, emitted=3), computed=8)
     queue.add(request("new", 20, 2))
     assert shape(planner.plan(queue, pages)) == [("a", 3, 3, True), ("new", 3, 0, False)]
 
@@ -164,7 +164,7 @@ def test_without_max_tokens_the_ladder_is_the_limit() -> None:
 
 def test_a_window_is_not_shrunk_for_max_tokens() -> None:
     planner, queue, pages = setup(64)
-    start(queue, pages, request("a", 8, draft=4, whole=True, emitted=5, max_tokens=6))
+    start(queue, pages, request("a", 8, draft=4, all_or_nothing=True, emitted=5, max_tokens=6))
     assert shape(planner.plan(queue, pages)) == [("a", 1, 4, True)]
 
 
@@ -172,7 +172,7 @@ def test_a_whole_prompt_in_a_small_budget_ends_with_its_window() -> None:
     """100 tokens, 10 rows, 3 probes: chunks of 10, then one that leaves a row, then that row and the
     window."""
     planner, queue, pages = setup(10)
-    item = start(queue, pages, request("a", 100, draft=3, whole=True), computed=0)
+    item = start(queue, pages, request("a", 100, draft=3, all_or_nothing=True), computed=0)
     seen = []
     while item.computed < item.known:
         (span,) = planner.plan(queue, pages).spans
@@ -186,7 +186,7 @@ def test_a_window_waits_when_it_does_not_fit_and_others_use_the_rows() -> None:
     meanwhile."""
     planner, queue, pages = setup(9)
     for arrival, name in enumerate("ab"):
-        start(queue, pages, request(name, 8, arrival, draft=3, whole=True, emitted=3), computed=8)
+        start(queue, pages, request(name, 8, arrival, draft=3, all_or_nothing=True, emitted=3), computed=8)
     start(queue, pages, request("c", 8, 2, draft=5))
     assert shape(planner.plan(queue, pages)) == [("a", 3, 3, True), ("c", 1, 2, True)]
 
@@ -195,14 +195,14 @@ def test_windows_come_before_the_drafts_of_better_ranked_requests() -> None:
     """b owes the 4 tokens of a full window: with 3 probes, 7 rows that a's draft may not eat into."""
     planner, queue, pages = setup(10)
     start(queue, pages, request("a", 8, 0, draft=7))
-    start(queue, pages, request("b", 8, 1, draft=3, whole=True, emitted=4), computed=8)
+    start(queue, pages, request("b", 8, 1, draft=3, all_or_nothing=True, emitted=4), computed=8)
     assert shape(planner.plan(queue, pages)) == [("a", 1, 2, True), ("b", 4, 3, True)]
 
 
 def test_smallest_budget_holds_a_window_and_what_it_leaves() -> None:
     assert smallest_budget(request("a", 8, draft=4)) == 1
-    assert smallest_budget(request("a", 8, draft=4, whole=True)) == 9
-    assert smallest_budget(request("a", 8, draft=0, whole=True)) == 1
+    assert smallest_budget(request("a", 8, draft=4, all_or_nothing=True)) == 9
+    assert smallest_budget(request("a", 8, draft=0, all_or_nothing=True)) == 1
 
 
 def test_the_last_in_rank_is_preempted_and_nobody_admitted() -> None:
@@ -366,7 +366,7 @@ def test_rows_in_flight_count_as_pages_but_not_as_tokens() -> None:
     on."""
     planner, queue, pages = setup(64)
     item = start(queue, pages, request("a", 9, draft=3))
-    item.ahead = 4
+    item.rows_in_flight = 4
     (span,) = planner.plan(queue, pages).spans
     assert (span.real, span.draft, span.decides, span.end) == (1, 3, True, 16)
     pages.free = 0  # 2 pages: storage [0, 8); the span would begin at 12 in the worst case
@@ -376,16 +376,16 @@ def test_rows_in_flight_count_as_pages_but_not_as_tokens() -> None:
 def test_the_chunk_behind_one_in_flight_is_exact() -> None:
     planner, queue, pages = setup(10)
     item = start(queue, pages, request("a", 25, draft=3), computed=0)
-    item.ahead = 10
+    item.rows_in_flight = 10
     assert shape(planner.plan(queue, pages)) == [("a", 10, 0, False)]
-    item.ahead = 20
+    item.rows_in_flight = 20
     assert shape(planner.plan(queue, pages)) == [("a", 5, 3, True)]
 
 
 def test_a_window_in_flight_leaves_at_most_what_it_can_emit() -> None:
     planner, queue, pages = setup(64)
-    item = start(queue, pages, request("a", 9, draft=3, whole=True))
-    item.ahead = 4
+    item = start(queue, pages, request("a", 9, draft=3, all_or_nothing=True))
+    item.rows_in_flight = 4
     assert shape(planner.plan(queue, pages)) == [("a", 4, 3, True)]
 
 

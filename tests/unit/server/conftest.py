@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.server import Served, serving, settle, until
+from support.doubles.server import Served, serving, settle, until
 
 
 @pytest.fixture(scope="session")

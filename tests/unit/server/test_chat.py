@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.server import Served, offline, serving
+from support.doubles.server import Served, offline, serving
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "def f(x):"}]
 RENDERED = "<|system|>be brief\n<|user|>def f(x):\n<|assistant|>"

@@ -10,7 +10,7 @@ from stridelm.builtin import builtin_path
 from stridelm.server.messages import Score
 from stridelm.server.openai.completions import legacy_logprobs
 from stridelm.text.tokenizer import Tokenizer
-from support.server import PROMPT, Served, llm, offline
+from support.doubles.server import PROMPT, Served, llm, offline
 
 SPECULATIONS = ["off", "ngram", {"drafter": "mtp", "depth": 2}, {"drafter": "mask", "depth": 1}, "suffix", "eagle"]
 

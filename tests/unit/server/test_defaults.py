@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.server import Served, serving
+from support.doubles.server import Served, serving
 
 RECOMMENDED = {"temperature": 0.9, "top_k": 6, "top_p": 0.8, "min_p": 0.01, "repetition_penalty": 1.4}
 LIMIT = 11

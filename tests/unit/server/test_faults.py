@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from stridelm import SamplingParams
-from support.server import PROMPT, Served, gauges, llm, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, gauges, llm, offline, serving, settle, until
 
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
@@ -184,7 +184,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
     beside it gets every token, and the engine's process stays the one it was. Sent again and again."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=300, ignore_eos=True)
     said: list[str] = []
-    site = Path(__file__).parents[2] / "support" / "planted_site"
+    site = Path(__file__).parents[2] / "support" / "doubles" / "planted_site"
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     with (
         serving(tmp_path, environment={"PYTHONPATH": path}) as served,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stridelm.server.openai.inert import InertFields
-from support.server import Served
+from support.doubles.server import Served
 
 VALUES: dict[str, list[Any]] = {
     "user": ["u-1"],

@@ -17,7 +17,7 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.builtin import builtin_path
 from stridelm.text.tokenizer import Tokenizer
-from support.server import Served, llm, offline
+from support.doubles.server import Served, llm, offline
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: make test EXTRAS=dev,harness")
 

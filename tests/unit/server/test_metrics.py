@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stridelm.engine.figures import RequestMetrics
+from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
-from stridelm.server.link import Generation
+from stridelm.server.engine_client import Generation
 from stridelm.server.messages import Delta, Finish, Report
 from stridelm.server.metrics import CONTENT_TYPE, Metrics
 

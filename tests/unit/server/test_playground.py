@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stridelm.server.errors import unauthorised
-from support.server import PROMPT, Served, gauges, settle
+from support.doubles.server import PROMPT, Served, gauges, settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from stridelm.server.document import ERRORS, GENERATING
-from support.server import Served, serving, settle
+from stridelm.server.openapi import ERRORS, GENERATING
+from support.doubles.server import Served, serving, settle
 
 DRAWN = settings(
     max_examples=15,

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from stridelm import SamplingParams
-from support.server import PROMPT, Served, llm, settle
+from support.doubles.server import PROMPT, Served, llm, settle
 
 SCHEMA = {
     "type": "object",

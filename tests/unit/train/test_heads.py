@@ -124,14 +124,14 @@ def test_acceptance_is_of_chains_that_were_right_so_far(stage, target, said):
     rows = said.on(torch.device("cpu")).long()
     with torch.no_grad():
         states = target_states(target, rows, judge.model.taps)
-        fed = list(unrolled(judge.model, states, rows, PROMPT - 2, 3))
-        guesses = [judge.model.logits(x.flatten(0, 1)).argmax(-1).view(x.shape[:2]) for x in fed]
+        hidden = list(unrolled(judge.model, states, rows, PROMPT - 2, 3))
+        guesses = [judge.model.logits(x.flatten(0, 1)).argmax(-1).view(x.shape[:2]) for x in hidden]
     for depth, guess in enumerate(guesses):  # every second guess of every depth is made right, depth by depth others
         truth = rows[:, PROMPT + depth :]
         guess.copy_(torch.where(torch.arange(truth.shape[1]) % 4 > depth, truth, (truth + 1) % 64))
     replies = iter(guesses)
-    judge.model.logits = lambda fed: torch.nn.functional.one_hot(next(replies).flatten(), 64).float()
-    judge.kind.nats = lambda head, fed, sought: torch.zeros(len(fed))
+    judge.model.logits = lambda hidden: torch.nn.functional.one_hot(next(replies).flatten(), 64).float()
+    judge.kind.nats = lambda head, hidden, sought: torch.zeros(len(hidden))
     right, reached = [0, 0, 0], [0, 0, 0]
     for row in range(1, 16, 2):  # the greedy ones
         end = LENGTH if row != 3 else 13

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
-from stridelm.draft.follow import FollowingDrafter
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 from stridelm.train.continuations import Continuations, Plan
@@ -50,7 +50,7 @@ def rows() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def head(kind, target, rows) -> FollowingHead:
+def head(kind, target, rows) -> DraftHead:
     """A head as if trained: what training starts with at zero is drawn too."""
     head = kind.build(target, Continuations(PLAN, rows.numpy().astype("uint16")), seed=0).requires_grad_(False)
     generator = torch.Generator().manual_seed(2)
@@ -60,7 +60,7 @@ def head(kind, target, rows) -> FollowingHead:
 
 
 @torch.no_grad()
-def said(head: FollowingHead, states: States, rows: torch.Tensor, first: int, depth=DEPTH) -> list[torch.Tensor]:
+def said(head: DraftHead, states: States, rows: torch.Tensor, first: int, depth=DEPTH) -> list[torch.Tensor]:
     """[B, S, V] logits at each depth."""
     return [head.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2]) for x in unrolled(head, states, rows, first, depth)]
 
@@ -71,14 +71,14 @@ def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, m
     config = kind.config(head, json.loads((path / "config.json").read_text()))
     (tmp_path / "config.json").write_text(json.dumps(config))
     drafts: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
-    propose = FollowingDrafter.propose
+    propose = HeadDrafter.propose
 
     def watched(self, group):
         logits: list[torch.Tensor] = []
         say = self.head.logits
 
-        def heard(fed):
-            logits.append(say(fed))
+        def heard(hidden):
+            logits.append(say(hidden))
             return logits[-1].clone()
 
         with monkeypatch.context() as patch:
@@ -89,7 +89,7 @@ def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, m
             drafts.append((group.table.tokens[slot, : int(group.table.known[slot])].clone(), draft.tokens[0], logits))
         return draft
 
-    monkeypatch.setattr(FollowingDrafter, "propose", watched)
+    monkeypatch.setattr(HeadDrafter, "propose", watched)
     options = {"dtype": "float32", "skip_tokenizer_init": True, "num_pages": 16, "strict": True}
     llm = LLM(str(path), drafter=kind.drafter, drafter_model=str(tmp_path), depth=DEPTH, **options)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -13,7 +13,7 @@ from test_walk import VOCAB, random_draft
 from stridelm.params import Speculation
 from stridelm.types import Draft
 from stridelm.verify import RULES, lenient
-from support.attempts import give, hearing
+from support.checks.attempts import give, inputs
 
 Takes = Callable[[list[float], int], bool]
 
@@ -74,7 +74,7 @@ def test_the_longest_path_is_taken(rule: str, width: int, monkeypatch: pytest.Mo
     p = p.softmax(-1).masked_fill(p == -50.0, 0.0)
     drawn = torch.randint(0, VOCAB, (spans, width + 1), generator=generator)
     decides = torch.rand(spans, generator=generator) < 0.9
-    heard = hearing(draft, [speculation for speculation, _ in asked], decides)
+    heard = inputs(draft, [speculation for speculation, _ in asked], decides)
     give(monkeypatch, p)
     monkeypatch.setattr(lenient, "draw_nodes", lambda heard: drawn)
     known = heard.table.known.tolist()

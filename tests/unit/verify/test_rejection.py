@@ -16,11 +16,11 @@ from stridelm.params import Speculation
 from stridelm.sample.noise import DRAFT
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify import RULES, attempt, block, rejection
-from support import lab
-from support.attempts import CPU, P, every_output, give, hearing, plainly, weigh
-from support.interpreter import INTERPRETED
-from support.lab import LENGTH, Lab, LikeliestTree, check_joint, trees_registered
-from support.tree_drafter import registered
+from support.checks.attempts import CPU, P, every_output, give, inputs, plainly, weigh
+from support.doubles import lab
+from support.doubles.interpreter import INTERPRETED
+from support.doubles.lab import LENGTH, Lab, LikeliestTree, check_joint, trees_registered
+from support.doubles.tree_drafter import registered
 
 SAMPLES = 200_000
 SHAPES = {"chain": (-1, 0, 1), "siblings": (-1, -1, -1), "tree": (-1, -1, 0, 0), "bush": (-1, 0, -1)}
@@ -82,7 +82,7 @@ def test_what_a_draft_says_of_itself(rule: str, shape: str, monkeypatch: pytest.
     q = torch.randn(count, len(parents), vocab, generator=generator).softmax(-1)
     chances = torch.rand(count, len(parents) + 1, generator=generator, dtype=torch.float64)
     tokens = torch.rand(count, vocab, generator=generator).argsort(1)[:, : len(parents)]
-    live = torch.ones_like(tokens, dtype=torch.bool)
+    valid = torch.ones_like(tokens, dtype=torch.bool)
     tree = TreeShape.of(parents, [CANDIDATE] * len(parents), CPU)
     fewer = q.clone()
     for row, parent in enumerate(parents):
@@ -92,8 +92,8 @@ def test_what_a_draft_says_of_itself(rule: str, shape: str, monkeypatch: pytest.
         fewer[:, row] /= fewer[:, row].sum(1, keepdim=True)
     certain = torch.zeros_like(q).scatter_(2, tokens[:, :, None], 1.0)
     for one, other in ((None, certain), (q, fewer)):
-        got = weigh(rule, tree.draft(tokens, live, one), p, chances, monkeypatch)
-        wanted = weigh(rule, tree.draft(tokens, live, other), p, chances, monkeypatch)
+        got = weigh(rule, tree.draft(tokens, valid, one), p, chances, monkeypatch)
+        wanted = weigh(rule, tree.draft(tokens, valid, other), p, chances, monkeypatch)
         assert torch.equal(got[0], wanted[0]) and len(got[0].unique()) > 2
         torch.testing.assert_close(got[1], wanted[1])
 
@@ -149,7 +149,7 @@ def plain_block(draft: Draft, span: int, p: list[list[float]], q: Any, chance: l
 
 
 def children(draft: Draft, span: int) -> list[int]:
-    return [j for j in range(draft.width) if draft.live[span, j] and draft.roles[span, j] == CANDIDATE]
+    return [j for j in range(draft.width) if draft.valid[span, j] and draft.roles[span, j] == CANDIDATE]
 
 
 PLAIN = {"rejection": plain_rejection, "block": plain_block}
@@ -169,7 +169,7 @@ def test_verdicts(rule: str, width: int, drawn: bool, monkeypatch: pytest.Monkey
     draft.probs = q if drawn else None
     chance = torch.rand(spans, width + 1, generator=generator, dtype=torch.float64) ** 2
     decides = torch.rand(spans, generator=generator) < 0.9
-    heard = hearing(draft, [Speculation("any", 9, rule)], decides, vocab=VOCAB)
+    heard = inputs(draft, [Speculation("any", 9, rule)], decides, vocab=VOCAB)
     give(monkeypatch, p, chance)
     known = heard.table.known.tolist()
     verdict = RULES.get(rule)().decide(heard)

@@ -16,10 +16,10 @@ from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 from stridelm.verify.rule import Rule
-from support.bounds import BOUNDS, bounds_registered
-from support.identity import POOL, check_identity, mixed_jobs, prompts
-from support.stand import Job, Stand, accepted, all_speculations, assert_same
-from support.tree_drafter import registered
+from support.checks.identity import POOL, check_identity, mixed_jobs, prompts
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.doubles.stand import Job, Stand, accepted, all_speculations, assert_same
+from support.doubles.tree_drafter import registered
 
 GREEDY = ("rejection", "block", "typical")
 """Rules that at temperature 0 are plain decoding."""
@@ -32,7 +32,7 @@ def test_rules_are_complete(name: str) -> None:
     assert rule.like is None or rule.like in RULES
     assert not (rule.simulated and rule.lossless)
     assert issubclass(rule, Rule) and rule.name == name
-    assert isinstance(rule.lossless, bool) and isinstance(rule.whole, bool)
+    assert isinstance(rule.lossless, bool) and isinstance(rule.all_or_nothing, bool)
     assert rule.lossless or not rule.coupled
     assert any(rule.works_with(DRAFTERS.get(name).rules, DRAFTERS.get(name).branches) for name in DRAFTERS)
 

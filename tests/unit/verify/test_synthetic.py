@@ -21,15 +21,15 @@ from stridelm.draft.base import chain
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic, trust
-from stridelm.verify.rule import Hearing
-from support import attempts
-from support.bounds import BOUNDS, bounds_registered
-from support.identity import prompts
-from support.interpreter import INTERPRETED
-from support.lab import able_drafters
-from support.stand import Job, Stand, assert_same
-from support.tree_drafter import NAME as TREE
-from support.tree_drafter import registered
+from stridelm.verify.rule import VerifyInput
+from support.checks import attempts
+from support.checks.identity import prompts
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.doubles.interpreter import INTERPRETED
+from support.doubles.lab import able_drafters
+from support.doubles.stand import Job, Stand, assert_same
+from support.doubles.tree_drafter import NAME as TREE
+from support.doubles.tree_drafter import registered
 
 CPU = torch.device("cpu")
 MEANS = [(1.0, 1), (1.7, 1), (2.0, 1), (1.0, 4), (2.5, 4), (4.9, 4), (5.0, 4), (3.0, 64), (60.0, 64)]
@@ -61,9 +61,9 @@ def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> Non
     assert all(abs(float(more[n]) - p**n) < 1e-5 for n in range(depth + 1))
 
 
-def hearing(draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None) -> Hearing:
+def inputs(draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None) -> VerifyInput:
     """Spans of requests that ask for (mean, depth) in turn. No logits: they are not looked at."""
-    return attempts.hearing(draft, [Speculation("any", depth, "synthetic", mean) for mean, depth in asked], decides)
+    return attempts.inputs(draft, [Speculation("any", depth, "synthetic", mean) for mean, depth in asked], decides)
 
 
 def full_chains(count: int, depth: int, role: int = CANDIDATE) -> Draft:
@@ -71,10 +71,10 @@ def full_chains(count: int, depth: int, role: int = CANDIDATE) -> Draft:
     return chain(depth, role, CPU).draft(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
 
-def decide(rule: str, heard: Hearing, drawn: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+def decide(rule: str, heard: VerifyInput, drawn: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Verdict:
     """The rule's verdict where the sampler draws these tokens."""
-    monkeypatch.setattr(synthetic, "draw_nodes", lambda hearing: drawn)
-    monkeypatch.setattr(trust, "_draw_window", lambda hearing: drawn)
+    monkeypatch.setattr(synthetic, "draw_nodes", lambda inputs: drawn)
+    monkeypatch.setattr(trust, "_draw_window", lambda inputs: drawn)
     return RULES.get(rule)().decide(heard)
 
 
@@ -84,7 +84,7 @@ def test_full_drafts_emit_the_mean(rule: str, mean: float, depth: int, monkeypat
     """Over 20,000 requests the numbers emitted have the distribution's frequencies."""
     count = 20_000
     role = CANDIDATE if rule == "synthetic" else PROBE
-    heard = hearing(full_chains(count, depth, role), [(mean, depth)])
+    heard = inputs(full_chains(count, depth, role), [(mean, depth)])
     drawn = torch.full((count, depth + 1), 5)
     verdict = decide(rule, heard, drawn, monkeypatch)
     p = synthetic.chance_of_another(mean, depth)
@@ -102,16 +102,16 @@ def test_means_are_each_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of different lengths share a call, and each gets what it gets in a call of its own."""
     asked = [(1.2, 6), (3.0, 6), (3.0, 2), (6.5, 6)]
     draft, drawn = full_chains(8000, 6), torch.full((8000, 7), 5)
-    mixed = decide("synthetic", hearing(draft, asked), drawn, monkeypatch).counts
+    mixed = decide("synthetic", inputs(draft, asked), drawn, monkeypatch).counts
     for turn, one in enumerate(asked):
-        alone = decide("synthetic", hearing(draft, [one]), drawn, monkeypatch).counts
+        alone = decide("synthetic", inputs(draft, [one]), drawn, monkeypatch).counts
         assert torch.equal(mixed[turn::4], alone[turn::4])
         assert abs(float(alone.double().mean()) - one[0]) < 0.1
 
 
 def test_seed_sample_and_position_decide() -> None:
     """Each of them changes the number; the target's own noise has no part in it."""
-    heard = hearing(full_chains(4000, 4), [(2.5, 4)])
+    heard = inputs(full_chains(4000, 4), [(2.5, 4)])
     first = synthetic.draw_accepted(heard)
     sampling, table = heard.sampler.table, heard.table
     for tensor in (sampling.seed, sampling.sample_index, table.known):
@@ -132,7 +132,7 @@ def plain_walk(draft: Draft, span: int, drawn: list[int], levels: int) -> tuple[
         children = [
             row
             for row in range(draft.width)
-            if draft.live[span, row] and draft.roles[span, row] == CANDIDATE and draft.parents[span, row] == at
+            if draft.valid[span, row] and draft.roles[span, row] == CANDIDATE and draft.parents[span, row] == at
         ]
         reached += bool(children)
         if not children or len(path) == levels:
@@ -152,7 +152,7 @@ def test_the_first_live_child_is_taken(seed: int, width: int, monkeypatch: pytes
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, 6, (spans, width + 1), generator=generator)
     decides = torch.rand(spans, generator=generator) < 0.9
-    heard = hearing(draft, [(4.0, depth), (9.0, depth)], decides)
+    heard = inputs(draft, [(4.0, depth), (9.0, depth)], decides)
     levels, known = synthetic.draw_accepted(heard).tolist(), heard.table.known.tolist()
     verdict = decide("synthetic", heard, drawn, monkeypatch)
     longest = 0
@@ -162,7 +162,7 @@ def test_the_first_live_child_is_taken(seed: int, width: int, monkeypatch: pytes
             assert numbers == [0] * 5 and heard.table.known[span] == known[span]
             continue
         tokens, path, reached = plain_walk(draft, span, drawn[span].tolist(), levels[span])
-        drafted = int((draft.live[span] & (draft.roles[span] == CANDIDATE)).sum())
+        drafted = int((draft.valid[span] & (draft.roles[span] == CANDIDATE)).sum())
         assert numbers == [len(tokens), len(path), len(path), reached, drafted]
         assert verdict.tokens[span, : len(tokens)].tolist() == tokens
         assert verdict.path[span, : len(path)].tolist() == path
@@ -185,7 +185,7 @@ def test_the_kernels_say_the_same(rule: str, asked: list[tuple[float, int]], mon
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(0, 6, (spans, width + 1), generator=generator)
     decides = torch.rand(spans, generator=generator) < 0.9
-    ours, theirs = (hearing(draft, asked, decides) for _ in range(2))
+    ours, theirs = (inputs(draft, asked, decides) for _ in range(2))
     wanted = decide(rule, theirs, drawn, monkeypatch)
     real = torch.arange(spans) % 5 != 4
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -221,7 +221,7 @@ class Watch(TorchDispatchMode):
 
 def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a step can be captured: the second time, with requests that ask for the same."""
-    heard, drawn = hearing(full_chains(6, 4), [(2.5, 4)]), torch.full((6, 5), 5)
+    heard, drawn = inputs(full_chains(6, 4), [(2.5, 4)]), torch.full((6, 5), 5)
     windows = synthetic.SyntheticTrust()
     decide("synthetic", heard, drawn, monkeypatch)
     with Watch() as watch:
@@ -239,12 +239,12 @@ def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
     """(live levels of the draft, tokens emitted) of every deciding span."""
     heard: list[tuple[int, int]] = []
-    door = llm.engine.door
-    verify = door.verify
+    verifier = llm.engine.verifier
+    verify = verifier.verify
 
     def listening(batch: ForwardBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
         verdict = verify(batch, draft, logits)
-        levels = torch.where(draft.live, draft.depths, 0)
+        levels = torch.where(draft.valid, draft.depths, 0)
         if draft.max_depth:
             levels = torch.where(draft.roles == CANDIDATE, levels, 0)
         for i, span in enumerate(batch.spans):
@@ -252,11 +252,11 @@ def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
                 heard.append((int(levels[i].max()) if draft.width else 0, int(verdict.counts[i])))
         return verdict
 
-    door.verify = listening  # type: ignore[method-assign]
+    verifier.verify = listening  # type: ignore[method-assign]
     try:
         yield heard
     finally:
-        del door.verify
+        del verifier.verify
 
 
 def jobs_of(stand: Stand, kind: dict[str, Any], count: int, temperature: float = 0.8, length: int = 24) -> list[Job]:

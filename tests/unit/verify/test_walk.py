@@ -11,7 +11,7 @@ import torch
 from stridelm.draft.base import TreeShape
 from stridelm.types import CANDIDATE, PROBE, Draft
 from stridelm.verify.exact import candidate_history, walk
-from support.attention import random_tree
+from support.oracles.attention import random_tree
 
 VOCAB = 6
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def random_draft(seed: int, spans: int, width: int) -> Draft:
     """Trees over a small vocabulary, with probes and dead rows; siblings hold different tokens."""
     rng = random.Random(seed)
-    tokens, live, shapes = [], [], []
+    tokens, valid, shapes = [], [], []
     for _ in range(spans):
         parents, roles, alive = list(random_tree(rng, width)), [], []
         row_tokens: list[int] = []
@@ -33,13 +33,13 @@ def random_draft(seed: int, spans: int, width: int) -> Draft:
             parent_lives = parents[row] < 0 or alive[parents[row]]
             alive.append(bool(free) and parent_lives and rng.random() < 0.9)
         tokens.append(row_tokens)
-        live.append(alive)
+        valid.append(alive)
         shapes.append(TreeShape.of(parents, roles, CPU))
-    draft = shapes[0].draft(torch.tensor(tokens), torch.tensor(live))
+    draft = shapes[0].draft(torch.tensor(tokens), torch.tensor(valid))
     for name in ("parents", "roles", "depths", "ancestors"):
         setattr(draft, name, torch.stack([getattr(shape, name) for shape in shapes]))
     draft.candidates = np.stack([shape.candidates for shape in shapes])
-    draft.straight = all(shape.straight for shape in shapes)
+    draft.is_chain = all(shape.is_chain for shape in shapes)
     draft.max_depth = max(shape.max_depth for shape in shapes)
     return draft
 
@@ -51,7 +51,7 @@ def plain_walk(draft: Draft, span: int, drawn: list[int]) -> tuple[list[int], li
         children = [
             row
             for row in range(draft.width)
-            if draft.live[span, row] and draft.roles[span, row] == CANDIDATE and draft.parents[span, row] == at
+            if draft.valid[span, row] and draft.roles[span, row] == CANDIDATE and draft.parents[span, row] == at
         ]
         reached += bool(children)
         match = [row for row in children if draft.tokens[span, row] == tokens[-1]]
@@ -87,7 +87,7 @@ def test_walk(seed: int, width: int) -> None:
         assert verdict.rows[span, :count].tolist() == [int(nodes[span, row + 1]) for row in (-1, *path)]
         assert int(verdict.leaf[span]) == (path[-1] if path else -1)
         assert (int(verdict.accepted[span]), int(verdict.reached[span])) == (len(path), reached)
-        assert int(verdict.drafted[span]) == int((draft.live[span] & (draft.roles[span] == CANDIDATE)).sum())
+        assert int(verdict.drafted[span]) == int((draft.valid[span] & (draft.roles[span] == CANDIDATE)).sum())
         longest = max(longest, len(path))
     assert longest > 1 or width == 1
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.eagle.head import Eagle1Head, Eagle3Head, EagleHead
 from stridelm.draft.eagle.layout import Layout
-from stridelm.draft.follow import FollowingDrafter
 from stridelm.draft.given import Given, given
-from stridelm.draft.heads import FollowingHead, load_head
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.draft.heads import DraftHead, load_head
 from stridelm.models.layers.decoder import Decoder
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 
 
-class EagleDrafter(FollowingDrafter):
+class EagleDrafter(HeadDrafter):
     name = "eagle"
     takes = "an EAGLE head of SafeAILab's, SpecForge's or speculators' layout"
 
@@ -21,13 +21,13 @@ class EagleDrafter(FollowingDrafter):
         return Layout.of(given) is not None
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         if "eagle" not in target.heads:
             return "no EAGLE head is given; name its directory in drafter_model"
         return _layout(target).misfit(target)
 
     @classmethod
-    def empty(cls, target: Target, model: Decoder) -> EagleHead:
+    def empty(cls, target: TargetInfo, model: Decoder) -> EagleHead:
         layout = _layout(target)
         if not layout.is_third:
             return Eagle1Head(model, layout.spec(), own_embedding=layout.own_embedding, bias=layout.bias)
@@ -40,17 +40,17 @@ class EagleDrafter(FollowingDrafter):
             norm_before_residual=layout.norm_before_residual,
         )
 
-    def load(self, head: FollowingHead, serving: Serving) -> FollowingHead:
+    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
         assert isinstance(head, EagleHead)
-        layout, device = _layout(self.target), serving.model.norm.device
-        head = load_head(head, layout.given.path, layout.tensors if self.target.weighted else None, serving)
+        layout, device = _layout(self.target), runtime.model.norm.device
+        head = load_head(head, layout.given.path, layout.tensors if self.target.weighted else None, runtime)
         head.prepare(device)
         if isinstance(head, Eagle3Head):
-            head.ids = layout.ids(serving.model.spec.vocab_size).to(device)
+            head.ids = layout.ids(runtime.model.spec.vocab_size).to(device)
         return head
 
 
-def _layout(target: Target) -> Layout:
+def _layout(target: TargetInfo) -> Layout:
     layout = Layout.of(given(target.heads["eagle"]))
     assert layout is not None
     return layout

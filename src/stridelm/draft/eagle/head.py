@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import (
     Attend,
     Attention,
@@ -31,7 +31,7 @@ from stridelm.models.layers.rope import Rope
 from stridelm.types import States
 
 
-class EagleHead(FollowingHead):
+class EagleHead(DraftHead):
     """What both kinds share. Its tensors are named as in EAGLE's own checkpoints, its layer "layers.0."."""
 
     def __init__(self, target: Decoder, spec: DecoderSpec, *, reads: int, own_embedding: bool) -> None:
@@ -94,16 +94,16 @@ class Eagle1Head(EagleHead):
         self,
         module: int,
         ids_N: torch.Tensor,
-        fed_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
         attend: Attend,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        x = self.join(torch.cat((self.embed(ids_N), fed_NH), dim=-1))
+        x = self.join(torch.cat((self.embed(ids_N), hidden_NH), dim=-1))
         return self._layer(x, x, positions_N, attend, wanted_M)
 
-    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
-        return self._target[0].logits(fed_MH)
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        return self._target[0].logits(hidden_MH)
 
     def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         yield from super().checkpoint_slots()
@@ -146,23 +146,23 @@ class Eagle3Head(EagleHead):
         self,
         module: int,
         ids_N: torch.Tensor,
-        fed_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
         attend: Attend,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         eps = self.spec.norm_eps
         token = self.ops.norm(self.embed(ids_N), self.token_norm, eps)
-        hidden = self.ops.norm(fed_NH, self.hidden_norm, eps)
-        residual = hidden if self.norm_before_residual else fed_NH
+        hidden = self.ops.norm(hidden_NH, self.hidden_norm, eps)
+        residual = hidden if self.norm_before_residual else hidden_NH
         return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, attend, wanted_M)
 
-    def own_logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
+    def own_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """[M, Vd] over the tokens that the head can say."""
-        return self.head(self.ops.norm(fed_MH, self.norm, self.spec.norm_eps))
+        return self.head(self.ops.norm(hidden_MH, self.norm, self.spec.norm_eps))
 
-    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
-        own = self.own_logits(fed_MH)
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        own = self.own_logits(hidden_MH)
         everything = own.new_full((own.shape[0], self._target[0].spec.vocab_size), float("-inf"))
         return everything.index_copy_(1, self.ids, own)
 

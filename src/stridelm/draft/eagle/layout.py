@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given
 from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.hf import common_fields
@@ -84,7 +84,7 @@ class Layout:
         except Exception as error:
             raise ValueError(f"{self.given.path}/config.json does not describe an EAGLE head: {error}") from error
 
-    def misfit(self, target: Target) -> str | None:
+    def misfit(self, target: TargetInfo) -> str | None:
         """Why the head is not for this target, with the remedy; None if it is."""
         config, path = target.config, self.given.path
         verifier = (self.given.config.get("speculators_config") or {}).get("verifier") or {}

@@ -13,12 +13,12 @@ from functools import cache
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, Target, TreeShape, chain
+from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape, chain
 from stridelm.draft.guess import Guessing
 from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
@@ -33,8 +33,8 @@ class MaskDrafter(Drafter):
     options = frozenset({"draft_sample_method"})
     default_depth = 2
 
-    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
-        super().__init__(target, sampler, serving)
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
+        super().__init__(target, sampler, runtime)
         slots, device = target.max_num_seqs + 1, target.device
         self._proposals = torch.zeros(slots, MAX_VERIFIED_DEPTH, dtype=torch.int64, device=device)
         """[S, D] what the last step's probes proposed, from the position after the last known token on."""
@@ -42,12 +42,12 @@ class MaskDrafter(Drafter):
         """[S] how many of them there are."""
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         if not target.mask_token_ids:
             return "the checkpoint names no mask token; give mask_token_id if it was trained with one"
         return None
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         trusted = _is_trusted(speculation)
         method = speculation.draft_sample_method
@@ -82,14 +82,14 @@ class MaskDrafter(Drafter):
         rows = len(group.spans)
         masks = self._masks(depth)
         if _is_trusted(group.spans[0].request.speculation):
-            live = torch.ones(rows, depth, dtype=torch.bool, device=device)
-            return chain(depth, PROBE, device).draft(masks.expand(rows, -1), live)
+            valid = torch.ones(rows, depth, dtype=torch.bool, device=device)
+            return chain(depth, PROBE, device).draft(masks.expand(rows, -1), valid)
         tokens = torch.cat((self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1)
         ready = torch.arange(depth, device=device) < self._ready[group.slots][:, None]
         # Node 0, the last real row, is always there; a candidate's probes live and die with it.
         nodes = torch.cat((torch.ones_like(ready[:, :1]), ready), dim=1)
-        live = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
-        return _verified_shape(depth, device).draft(tokens, live)
+        valid = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
+        return _verified_shape(depth, device).draft(tokens, valid)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         depth = group.spans[0].depth

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Burden, Drafter, Group, Target
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
 from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
@@ -20,7 +20,7 @@ from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
@@ -32,14 +32,14 @@ class MedusaDrafter(Drafter):
     default_depth = 3
     takes = "Medusa heads"
 
-    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """Raises ValueError for weights that do not fit their layout."""
-        super().__init__(target, sampler, serving)
-        assert serving is not None
+        super().__init__(target, sampler, runtime)
+        assert runtime is not None
         heads = _empty(target)
         layout, slots = heads.layout, target.max_num_seqs + 1
-        self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, serving)
-        self._states = torch.zeros(slots, layout.width, dtype=serving.dtype, device=target.device)
+        self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, runtime)
+        self._states = torch.zeros(slots, layout.width, dtype=runtime.dtype, device=target.device)
         """[S, H] the target's state from which the last known token was drawn."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether there is one."""
@@ -49,26 +49,26 @@ class MedusaDrafter(Drafter):
         return MedusaLayout.of(given) is not None
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         layout = _layout(target)
         if layout is None:
             return "it has no Medusa heads; give the directory of heads that were trained for it as drafter_model"
         return layout.misfit(target)
 
     @classmethod
-    def usual_depth(cls, target: Target) -> int:
+    def usual_depth(cls, target: TargetInfo) -> int:
         return min(cls.default_depth, _empty(target).layout.heads)
 
     @classmethod
-    def burden(cls, target: Target, model: Decoder) -> Burden:
-        return Burden(sum(parameter.numel() for parameter in _empty(target).parameters()))
+    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
+        return MemoryNeed(sum(parameter.numel() for parameter in _empty(target).parameters()))
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         if depth > self.heads.layout.heads:
             raise ValueError(f"depth {depth} is over {self.heads.layout.heads}, the Medusa heads there are; lower it")
         replacing_lengths(speculation)
-        return Branching.of(speculation, depth).ladder(depth)
+        return Branching.of(speculation, depth).rows_by_depth(depth)
 
     def kind(self, span: Span) -> tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
@@ -94,14 +94,14 @@ class MedusaDrafter(Drafter):
         logits_RDV = self.heads(states, depth)
         host_slots = [span.request.slot for span in group.spans]
 
-        def scores(fed_REH: torch.Tensor, level: int) -> torch.Tensor:
+        def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
             logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
             # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
-            said = self.sampler.leanings(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
-            return said[:, None].expand(-1, fed_REH.shape[1], -1)
+            said = self.sampler.log_probs(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
+            return said[:, None].expand(-1, hidden_REH.shape[1], -1)
 
         def grow(sprout: Sprout) -> torch.Tensor:
-            return sprout.fed_REH
+            return sprout.hidden_REH
 
         return branching.grow(states, depth, scores, grow, ready)
 
@@ -113,12 +113,12 @@ class MedusaDrafter(Drafter):
         self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
 
 
-def _layout(target: Target) -> MedusaLayout | None:
+def _layout(target: TargetInfo) -> MedusaLayout | None:
     path = target.heads.get("medusa")
     return None if path is None else MedusaLayout.of(given(path))
 
 
-def _empty(target: Target) -> MedusaHeads:
+def _empty(target: TargetInfo) -> MedusaHeads:
     """Shapes without memory."""
     layout = _layout(target)
     assert layout is not None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stridelm.draft.base import Target
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given
 from stridelm.draft.heads import LoadableModule
 from stridelm.models.layers.decoder import WeightSlot
@@ -89,7 +89,7 @@ class MedusaLayout:
         heads = max(found, given.config.get("medusa_num_heads") or 0)
         return cls(given, heads, blocks, out[1], out[0], "0.0.linear.bias" in shapes)
 
-    def misfit(self, target: Target) -> str | None:
+    def misfit(self, target: TargetInfo) -> str | None:
         """Why the heads are not for this target, with the remedy; None if they are."""
         path, remedy = self.given.path, "give the heads that were trained for this model"
         if self.width != target.config.hidden_size:

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from stridelm.draft.base import Burden, Drafter, Group, Target, per_span, within_bounds
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span, within_bounds
 from stridelm.draft.given import Given
 from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
@@ -36,9 +36,9 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import build_empty, load_config, load_model
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, Serving, lines, place
+from stridelm.run.heads import HeadRows, HeadRunner, TargetRuntime, lines, place
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, Follower, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Draft, DraftKV, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
 WHOLE = ("model.embed_tokens.weight", "model.norm.weight")
@@ -61,25 +61,25 @@ class ModelDrafter(Drafter):
     options = CHAIN_OPTIONS
     default_depth = 4
     takes = "a small language model with the same tokenizer"
-    follows = True
+    keeps_kv = True
 
-    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """Raises ValueError for weights that do not fit their config.json, or that there is no memory for."""
-        super().__init__(target, sampler, serving)
-        assert serving is not None
-        self.serving = serving
+        super().__init__(target, sampler, runtime)
+        assert runtime is not None
+        self.runtime = runtime
         self.model = load_model(
             target.heads[self.name],
-            dtype=serving.dtype,
+            dtype=runtime.dtype,
             device=target.device,
-            deterministic=serving.deterministic,
+            deterministic=runtime.deterministic,
             load_format="auto" if target.weighted else "dummy",
         )
         spec = self.model.spec
-        self.model.ops.prepare(serving.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
-        group = serving.model.kv_layout[0].group
+        self.model.ops.prepare(runtime.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
+        group = runtime.model.kv_layout[0].group
         whole = WholeModel(self.model, group)
-        self._runner = HeadRunner(whole, serving)
+        self._runner = HeadRunner(whole, runtime)
         self._folded = torch.zeros(target.max_num_seqs + 1, dtype=torch.int64, device=target.device)
         """[S] leading entries that are made of known tokens."""
 
@@ -90,24 +90,24 @@ class ModelDrafter(Drafter):
         return known and all(name in given.shapes for name in WHOLE)
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         path = target.heads.get(cls.name)
         if path is None or target.path is None:
             return "it needs a small model with the same tokenizer; give its directory as drafter_model"
         return _misfit(path.resolve(), target.path.resolve(), target.vocab_size, target.max_length)
 
     @classmethod
-    def burden(cls, target: Target, model: Decoder) -> Burden:
+    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
         path = target.heads[cls.name]
         small = build_empty(load_config(path), path)
         layers = WholeModel(small, model.kv_layout[0].group).kv_layout
-        return Burden(sum(parameter.numel() for parameter in small.parameters()), layers)
+        return MemoryNeed(sum(parameter.numel() for parameter in small.parameters()), layers)
 
     @property
-    def follower(self) -> Follower:
-        return Follower(self.name, 0)
+    def draft_kv(self) -> DraftKV:
+        return DraftKV(self.name, 0)
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.depth_of(speculation)
         replacing_lengths(speculation)
         return tuple(range(depth + 1))
@@ -123,13 +123,13 @@ class ModelDrafter(Drafter):
 
     def propose(self, group: Group) -> Draft:
         guesses, slots = Chain(group, self.sampler), group.slots
-        states = self._fold(group.spans, group, slots, guesses.known, tuple(map(_most_left, group.spans)))
+        states = self._catch_up(group.spans, group, slots, guesses.known, tuple(map(_most_left, group.spans)))
         # Whoever has more behind it than fits is folded whole when this step is observed.
         ready = self._folded[slots] == guesses.known
-        live = ready[:, None] & within_bounds(group, guesses.depth)
+        valid = ready[:, None] & within_bounds(group, guesses.depth)
         for level in range(guesses.depth):
             if level:
-                states = self._grow(group, guesses.tokens[-1], guesses.known - 1 + level, live[:, level])
+                states = self._grow(group, guesses.tokens[-1], guesses.known - 1 + level, valid[:, level])
             guesses.draw(self._logits(states))
         return guesses.draft(ready)
 
@@ -140,13 +140,13 @@ class ModelDrafter(Drafter):
             group.slots,
             torch.where(goes, entries, 0),
             None,
-            self.serving,
+            self.runtime,
             max(span.end for span in group.spans),
             goes,
         )
         return self._run(tokens, rows)
 
-    def _fold(
+    def _catch_up(
         self, spans: tuple[Span, ...], group: Group, slots: torch.Tensor, ends: torch.Tensor, bounds: tuple[int, ...]
     ) -> torch.Tensor:
         """Fold what is below `ends` [R], no more entries of a request than its bound; [R, H] what comes out of the last
@@ -154,7 +154,7 @@ class ModelDrafter(Drafter):
         table, folded = group.table, self._folded[slots]
         counts = torch.minimum(ends - folded, per_span(bounds, slots.device))
         layout, most = lines(bounds, slots.device), max(span.end for span in spans)
-        rows = place(layout, slots, folded, counts, self.serving, most)
+        rows = place(layout, slots, folded, counts, self.runtime, most)
         states = self._run(table.tokens[slots[rows.span_N], rows.position_N], rows)
         self._folded[slots] = folded + counts
         return states[rows.last_R]
@@ -181,12 +181,12 @@ class ModelDrafter(Drafter):
         spans = tuple(group.spans[i] for i in behind)
         # A chunk finds all before it folded; what decides, what the step before left.
         bounds = tuple(span.real + (_most_left(span) - 1 if span.decides else 0) for span in spans)
-        self._fold(spans, group, slots, group.table.committed[slots], bounds)
+        self._catch_up(spans, group, slots, group.table.committed[slots], bounds)
 
 
 def _most_left(span: Span) -> int:
     """Most known tokens that a step with a draft leaves unfolded."""
-    return len(span.request.ladder)
+    return len(span.request.rows_by_depth)
 
 
 @lru_cache(maxsize=64)

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from stridelm.draft.base import Target
-from stridelm.draft.follow import FollowingDrafter
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given, given
-from stridelm.draft.heads import FollowingHead, load_head
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.draft.heads import DraftHead, load_head
 from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 
 
-class MtpDrafter(FollowingDrafter):
+class MtpDrafter(HeadDrafter):
     name = "mtp"
     takes = "MTP modules by themselves, named as in a checkpoint that has them"
 
@@ -32,7 +32,7 @@ class MtpDrafter(FollowingDrafter):
         return bool(declared) and not whole and _form(given.shapes, layers) is not None
 
     @classmethod
-    def why_not(cls, target: Target) -> str | None:
+    def why_not(cls, target: TargetInfo) -> str | None:
         if target.config is None:
             return "there is no model"
         source = _source(target)
@@ -43,30 +43,30 @@ class MtpDrafter(FollowingDrafter):
         return None
 
     @classmethod
-    def usual_depth(cls, target: Target) -> int:
+    def usual_depth(cls, target: TargetInfo) -> int:
         modules = _declared(_source(target).config)
         return cls.default_depth if modules == 1 else min(cls.default_depth, modules)
 
     @classmethod
-    def empty(cls, target: Target, model: Decoder) -> MtpHead:
+    def empty(cls, target: TargetInfo, model: Decoder) -> MtpHead:
         source = _source(target)
         form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
         if target.weighted:
             form = _form(source.shapes, model.spec.num_layers) or form
         return MtpHead(model, form, _declared(source.config))
 
-    def load(self, head: FollowingHead, serving: Serving) -> FollowingHead:
+    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
         assert isinstance(head, MtpHead)
-        source, layers = _source(self.target), serving.model.spec.num_layers
-        mine = tuple(head.form.module(number, layers) for number in range(head.turns))
+        source, layers = _source(self.target), runtime.model.spec.num_layers
+        mine = tuple(head.form.module(number, layers) for number in range(head.num_modules))
 
         def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
             return source.tensors(device, lambda name: name.startswith(mine))
 
-        return load_head(head, source.path, tensors if self.target.weighted else None, serving, head.is_copy)
+        return load_head(head, source.path, tensors if self.target.weighted else None, runtime, head.is_copy)
 
 
-def _source(target: Target) -> Given:
+def _source(target: TargetInfo) -> Given:
     """Where the modules are: what was given, or the checkpoint itself."""
     path = target.heads.get("mtp", target.path)
     assert path is not None

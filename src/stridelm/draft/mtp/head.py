@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from stridelm.draft.heads import FollowingHead
+from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Attend, Block, Decoder, DecoderSpec, LayerKV, WeightSlot, block_slots
 from stridelm.models.layers.linear import Linear
 from stridelm.types import States
@@ -63,21 +63,21 @@ class MtpModule(nn.Module):
         self.norm = nn.Parameter(torch.empty(spec.hidden_size))
 
 
-class MtpHead(FollowingHead):
+class MtpHead(DraftHead):
     """The modules of a checkpoint; what is fed on is the state behind a module's own norm."""
 
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
         """target: gives embedding, output head, rotation and the shape of a block, and is no part of this module."""
         super().__init__()
         self.spec = replace(target.spec, windows=(None,) * target.spec.num_layers)
-        self.form, self.turns = form, modules
+        self.form, self.num_modules = form, modules
         self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
         self.parts = nn.ModuleList(MtpModule(self.spec, number) for number in range(modules))
 
     @property
     def kv_layout(self) -> tuple[LayerKV, ...]:
         s = self.spec
-        return (LayerKV(self._target[0].kv_layout[0].group, s.num_kv_heads, s.head_dim),) * self.turns
+        return (LayerKV(self._target[0].kv_layout[0].group, s.num_kv_heads, s.head_dim),) * self.num_modules
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H]: the target's state behind its final norm."""
@@ -87,7 +87,7 @@ class MtpHead(FollowingHead):
         self,
         module: int,
         ids_N: torch.Tensor,
-        fed_NH: torch.Tensor,
+        hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
         attend: Attend,
         wanted_M: torch.Tensor | None = None,
@@ -95,7 +95,7 @@ class MtpHead(FollowingHead):
         """States behind the module's norm."""
         part, target, ops, eps = cast(MtpModule, self.parts[module]), self._target[0], self.ops, self.spec.norm_eps
         token = ops.norm(target.embed(ids_N), part.token_norm, eps)
-        hidden = ops.norm(fed_NH, part.hidden_norm, eps)
+        hidden = ops.norm(hidden_NH, part.hidden_norm, eps)
         x = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
         block, angles = part.block, (positions_N, target.rope.cos, target.rope.sin)
         h = ops.norm(x, block.attention_norm, eps)
@@ -103,13 +103,13 @@ class MtpHead(FollowingHead):
         x, h = ops.add_norm(x if wanted_M is None else x.index_select(0, wanted_M), attended, block.mlp_norm, eps)
         return ops.add_norm(x, block.mlp(h, ops), part.norm, eps)[1]
 
-    def logits(self, fed_MH: torch.Tensor) -> torch.Tensor:
-        return self._target[0].logits(fed_MH)
+    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+        return self._target[0].logits(hidden_MH)
 
     def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every tensor of the modules, as the form names it."""
         width, form = self.spec.hidden_size, self.form
-        for number in range(self.turns):
+        for number in range(self.num_modules):
             theirs, ours = form.module(number, self.spec.num_layers), f"parts.{number}."
             for name, parameter in ((form.token_norm, "token_norm"), (form.hidden_norm, "hidden_norm")):
                 yield f"{theirs}{name}.weight", WeightSlot(ours + parameter, 0, width)
@@ -120,5 +120,9 @@ class MtpHead(FollowingHead):
     def is_copy(self, name: str) -> bool:
         """Whether a tensor is the target's own, which DeepSeek's checkpoints hold once more for each module."""
         copies = ("embed_tokens.weight", "shared_head.head.weight")
-        own = {self.form.module(number, self.spec.num_layers) + copy for number in range(self.turns) for copy in copies}
+        own = {
+            self.form.module(number, self.spec.num_layers) + copy
+            for number in range(self.num_modules)
+            for copy in copies
+        }
         return name in own or name.endswith("rotary_emb.inv_freq")

@@ -15,15 +15,15 @@ class NgramDrafter(Drafter):
     options = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
     default_depth = 4
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.depth_of(speculation)
         _lengths(speculation)
         return tuple(range(depth + 1))
 
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
-        tokens, live = lookup(group, [_lengths(span.request.speculation) for span in group.spans], width)
-        return chain(width, CANDIDATE, group.slots.device).draft(tokens, live)
+        tokens, valid = lookup(group, [_lengths(span.request.speculation) for span in group.spans], width)
+        return chain(width, CANDIDATE, group.slots.device).draft(tokens, valid)
 
 
 def _lengths(speculation: Speculation) -> tuple[int, int]:

@@ -13,12 +13,12 @@ somebody else was told.
 
 from __future__ import annotations
 
-from stridelm.draft.base import Drafter, Group, Target
+from stridelm.draft.base import Drafter, Group, TargetInfo
 from stridelm.draft.suffix.texts import BORDER, NOBODYS, Corpora, Place, Text
 from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
-from stridelm.run.heads import Serving
+from stridelm.run.heads import TargetRuntime
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, Request, Span
 from stridelm.verify import RULES
@@ -34,13 +34,13 @@ class SuffixDrafter(Drafter):
     branches = True
     host_bound = True
 
-    def __init__(self, target: Target, sampler: Sampler, serving: Serving | None = None) -> None:
-        super().__init__(target, sampler, serving)
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
+        super().__init__(target, sampler, runtime)
         self.corpora = Corpora()
         self.texts: dict[str, Text] = {}
         """By request id, from a request's first draft until it leaves."""
 
-    def ladder(self, speculation: Speculation) -> tuple[int, ...]:
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         """As many rows as levels: a chain where one continuation is likeliest all along, else a shallower tree."""
         depth = self.depth_of(speculation)
         return tuple(range(depth + 1))

@@ -89,15 +89,15 @@ def as_draft(trees: Sequence[Tree], width: int, device: torch.device) -> Draft:
         size = len(tree.tokens)
         rows[:4, i, :size] = tree.tokens, tree.parents, tree.depths, tree.ancestors
         rows[4, i, :size] = 1
-    tokens, parents, depths, ancestors, live = upload(rows, device).unbind(0)
+    tokens, parents, depths, ancestors, valid = upload(rows, device).unbind(0)
     return Draft(
         tokens=tokens,
         parents=parents,
         roles=torch.full_like(tokens, CANDIDATE),
         depths=depths,
         ancestors=ancestors,
-        live=live.bool(),
+        valid=valid.bool(),
         candidates=rows[4].astype(bool),
-        straight=all(tree.parents == list(range(-1, len(tree.tokens) - 1)) for tree in trees),
+        is_chain=all(tree.parents == list(range(-1, len(tree.tokens) - 1)) for tree in trees),
         max_depth=max((depth for tree in trees for depth in tree.depths), default=0),
     )

@@ -12,7 +12,7 @@ import torch
 
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.arithmetic import DTYPES, array
-from stridelm.kernels.ops import Turn
+from stridelm.kernels.ops import QKRope
 
 _NO_NORMS = np.empty((0, 0), np.uint16)
 
@@ -43,23 +43,23 @@ class HostOps:
         rows.GATES[activation](array(gate_up_N2I), array(out))
         return out
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_NXD: torch.Tensor,
-        turn: Turn,
+        rope: QKRope,
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
         count, _, size = qkv_NXD.shape
-        q = qkv_NXD.new_empty(count, turn.heads, size)
-        rows.turn_and_store(
+        q = qkv_NXD.new_empty(count, rope.heads, size)
+        rows.rope_and_store(
             array(qkv_NXD),
-            _NO_NORMS if turn.norms is None else array(turn.norms.view(2, size)),
-            np.float32(turn.eps),
-            array(turn.positions),
-            array(turn.cos_LF),
-            array(turn.sin_LF),
+            _NO_NORMS if rope.norms is None else array(rope.norms.view(2, size)),
+            np.float32(rope.eps),
+            array(rope.positions),
+            array(rope.cos_LF),
+            array(rope.sin_LF),
             array(slots_N),
             array(q),
             array(keys_PGD),

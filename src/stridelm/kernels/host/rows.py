@@ -97,7 +97,7 @@ GATES = {"silu": gate_silu, "gelu_tanh": gate_gelu_tanh, "gelu": gate_gelu}
 
 
 @kernel
-def turn_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
+def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
     """Normalise queries and keys head by head (unless weights_2D is empty), turn them by their row's position, and
     write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G value heads."""
     heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]

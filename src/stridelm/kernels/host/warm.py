@@ -12,7 +12,7 @@ import torch
 from stridelm.kernels.host.arithmetic import array, follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.ops import HostOps
-from stridelm.kernels.ops import Turn
+from stridelm.kernels.ops import QKRope
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def _run_once(dtype: torch.dtype, normed_heads: bool, activation: str) -> None:
     angles = torch.zeros(1, size // 2)
     norms = torch.ones(2 * size, dtype=dtype) if normed_heads else None
     keys, values = torch.zeros(2, 1, 1, size, dtype=dtype)
-    q = ops.turn_and_store(
-        torch.ones(1, 3, size, dtype=dtype), Turn(1, 1, zero, angles, angles, norms), keys, values, zero
+    q = ops.rope_and_store(
+        torch.ones(1, 3, size, dtype=dtype), QKRope(1, 1, zero, angles, angles, norms), keys, values, zero
     )
     slots, tiles, one = np.zeros((1, 1), np.int64), np.array([[0, 0, 1]]), np.ones(1, np.int64)
     attend(

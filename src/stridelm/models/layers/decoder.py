@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from stridelm.kernels.ops import ACTIVATIONS, Ops, Turn
+from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Rope, RopeSpec
@@ -23,8 +23,8 @@ from stridelm.types import OVERRUN
 class Attend(Protocol):
     """Causal attention of one layer over rows and whatever KV the caller keeps."""
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, turn: Turn) -> torch.Tensor:
-        """qkv_NXD: projections, H query heads before G key and G value heads; `turn` says how queries and keys are
+    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        """qkv_NXD: projections, H query heads before G key and G value heads; `rope` says how queries and keys are
         made of theirs. Returns values, [N, H, D]."""
         ...
 
@@ -128,8 +128,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, angles: Angles, attend: Attend) -> torch.Tensor:
         qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        turn = Turn(self.heads, self.kv_heads, *angles, self.qk_norm, self.eps)
-        return self.o(attend(self.layer, qkv_NXD, turn).flatten(1))
+        rope = QKRope(self.heads, self.kv_heads, *angles, self.qk_norm, self.eps)
+        return self.o(attend(self.layer, qkv_NXD, rope).flatten(1))
 
 
 class GatedMLP(nn.Module):

@@ -27,7 +27,7 @@ TILE_ROWS = 16
 """Height of a tile. Every product of a tiled layer has this many rows."""
 TRIED_ROWS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 129, 333, 1000)
 """Numbers of rows at which a product is tried."""
-MOST_TRIED = 1 << 25
+MAX_TRIED = 1 << 25
 """Most numbers that a try may yield: of a head over a large vocabulary not so many rows are asked for at once."""
 
 Product = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
@@ -129,7 +129,7 @@ def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) ->
     key = (way, shape, dtype, biased, torch.get_num_threads())
     if key not in _TRIED:
         out, width = shape
-        counts = [count for count in TRIED_ROWS if count * out <= MOST_TRIED]
+        counts = [count for count in TRIED_ROWS if count * out <= MAX_TRIED]
         numbers = torch.Generator().manual_seed(0)
         half_x, half_w = (torch.randn(n, width // 2, generator=numbers, dtype=dtype) for n in (counts[-1], out))
         x, weight = (

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
+from stridelm.server.engine_client import Generation, Prompt
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.link import Generation, Prompt
 from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
@@ -107,8 +107,8 @@ class _Answer:
         """One sample's."""
         content = list[msgspec.Raw]()
         for begin in range(0, len(sample.logprobs), SCORED):
-            told = self._logprobs(sample.logprobs[begin : begin + SCORED])
-            content += [msgspec.Raw(to_json(entry)) for entry in (told or {"content": []})["content"]]
+            found = self._logprobs(sample.logprobs[begin : begin + SCORED])
+            content += [msgspec.Raw(to_json(entry)) for entry in (found or {"content": []})["content"]]
             await turn.breathe()
         choice: dict[str, Any] = {
             "index": index,

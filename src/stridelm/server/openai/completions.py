@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
+from stridelm.server.engine_client import Generation, Prompt
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
-from stridelm.server.link import Generation, Prompt
 from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest, prompt_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
@@ -158,9 +158,9 @@ class _Answer:
         if self._body.return_token_ids:
             choice["token_ids"], choice["prompt_token_ids"] = ids, prompt_ids.tolist()
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = told = list[msgspec.Raw]()
+            choice["prompt_logprobs"] = entries = list[msgspec.Raw]()
             for packed in sample.prompt_logprobs or []:
-                told += [msgspec.Raw(to_json(_by_id(entry))) for entry in prompt_scores(packed)]
+                entries += [msgspec.Raw(to_json(_by_id(entry))) for entry in prompt_scores(packed)]
                 await turn.breathe()
         choice["speculation"] = speculation_of(sample.ended.metrics)
         return choice
@@ -175,10 +175,10 @@ class _Answer:
         """Of the prompt too, where it is echoed."""
         found, offset = legacy_logprobs([], top, 0), 0
         async for scores in self._scores(prompt_ids, sample):
-            told = legacy_logprobs(scores, top, offset)
-            offset += sum(map(len, told["tokens"]))
-            told["top_logprobs"] = [msgspec.Raw(to_json(entry)) for entry in told["top_logprobs"]]
-            for name, values in told.items():
+            more = legacy_logprobs(scores, top, offset)
+            offset += sum(map(len, more["tokens"]))
+            more["top_logprobs"] = [msgspec.Raw(to_json(entry)) for entry in more["top_logprobs"]]
+            for name, values in more.items():
                 found[name] += values
             await turn.breathe()
         return found

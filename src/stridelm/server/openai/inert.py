@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-MOST_PAIRS = 16
+MAX_PAIRS = 16
 """OpenAI's limits of metadata: pairs, and characters of keys and values."""
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
@@ -43,7 +43,7 @@ class InertFields(BaseModel):
     user: str | None = None
     safety_identifier: str | None = None
     """Who asks, for the operator's own records."""
-    metadata: Annotated[dict[Key, Value], Field(max_length=MOST_PAIRS)] | None = None
+    metadata: Annotated[dict[Key, Value], Field(max_length=MAX_PAIRS)] | None = None
     store: bool | None = None
     """Nothing is ever stored."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None

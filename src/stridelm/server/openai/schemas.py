@@ -22,12 +22,12 @@ from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import InertFields
 from stridelm.text.generation_config import GenerationDefaults
 
-MOST_WORDS = 1024
-MOST_PROMPTS = 1024
-MOST_SAMPLES = 128
-MOST_MESSAGES = 4096
+MAX_WORDS = 1024
+MAX_PROMPTS = 1024
+MAX_SAMPLES = 128
+MAX_MESSAGES = 4096
 
-MOST_CHOICE_TEXT = 1 << 16
+MAX_CHOICE_TEXT = 1 << 16
 """Characters of all choices."""
 
 
@@ -45,7 +45,7 @@ def short_enough(most: int) -> AfterValidator:
 
 # SamplingParams has the same bounds; here they are met before anything is made of the lists.
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True), short_enough(MAX_BAD_WORDS_LENGTH)]
-Choices = Annotated[list[str], Field(max_length=MOST_WORDS, fail_fast=True), short_enough(MOST_CHOICE_TEXT)]
+Choices = Annotated[list[str], Field(max_length=MAX_WORDS, fail_fast=True), short_enough(MAX_CHOICE_TEXT)]
 StopText = short_enough(MAX_STOPS_LENGTH)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -86,7 +86,7 @@ class SamplingFields(InertFields):
     max_tokens: int | None = Field(None, ge=0)
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     stop: Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)], StopText] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -169,9 +169,9 @@ class CompletionRequest(SamplingFields):
     prompt: (
         str
         | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | Annotated[
-            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)
+            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
         ]
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -193,8 +193,8 @@ class ChatMessage(BaseModel):
 class Conversation(BaseModel):
     """What a chat template reads. add_special_tokens: beside those that the template writes."""
 
-    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MOST_WORDS)
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_WORDS)
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

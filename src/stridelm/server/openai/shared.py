@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stridelm.server.callers import caller_of
+from stridelm.server.engine_client import Generation, Prompt
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
-from stridelm.server.link import Generation, Prompt
 from stridelm.server.openai.schemas import SamplingFields
 from stridelm.server.replies import EventStream, PartsReply, listed, to_json, while_connected
 from stridelm.server.service import Service
@@ -54,8 +54,8 @@ class Heading:
         return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.names[0], object, tier)
 
     def around(self, **content: Any) -> dict[str, Any]:
-        told = {} if self.tier is None else {"service_tier": self.tier}
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content, **told}
+        tier = {} if self.tier is None else {"service_tier": self.tier}
+        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content, **tier}
 
 
 @dataclass
@@ -99,10 +99,10 @@ class Answer(Protocol):
 async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
     """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
-    link = service.link
+    engine_client = service.engine_client
     starting = service.generate(prompts, caller_of(request))
     request.state.generation = generation = await while_connected(request, starting)
-    close = partial(link.abandon, generation)
+    close = partial(engine_client.abandon, generation)
     if stream:
         return EventStream(answer.events(generation), close)
     return PartsReply(await while_connected(request, _parts(service, generation, answer), close))

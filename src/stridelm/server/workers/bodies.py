@@ -16,8 +16,13 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from stridelm.server.errors import ApiError, bad_request
-from stridelm.server.native.generate import asked_prompts as native_prompts
-from stridelm.server.native.schemas import (
+from stridelm.server.openai.completions import asked_prompts
+from stridelm.server.openai.conversation import conversation_text
+from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
+from stridelm.server.prompts import PromptReader
+from stridelm.server.replies import to_json
+from stridelm.server.sglang.generate import asked_prompts as native_prompts
+from stridelm.server.sglang.schemas import (
     AbortRequest,
     DetokenizeRequest,
     GenerateRequest,
@@ -25,22 +30,17 @@ from stridelm.server.native.schemas import (
     TokenizeConversation,
     TokenizeRequest,
 )
-from stridelm.server.native.texts import told_texts, told_tokens
-from stridelm.server.openai.completions import asked_prompts
-from stridelm.server.openai.conversation import conversation_text
-from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
-from stridelm.server.prompts import PromptReader
-from stridelm.server.replies import to_json
+from stridelm.server.sglang.texts import told_texts, told_tokens
 from stridelm.server.validation import invalid
 from stridelm.server.workers.nursery import Work
 from stridelm.server.workers.wire import Opening, Read, encode
 from stridelm.text.tokenizer import Tokenizer
 
-MOST_KEYS = 256
+MAX_KEYS = 256
 """More than any request has; with more, some are unknown."""
-MOST_BESIDE = 256 << 10
+MAX_BESIDE = 256 << 10
 """Bytes of a body beside its prompts: its parameters, stop strings, grammar."""
-MOST_REPLY = 16 << 20
+MAX_REPLY = 16 << 20
 """Bytes of an answer that a worker makes."""
 CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "tools": None, "chat_template_kwargs": None}
 """Stubs of one."""
@@ -48,11 +48,11 @@ CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "tools": None, "
 
 def prepare(opening: bytes) -> Work:
     """A piece of work is a route, an end of line and a body; what comes of it is a Read."""
-    told = msgspec.json.decode(opening, type=Opening)
-    tokenizer = Tokenizer.load(Path(told.model))
-    if told.chat_template is not None:
-        tokenizer.hf.chat_template = told.chat_template
-    reader = PromptReader(tokenizer, told.context, told.vocab_size, told.token_bytes)
+    given = msgspec.json.decode(opening, type=Opening)
+    tokenizer = Tokenizer.load(Path(given.model))
+    if given.chat_template is not None:
+        tokenizer.hf.chat_template = given.chat_template
+    reader = PromptReader(tokenizer, given.context, given.vocab_size, given.token_bytes)
 
     def work(task: bytes) -> bytes:
         route, _, body = task.partition(b"\n")
@@ -73,8 +73,8 @@ def _read(route: str, text: bytes, reader: PromptReader) -> Read:
         raise invalid([{"loc": ("body", error.pos), "msg": "JSON decode error"}]) from error
     except (ValueError, RecursionError) as error:
         raise bad_request("There was an error parsing the body") from error
-    if isinstance(data, dict) and len(data) > MOST_KEYS:
-        raise bad_request(f"the body has {len(data)} keys, and no request has more than {MOST_KEYS}; leave some out")
+    if isinstance(data, dict) and len(data) > MAX_KEYS:
+        raise bad_request(f"the body has {len(data)} keys, and no request has more than {MAX_KEYS}; leave some out")
     form, read = FORMS[route]
     try:
         body = form.validate_python(data)
@@ -82,13 +82,13 @@ def _read(route: str, text: bytes, reader: PromptReader) -> Read:
         raise invalid(error.errors(include_url=False, include_input=False, include_context=False)) from error
     changed, found = read(body, reader)
     found.rest = json.dumps({**data, **changed}).encode()
-    if found.reply is not None and len(found.reply) > MOST_REPLY:
+    if found.reply is not None and len(found.reply) > MAX_REPLY:
         raise bad_request(
-            f"the answer would have {len(found.reply)} bytes, more than {MOST_REPLY}; ask for less at once"
+            f"the answer would have {len(found.reply)} bytes, more than {MAX_REPLY}; ask for less at once"
         )
-    if len(found.rest) > MOST_BESIDE:
+    if len(found.rest) > MAX_BESIDE:
         raise bad_request(
-            f"the body has {len(found.rest)} bytes beside its prompts, more than {MOST_BESIDE}; make its parameters "
+            f"the body has {len(found.rest)} bytes beside its prompts, more than {MAX_BESIDE}; make its parameters "
             "simpler"
         )
     return found

@@ -20,9 +20,9 @@ def prepare(opening: bytes) -> Work:
     from stridelm.sample.grammar import Grammars
     from stridelm.text.tokenizer import Tokenizer
 
-    told = msgspec.json.decode(opening, type=Opening)
-    tokenizer = Tokenizer.load(told.model)
-    grammars = Grammars(tokenizer, told.vocab_size, tokenizer.eos_ids)
+    given = msgspec.json.decode(opening, type=Opening)
+    tokenizer = Tokenizer.load(given.model)
+    grammars = Grammars(tokenizer, given.vocab_size, tokenizer.eos_ids)
 
     def work(task: bytes) -> bytes:
         try:

@@ -62,8 +62,8 @@ def _live(work: Work, line: socket.socket) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         _limit_memory()
         os.nice(NICENESS)
-        told = work(_receive(line, size))
-        line.sendall(HEAD.pack(len(told), 0.0) + told)
+        result = work(_receive(line, size))
+        line.sendall(HEAD.pack(len(result), 0.0) + result)
     except (MemoryError, OSError):  # it took too much, or the client left: nobody asks why
         os._exit(1)
     except BaseException:

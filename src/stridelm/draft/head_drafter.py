@@ -1,0 +1,288 @@
+"""Drafters whose layers follow the target: they grow from its states and keep KV of their own beside its.
+
+An entry of a head's KV at storage index i is made of the target's state at position i and of token i + 1, and what
+comes out of it guesses token i + 2. So of a request with n known tokens, the entries 0 .. n - 2 can be made, and the
+last of them gives the first guess:
+
+    token        0   1   2  ...  n-2   n-1 | g0     g1
+    state        0   1   2  ...  n-2       |
+    entry        0   1   2  ...  n-2       | n-1    n
+    guesses      2   3   4  ...  n = g0    | n+1 = g1
+
+Everything is folded in as soon as it can be, when a step is observed: its rows' states are at hand then, and every row
+that stays has its next token. Nothing is left to catch up with at whatever depth the next step is drafted, and the
+last entry's output is the first guess's, so that folding is the first of a chain's forward passes and no extra one.
+Guesses make entries too, behind what is folded; the next fold overwrites them.
+
+A head is one module applied again and again, or several in turn: module k makes its entry i of module k - 1's output
+there and of token i + k. Its entries reach k - 1 tokens less far; those that were made of guesses are made again when
+the tokens are known, for which the states of the last rows are kept.
+
+Legend: R requests of the group, N rows of a fold, H hidden width, S slots, T modules.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
+from stridelm.draft.expand import Branching, Sprout
+from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
+from stridelm.draft.heads import DraftHead
+from stridelm.models.layers.decoder import Decoder
+from stridelm.params import Speculation
+from stridelm.run.eager import Logits
+from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, last_of, lines, place, place_nodes
+from stridelm.sample.processors import Rows
+from stridelm.sample.sampler import Sampler
+from stridelm.types import (
+    DeviceGeometry,
+    Draft,
+    DraftKV,
+    ForwardBatch,
+    Request,
+    Span,
+    Verdict,
+)
+
+
+class HeadDrafter(Drafter):
+    """Base of drafters with such a head: subclasses load it."""
+
+    keeps_kv: ClassVar[bool] = True
+    options = HEAD_OPTIONS
+    default_depth = 3
+
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
+        super().__init__(target, sampler, runtime)
+        assert runtime is not None
+        self.runtime = runtime
+        with torch.device("meta"):
+            head = self.empty(target, runtime.model)
+        self.head = self.load(head, runtime)
+        self._runner = HeadRunner(self.head, runtime)
+        runtime.runner.tap(self.head.taps)
+        spec = self.head.spec
+        self.head.ops.prepare(runtime.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
+        slots, width = target.max_num_seqs + 1, spec.hidden_size
+        num_modules = self.head.num_modules
+        self._hidden = torch.zeros(slots, max(1, num_modules - 1), width, dtype=runtime.dtype, device=target.device)
+        """[S, max(1, T - 1), H] what came out of each module's last folded entry; nothing grows from the last's."""
+        self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
+        """[S] whether it did."""
+        self._tail = torch.zeros(slots, num_modules - 1, width, dtype=runtime.dtype, device=target.device)
+        """[S, T - 1, H] features of the last folded rows, the last one last."""
+        self._tailed = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        """[S] how many of them there are since the request was admitted."""
+
+    @classmethod
+    def empty(cls, target: TargetInfo, model: Decoder) -> DraftHead:
+        """The head without its weights. Raises ValueError for a config that describes none."""
+        raise NotImplementedError
+
+    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
+        """The same with its weights, on the target's device. Raises ValueError if they do not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
+        with torch.device("meta"):
+            head = cls.empty(target, model)
+        return MemoryNeed(sum(parameter.numel() for parameter in head.parameters()), head.kv_layout)
+
+    @property
+    def draft_kv(self) -> DraftKV:
+        return DraftKV(self.name, self.head.num_modules)
+
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
+        depth, num_modules = self.depth_of(speculation), self.head.num_modules
+        if num_modules > 1 and depth > num_modules:
+            raise ValueError(f"depth {depth} is over {num_modules}, the modules that the checkpoint has; lower it")
+        replacing_lengths(speculation)
+        branching = Branching.of(speculation, depth)
+        if num_modules > 1 and branching != Branching():
+            raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
+        return branching.rows_by_depth(depth)
+
+    def kind(self, span: Span) -> Guessing | tuple[Branching, int, Guessing]:
+        speculation = span.request.speculation
+        branching = Branching.of(speculation, speculation.depth or 0)
+        guessing = Guessing.of(speculation)
+        return guessing if branching == Branching() else (branching, span.depth, guessing)
+
+    def admit(self, request: Request) -> None:
+        self._ready[request.slot] = False
+        self._tailed[request.slot] = 0
+
+    # Drafting
+
+    def propose(self, group: Group) -> Draft:
+        kind = self.kind(group.spans[0])
+        return self._tree(group, *kind) if isinstance(kind, tuple) else self._chain(group)
+
+    def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
+        slots, known = group.slots, group.table.known[group.slots]
+        ready = self._ready[slots]
+        host_slots = [span.request.slot for span in group.spans]
+        most = max(span.end for span in group.spans)
+
+        def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
+            each = hidden_REH.shape[1]
+            rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
+            logits = self.head.logits(hidden_REH.flatten(0, 1))
+            repeated = [slot for slot in host_slots for _ in range(each)]
+            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
+            noisy = guessing is Guessing.COUPLED
+            return self.sampler.log_probs(logits, rows, repeated, noisy=noisy).view(len(known), each, -1)
+
+        def grow(sprout: Sprout) -> torch.Tensor:
+            nodes = sprout.tokens.shape[1]
+            layout, base = lines((nodes,) * len(known), slots.device), (known - 1).clamp(min=0)
+            rows = place_nodes(
+                layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, most
+            ).only(ready.repeat_interleave(nodes))
+            hidden_NH = sprout.hidden_REH.flatten(0, 1)
+            out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.attend(rows))
+            return out.view_as(sprout.hidden_REH)
+
+        return branching.grow(self._hidden[slots][:, 0], depth, scores, grow, ready)
+
+    def _chain(self, group: Group) -> Draft:
+        guesses = Chain(group, self.sampler)
+        known, hidden_RTH, ready = guesses.known, self._hidden[group.slots], self._ready[group.slots]
+        last, beside = hidden_RTH[:, 0], hidden_RTH[:, :0]
+        for level in range(guesses.depth):
+            if level and self.head.num_modules == 1:
+                last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None], ready)[:, -1]
+            elif level:
+                beside = torch.cat((hidden_RTH[:, level - 1 : level], beside), 1)
+                beside = self._grow(group, level, known - 1 - level, guesses.tokens, beside, ready)
+                last = beside[:, -1]
+            guesses.draw(self.head.logits(last))
+        return guesses.draft(ready)
+
+    def _grow(
+        self,
+        group: Group,
+        module: int,
+        starts: torch.Tensor,
+        tokens: list[torch.Tensor],
+        hidden_REH: torch.Tensor,
+        ready: torch.Tensor,
+    ) -> torch.Tensor:
+        """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on. Of a
+        request that is not ready, that was never folded, what lies there is another's."""
+        requests, entries, width = hidden_REH.shape
+        # All are run to one depth: behind its own rows a request has null pages.
+        most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
+        rows = place(lines((entries,) * requests, starts.device), group.slots, starts, None, self.runtime, most, ready)
+        ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
+        return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.attend(rows)).view_as(
+            hidden_REH
+        )
+
+    # Following
+
+    def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
+        fresh = batch.reals[group.indices] + verdict.kept[group.indices]
+        tailed = self._tailed[group.slots]
+        tail = self._tail.shape[1]
+        bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
+        counts = fresh + tailed
+        starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
+        rows = place(lines(bounds, group.slots.device), group.slots, starts, counts, self.runtime, most)
+        # What the last module says of a row goes no further: its entries are all that is wanted, but for the row that
+        # the next draft grows from where there is one module.
+        leaves = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, most)
+        features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tailed))
+        if tail:
+            features = self._with_tail(group, rows, features, tailed)
+            self._tailed[group.slots] = counts.clamp(max=tail)
+        self._hidden[group.slots] = self._catch_up(group, rows, leaves, features)
+        # In turn, the modules' last entries lie behind one another: nothing grows from fewer rows than that takes.
+        self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
+
+    def _sources(
+        self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
+    ) -> torch.Tensor:
+        """[N] the step's row that each row of the fold stands for."""
+        find = sources
+        if tailed.is_cuda:
+            from stridelm.kernels import place as kernels
+
+            find = kernels.sources
+        return find(
+            group.indices,
+            rows.span_N,
+            rows.offset_N,
+            tailed,
+            _firsts(batch),
+            batch.reals,
+            verdict.path,
+            batch.decision_index,
+            batch.decisions,
+            batch.ids.shape[0],
+        )
+
+    def _with_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tailed: torch.Tensor) -> torch.Tensor:
+        """The features with those of rows folded before in front, of which the last are kept for the next time."""
+        width = self._tail.shape[1]
+        slot_N = group.slots[rows.span_N]
+        early = rows.offset_N < tailed[rows.span_N]
+        column = (width - tailed[rows.span_N] + rows.offset_N).clamp(0, width - 1)
+        features_NH = torch.where(early[:, None], self._tail[slot_N, column], features_NH)
+        back = torch.arange(width - 1, -1, -1, device=slot_N.device)
+        self._tail[group.slots] = features_NH[(rows.last_R[:, None] - back).clamp(min=0)]
+        return features_NH
+
+    def _catch_up(self, group: Group, rows: HeadRows, leaves: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Make every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] what comes out of the
+        last of each."""
+        table, slot_N, head = group.table, group.slots[rows.span_N], self.head
+        outputs = []
+        for module in range(head.num_modules):
+            token_N = rows.position_N + module + 1
+            within = rows.only(token_N < table.known[slot_N]) if module else rows
+            ids_N = table.tokens[slot_N, token_N]
+            if module == head.num_modules - 1:
+                attend = self._runner.attend(within, leaves)
+                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, attend, leaves.rows_R))
+            else:
+                hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.attend(within))
+                outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])
+        return torch.stack(outputs[: self._hidden.shape[1]], 1)
+
+
+def sources(
+    indices_R: torch.Tensor,
+    span_N: torch.Tensor,
+    offset_N: torch.Tensor,
+    tailed_R: torch.Tensor,
+    firsts_B: torch.Tensor,
+    reals_B: torch.Tensor,
+    path_BW: torch.Tensor,
+    index_BK: torch.Tensor,
+    decisions_M: torch.Tensor,
+    step_rows: int,
+) -> torch.Tensor:
+    """[N] rows of a step of B requests: of each of the R that are named, behind a tail of rows that stand for none (any
+    row is given), its real rows and then those of the path that was accepted."""
+    place_N = indices_R[span_N]
+    offset = offset_N - tailed_R[span_N]
+    real = (offset.clamp(min=0) + firsts_B[place_N]).clamp(max=step_rows - 1)
+    if not path_BW.shape[1]:
+        return real
+    beyond = offset - reals_B[place_N]
+    node = path_BW[place_N, beyond.clamp(0, path_BW.shape[1] - 1)]
+    decision = index_BK[place_N, node + 1].clamp(min=0)
+    return torch.where(beyond < 0, real, decisions_M[decision])
+
+
+def _firsts(batch: ForwardBatch) -> torch.Tensor:
+    """[R] the step's first row of each span, int32 where a device reads it."""
+    if isinstance(batch.geometry, DeviceGeometry):
+        return batch.geometry.firsts
+    counts = torch.tensor(batch.geometry.counts, device=batch.ids.device)
+    return counts.cumsum(0) - counts

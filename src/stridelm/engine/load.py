@@ -1,0 +1,246 @@
+"""From a config to the heavy parts of an engine: model, tokenizer, KV pool, attention. Every choice made for the user
+is logged with its reason."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stridelm.attention import BACKENDS, MADE_FOR
+from stridelm.attention.base import AttentionBackend
+from stridelm.builtin import builtin_path
+from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
+from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
+from stridelm.draft import DRAFTERS
+from stridelm.draft.base import TargetInfo
+from stridelm.draft.given import heads_of
+from stridelm.draft.settle import settle
+from stridelm.kernels.ops import QKRope
+from stridelm.models.layers.decoder import Decoder, LayerKV
+from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
+from stridelm.progress import size
+from stridelm.run.malloc import keep_large_blocks
+from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+from stridelm.types import MAX_DRAFT_ROWS
+from stridelm.values import token_ids
+
+logger = logging.getLogger(__name__)
+
+CPU_MEMORY_FRACTION, GPU_MEMORY_FRACTION = 0.25, 0.9
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What an engine is built from. Engines in one process may share model and tokenizer, never a pool."""
+
+    path: Path
+    model: Decoder
+    tokenizer: Tokenizer | None
+    eos_ids: tuple[int, ...]
+    """All that end a text: the tokenizer's own and the checkpoint's."""
+    target: TargetInfo
+    pool: PagePool
+    pages: dict[str, int]
+    attention: AttentionBackend
+    device: torch.device
+    deterministic: bool
+    """Whether equal bits are promised whatever shares the batch."""
+
+
+def load(config: EngineConfig) -> LoadedModel:
+    """Load everything. Raises ValueError for whatever does not fit together."""
+    path = Path(config.model) if config.model is not None else builtin_path()
+    hf_config = load_config(path)
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # where kernels are launched and graphs captured
+    dtype = resolve_dtype(config.dtype, hf_config, device)
+    target = describe_target(config, hf_config, path, device)
+    check_given(target, len(config.drafter_models))
+    chosen = settle(config.speculation, target).drafter  # refuse an impossible default before the weights are read
+    assert chosen is not None
+    deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    attention = pick_attention(config.attention, device, deterministic)
+    empty = build_empty(hf_config, path)
+    attention.check(empty.kv_layout, empty.spec.num_heads, dtype)
+    captures = device.type == "cuda" and attention.reads_device
+    if not captures:
+        config.refuse_capture_options("steps are captured on a GPU with attention='triton' alone")
+        if config.enforce_eager:
+            raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
+    if device.type == "cpu":
+        keep_large_blocks()
+    model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
+    model.ops.prepare(dtype, normed_heads=model.spec.qk_norm, activation=model.spec.activation)
+    activations = peak_activations(model, *largest_step(config, target.max_length), device)
+    graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory
+    kept = int(graphs * 2**30) if captures and config.may_capture else 0
+    memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
+    room = MemoryBudget(device, free_memory(device), activations + kept + memory_need.parameters * dtype.itemsize)
+    pages = count_pages(config, (*model.kv_layout, *memory_need.layers), target.max_length, dtype, room)
+    logger.info(
+        "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
+        path,
+        device,
+        dtype,
+        size(weight_bytes(empty, dtype)),  # the model's own may be packed by now
+        size(activations) if device.type == "cuda" else "not measured",
+        size(max(pages.values()) * config.page_size * bytes_per_token(model.kv_layout, dtype)),
+        pages,
+        config.page_size,
+    )
+    # Another directory's generation_config.json says what ends a text too; neutral defaults change nothing about that.
+    ends = path if config.generation_config in ("auto", "vllm") else Path(config.generation_config)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(path, ends)
+    return LoadedModel(
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
+        target=target,
+        pool=PagePool(model.kv_layout, pages, config.page_size, dtype, device),
+        pages=pages,
+        attention=attention,
+        device=device,
+        deterministic=deterministic,
+    )
+
+
+def check_given(target: TargetInfo, named: int) -> None:
+    """Raise ValueError if weights that the user named for a drafter, the first so many, are not for this model."""
+    for name in list(target.heads)[:named]:
+        reason = DRAFTERS.get(name).why_not(target)
+        if reason:
+            raise ValueError(f"drafter_model: {reason}")
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the first GPU if there is one. Raises ValueError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"unknown device {name!r}; choose auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'")
+    return device
+
+
+def pick_attention(name: str, device: torch.device, deterministic: bool) -> AttentionBackend:
+    """The attention backend called `name`; "auto" is the one made for the device, else the reference.
+
+    Raises ValueError for one that is unknown or made for another device.
+    """
+    if name == "auto":
+        made = MADE_FOR.get(device.type, "reference")
+        name = made if made in BACKENDS else "reference"
+        logger.info("attention auto: %s, for %s", name, device)
+    backend = BACKENDS.get(name)
+    if backend.device not in (None, device.type):
+        raise ValueError(f"attention backend {name!r} runs on {backend.device}, not on {device}; use attention='auto'")
+    return backend(deterministic)
+
+
+def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: torch.device) -> TargetInfo:
+    """What drafters may know of the model. Raises ValueError for a context that it does not have or mask ids outside
+    its vocabulary."""
+    spec = build_empty(hf_config, path).spec
+    if config.max_model_len is not None and config.max_model_len > spec.max_length:
+        raise ValueError(
+            f"max_model_len {config.max_model_len} is over the {spec.max_length} tokens that {path} supports; lower it"
+        )
+    masks = config.mask_token_id
+    if masks is None:
+        masks = getattr(hf_config, "mask_token_id", None)
+    mask_ids = () if masks is None else token_ids("mask_token_id", [masks] if isinstance(masks, int) else masks)
+    wrong = [i for i in mask_ids if not 0 <= i < spec.vocab_size]
+    if wrong:
+        raise ValueError(f"mask_token_id must be from 0 to {spec.vocab_size - 1}; got {wrong}")
+    return TargetInfo(
+        vocab_size=spec.vocab_size,
+        max_length=config.max_model_len or spec.max_length,
+        max_num_seqs=config.max_num_seqs,
+        mask_token_ids=tuple(mask_ids),
+        mask_depth=getattr(hf_config, "mask_k_max", None),
+        device=device,
+        path=path,
+        config=hf_config,
+        heads=heads_of(path, config.drafter_models),
+        weighted=config.load_format != "dummy",
+    )
+
+
+def largest_step(config: EngineConfig, max_length: int) -> tuple[int, int]:
+    """(most rows that a step can have, most of them that decide)."""
+    rows = min(config.max_num_batched_tokens, config.max_num_seqs * (max_length + MAX_DRAFT_ROWS))
+    return rows, min(rows, config.max_num_seqs * (1 + MAX_DRAFT_ROWS))
+
+
+def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.device) -> int:
+    """Bytes that a step of so many rows takes on a GPU at its peak, beside weights and KV. Measured by running one.
+
+    0 on a CPU, where nothing is measured: by default KV leaves three quarters of its memory alone.
+    Raises ValueError if the step does not fit.
+    """
+    if device.type != "cuda":
+        return 0
+    free = free_memory(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        run_rows(model, rows, decisions)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the activations of a step of {rows} rows do not fit the {size(free)} that the weights leave free on "
+            f"{device}; lower max_num_batched_tokens or free memory"
+        ) from error
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@torch.inference_mode()
+def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
+    """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's: in float32, as
+    they are copied where any request's are edited."""
+
+    def attend(layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+        q_NHD = qkv_NXD[:, : rope.heads].contiguous()
+        return torch.zeros_like(q_NHD)  # beside the queries, as attention's own output is
+
+    ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
+    hidden_NH = model(ids_N, ids_N, attend)
+    return model.logits(hidden_NH.index_select(0, ids_N[:decisions])).to(torch.float32, copy=True)
+
+
+def count_pages(
+    config: EngineConfig, layout: tuple[LayerKV, ...], max_length: int, dtype: torch.dtype, room: MemoryBudget
+) -> dict[str, int]:
+    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction. Warns if they hold
+    no whole context.
+
+    Raises ValueError if there is no room for them.
+    """
+    page_bytes = config.page_size * bytes_per_token(layout, dtype)
+    if config.num_pages is not None:
+        count = config.num_pages
+        room.check(count, page_bytes)
+    else:
+        fraction = config.kv_memory_fraction
+        if fraction is None:
+            fraction = GPU_MEMORY_FRACTION if room.device.type == "cuda" else CPU_MEMORY_FRACTION
+        useful = config.max_num_seqs * -(-(max_length + MAX_DRAFT_ROWS) // config.page_size)
+        count = room.page_count(page_bytes, fraction, useful)
+    if count * config.page_size < max_length:
+        logger.warning(
+            "KV has room for %d tokens and a context may have %d; what is longer is refused: %s or lower max_model_len",
+            count * config.page_size,
+            max_length,
+            "free memory" if config.num_pages is None else "raise num_pages",
+        )
+    return dict.fromkeys((layer.group for layer in layout), count)

@@ -1,0 +1,285 @@
+"""The HTTP process's end of the line to the engine: requests go out, what they get comes back to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+
+from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.params import SamplingParams
+from stridelm.server.errors import ApiError, answer_too_large, bad_request, engine_died, request_failed
+from stridelm.server.messages import (
+    Abort,
+    Accepted,
+    Beat,
+    Delta,
+    Failed,
+    FromEngine,
+    Job,
+    Outputs,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+    ToEngine,
+    encode,
+    from_engine,
+    plain,
+)
+from stridelm.server.weight import weight
+
+logger = logging.getLogger(__name__)
+
+MAX_HELD = 256 << 20
+"""Bytes, where a server does not say otherwise."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, packed, and how it is to be completed, `params.n` times."""
+
+    ids: array[int]
+    params: SamplingParams
+
+
+class Generation:
+    """The samples of one HTTP request, numbered from 0, and what has come for them.
+
+    Deltas gather until they are read: a slow reader finds many at once, and stalls nobody.
+    """
+
+    def __init__(self, group: str, count: int, tenant: str = "") -> None:
+        self.group = group
+        self.tenant = tenant
+        """Whose it is (callers.py)."""
+        self.ids = [f"{group}.{i}" for i in range(count)]
+        self.began = time.monotonic()
+        self.abandoned = False
+        """Nobody reads it any more."""
+        self.ended: list[RequestMetrics] = []
+        """What the samples that have ended cost."""
+        self.tokens = 0
+        self.held = 0
+        """About how many bytes of what has come are kept."""
+        self.most_held = MAX_HELD
+        """Above this the samples end: nobody reads what they are given, or not before all of it is there."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the last sample ends, at least once."""
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = set(range(count))
+        self._arrived: list[tuple[int, Delta]] = []
+        self._woken = asyncio.Event()
+        self._error: ApiError | None = None
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Samples that have not ended."""
+        return [self.ids[i] for i in sorted(self._open)]
+
+    def push(self, index: int, delta: Delta) -> None:
+        self.tokens += len(delta.token_ids)
+        if not self.abandoned:
+            self._arrived.append((index, delta))
+            self.held += weight(delta)
+        if delta.finish is not None:
+            self.ended.append(delta.finish.metrics)
+            self._open.discard(index)
+            if not self._open:
+                self.on_end()
+        self._woken.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End all of it; what had come before is still read."""
+        self._error = error
+        self._open.clear()
+        self.on_end()
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+            self.accepted.exception()  # looked at: whoever would have waited may be gone
+        self._woken.set()
+
+    def overflow(self) -> None:
+        """Give back what is kept; whoever reads on is told why."""
+        self._arrived.clear()
+        self.held = 0
+        self.fail(answer_too_large(self.most_held))
+
+    async def next(self, keep: bool = False) -> list[tuple[int, Delta]]:
+        """What has come since the last call, at least one delta; empty when all samples have ended. keep: it is kept
+        until the answer is whole, and counts as held until then.
+
+        Raises ApiError if the engine died, or if there was more than may be held.
+        """
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                return []
+            self._woken.clear()
+            await self._woken.wait()
+        arrived, self._arrived = self._arrived, []
+        if not keep:
+            self.held = 0
+        return arrived
+
+
+@dataclass
+class EngineClient:
+    """One engine process's sockets. `watch` is called with every delta and its time; `heard` with every report."""
+
+    directory: str
+    """Where the sockets lie; nobody else may look into it."""
+    watch: Callable[[Generation, Delta, float], None]
+    heard: Callable[[Report], None]
+    context: zmq.asyncio.Context
+    """One for all links of a process: where descriptors have run out, libzmq ends a process that makes a new one."""
+    ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
+    """Sample id -> whose it is."""
+
+    def __post_init__(self) -> None:
+        self.beats = 0
+        """How often the engine said that its loop goes round."""
+        self._groups: dict[str, Generation] = {}
+        self._count = itertools.count()
+        tag = secrets.token_hex(8)
+        self.to_engine = f"ipc://{self.directory}/{tag}.in"
+        self.from_engine = f"ipc://{self.directory}/{tag}.out"
+        self._sockets: list[zmq.asyncio.Socket] = []
+        try:
+            self._sender = self._bound(zmq.PUSH, self.to_engine)
+            self._receiver = self._bound(zmq.PULL, self.from_engine)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.reading = asyncio.create_task(self._read())
+        """Never ends by itself; if it fails, nobody hears the engine any more."""
+
+    async def submit(self, prompts: Sequence[Prompt], tenant: str = "") -> Generation:
+        """Hand the prompts to the engine, all or none. A prompt's samples are consecutive.
+
+        tenant: whose they are; tenants share nothing that the engine keeps, and take turns.
+        Raises ApiError if one of them cannot be served.
+        """
+        generation = Generation(f"g{next(self._count)}", sum(prompt.params.n for prompt in prompts), tenant)
+        ids = iter(generation.ids)
+        jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
+        try:
+            message = encode(Submit(generation.group, jobs))
+        except OverflowError as error:
+            raise bad_request("a number of the request has more than 64 bits; lower it") from error
+        except UnicodeEncodeError as error:
+            raise bad_request("a text of the request is not valid Unicode; leave lone surrogates out") from error
+        self._groups[generation.group] = generation
+        self.open.update({id: (generation, i) for i, id in enumerate(generation.ids)})
+        self._post(message)
+        try:
+            await generation.accepted
+        except BaseException:  # a client that left while it was being asked
+            self.abandon(generation)
+            raise
+        return generation
+
+    def abandon(self, generation: Generation) -> None:
+        """Nobody waits for it any more: what still runs of it is dropped."""
+        generation.abandoned = True
+        self.cut(generation)
+
+    def cut(self, generation: Generation) -> None:
+        """End what still runs of it, with the finish reason abort."""
+        running = [id for id in generation.open_ids if id in self.open]
+        if running:
+            self.send(Abort(running))
+
+    def fail_all(self) -> None:
+        """The engine is gone: everybody who waits is told."""
+        for generation in {id(g): g for g, _ in self.open.values()}.values():
+            generation.fail(engine_died())
+        self.open.clear()
+        self._groups.clear()
+
+    async def close(self) -> None:
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+        self._close_sockets()
+
+    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.set_hwm(0)
+        socket.bind(address)
+        return socket
+
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+
+    def send(self, message: ToEngine) -> None:
+        """Never waits: there is no high-water mark."""
+        self._post(encode(message))
+
+    def _post(self, message: bytes) -> None:
+        self._sender.send(message, zmq.NOBLOCK)
+
+    async def _read(self) -> None:
+        while True:
+            self._take(from_engine(await self._receiver.recv()))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            now = time.monotonic()
+            for delta in message.deltas:
+                self._deliver(delta, now)
+            if message.report is not None:
+                self.heard(message.report)
+        elif isinstance(message, Beat):
+            self.beats += 1
+        elif isinstance(message, Ready | Failed):
+            self.ready.set_result(message)
+        elif isinstance(message, Accepted):
+            generation = self._groups.pop(message.group, None)
+            if generation is not None and not generation.accepted.done():
+                generation.accepted.set_result(None)
+        else:
+            assert isinstance(message, Refused)
+            generation = self._groups.pop(message.group, None)
+            if generation is not None:
+                for id in generation.ids:
+                    self.open.pop(id, None)
+                refuse = request_failed if message.internal else bad_request
+                generation.fail(refuse(message.message))
+
+    def _deliver(self, delta: Delta, now: float) -> None:
+        found = self.open.get(delta.id)
+        if found is None:
+            return
+        generation, index = found
+        if delta.finish is not None:
+            del self.open[delta.id]
+        self.watch(generation, delta, now)
+        if delta.finish is not None and delta.finish.reason == "error":
+            self.abandon(generation)
+            generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
+        else:
+            generation.push(index, delta)
+            if generation.held > generation.most_held:
+                self.abandon(generation)
+                generation.overflow()
+
+
+def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
+    """Samples of one prompt share a seed, and the engine tells them apart by their number."""
+    seed = None if prompt.params.seed is not None else secrets.randbits(63)
+    params = plain(prompt.params)
+    if tenant:
+        params["cache_salt"] = f"{tenant}:{prompt.params.cache_salt or ''}"
+    return Job(ids, prompt.ids.tobytes(), params, seed, tenant)

@@ -1,0 +1,124 @@
+"""What every request passes before a route sees it: whom it is for, who asks, what it bears, and the access line.
+
+Plain ASGI, because it stands around streams too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stridelm.server.callers import NOBODY, Keys
+from stridelm.server.engine_client import Generation
+from stridelm.server.errors import ApiError, too_large, unauthorised
+from stridelm.server.logs import ACCESS
+from stridelm.server.origins import check_host, check_origin
+from stridelm.server.replies import error_reply
+
+MIB = 1 << 20
+LONGEST_ROUTE = 200
+"""Characters of a path that are logged."""
+OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
+"""Asked for without a key, unless metrics are protected; the page asks for one itself."""
+
+
+class RequestMiddleware:
+    """refused: told the status of every answer that is no success."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        hosts: Sequence[str],
+        open_paths: Sequence[str],
+        max_body_mib: float,
+        access_log: bool,
+        refused: Callable[[int], None],
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = [host.lower() for host in hosts]
+        self._open_paths = frozenset(open_paths)
+        self._max_body_mib = max_body_mib
+        self._access_log = access_log
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 0
+        state = scope.setdefault("state", {})  # where routes leave their generation
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, watched)
+        finally:
+            if status >= 400:
+                self._refused(status)
+            if self._access_log:
+                self._log(scope, state.get("generation"), status, time.monotonic() - began)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            check_host(headers, scope["http_version"], self._hosts)
+            caller = self._keys.caller(headers.get("authorization", ""))
+            if caller is None:
+                if scope["path"] not in self._open_paths:
+                    raise unauthorised()
+                caller = NOBODY
+            check_origin(scope["method"], headers)
+        except ApiError as error:
+            await error_reply(error)(scope, receive, send)
+            return
+        scope["state"] |= {"caller": caller, "tenant": caller.tenant}
+        limit = self._max_body_mib * MIB
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > limit:
+            await error_reply(too_large(self._max_body_mib))(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > limit:
+                    raise too_large(self._max_body_mib)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _log(self, scope: Scope, generation: Generation | None, status: int, seconds: float) -> None:
+        cost = {} if generation is None else _cost(generation)
+        route = scope["path"][:LONGEST_ROUTE]
+        fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
+        words = "".join(f" {name}={value}" for name, value in cost.items())
+        line = f"{scope['method']} {route} {status} {seconds:.3f} s{words}"
+        ACCESS.info("%s", line, extra={"fields": fields | cost})
+
+
+def _cost(generation: Generation) -> dict[str, Any]:
+    """What the samples that have ended came to: tokens, steps, and what became of their drafts."""
+    ended = generation.ended
+    steps, tokens = sum(one.steps for one in ended), generation.tokens
+    return {
+        "drafter": ",".join(sorted({one.drafter for one in ended})) or "-",
+        "acceptance": ",".join(sorted({one.acceptance for one in ended})) or "-",
+        "tokens": tokens,
+        "tokens_per_step": round(tokens / steps, 2) if steps else 0,
+        "drafted": sum(one.drafted for one in ended),
+        "accepted": sum(one.accepted for one in ended),
+    }

@@ -1,0 +1,185 @@
+"""What SGLang's clients, router and benchmark ask a server beside /generate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from starlette.responses import PlainTextResponse, Response
+
+from stridelm import __version__
+from stridelm.server.callers import caller_of
+from stridelm.server.errors import bad_request, forbidden, unavailable
+from stridelm.server.large import LargeBodies
+from stridelm.server.messages import Flush
+from stridelm.server.replies import json_reply, while_connected
+from stridelm.server.service import Service
+from stridelm.server.sglang.probe import Probe
+from stridelm.server.sglang.rids import rids_of
+from stridelm.server.sglang.schemas import AbortRequest
+
+router = APIRouter(route_class=LargeBodies)
+
+POLL_S = 0.02
+PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "model", "drafter_model")
+"""Options that are secret, hold a path of the server, or are told under another name."""
+
+FOR_CLIENTS = (
+    *("model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance", "context_length"),
+    *("version", "dp_size", "tp_size", "internal_states"),
+)
+"""What of /server_info is told to others than operators."""
+
+Seconds = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
+
+
+@router.get("/health_generate", response_model=None)
+async def health_generate(request: Request) -> Response:
+    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503. All who ask at
+    the same time share one probe."""
+    service: Service = request.app.state.service
+    if service.why_unhealthy is not None:
+        raise unavailable(service.why_unhealthy)
+    await while_connected(request, _probe_of(request.app).check(), lambda: None)
+    return json_reply({"status": "ok"})
+
+
+def _probe_of(app: FastAPI) -> Probe:
+    """The application's, made when first asked for."""
+    if not hasattr(app.state, "probe"):
+        app.state.probe = Probe(app.state.service)
+    probe: Probe = app.state.probe
+    return probe
+
+
+@router.get("/model_info", response_model=None)
+@router.get("/get_model_info", response_model=None)
+async def model_info(request: Request) -> Response:
+    """The model, as the operator named it."""
+    service: Service = request.app.state.service
+    config = json.loads((Path(service.ready.model) / "config.json").read_text(encoding="utf-8"))
+    answer = {
+        **_paths(service),
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": config.get("model_type"),
+        "architectures": config.get("architectures"),
+    }
+    return json_reply(answer)
+
+
+@router.get("/server_info", response_model=None)
+@router.get("/get_server_info", response_model=None)
+async def server_info(request: Request) -> Response:
+    """How the server was started, what came of it, and how it does. With a client's key, without its options."""
+    service: Service = request.app.state.service
+    engine, ready = service.engine_config, service.ready
+    options = {**asdict(engine), **asdict(service.config)}
+    answer = {
+        **{name: value for name, value in options.items() if name not in PRIVATE},
+        **_paths(service),
+        "served_model_name": service.names[0],
+        "drafter_model": [Path(path).name for path in engine.drafter_models],
+        "drafter": ready.drafter,
+        "depth": ready.depth,
+        "acceptance": ready.acceptance,
+        "mask_token_id": ready.mask_ids,
+        "device": ready.device,
+        "dtype": ready.dtype,
+        "context_length": ready.context,
+        "max_running_requests": engine.max_num_seqs,
+        "max_prefill_tokens": engine.max_num_batched_tokens,
+        "max_total_tokens": ready.pages * ready.page_size,
+        "dp_size": 1,
+        "tp_size": 1,
+        "version": __version__,
+        "internal_states": [_state(service)],
+    }
+    if not caller_of(request).operator:
+        answer = {name: answer[name] for name in FOR_CLIENTS}
+    return json_reply(answer)
+
+
+def _paths(service: Service) -> dict[str, str]:
+    model = service.engine_config.model
+    named = service.names[0] if model is None else str(model)
+    return {"model_path": named, "tokenizer_path": named}
+
+
+def _state(service: Service) -> dict[str, Any]:
+    report = service.report
+    if report is None:
+        return {"avg_spec_accept_length": None}
+    stats = report.stats
+    # Each time that a request is given tokens, all but one of them were drafted.
+    turns = stats.emitted - stats.accepted
+    return {
+        "avg_spec_accept_length": stats.emitted / turns if turns > 0 else None,
+        "running_requests": report.running,
+        "waiting_requests": report.waiting,
+        "steps": stats.steps,
+        "emitted_tokens": stats.emitted,
+        "drafted_tokens": stats.drafted,
+        "accepted_tokens": stats.accepted,
+    }
+
+
+@router.get("/get_load", response_model=None)
+async def load(request: Request) -> Response:
+    """What the router weighs servers by."""
+    service: Service = request.app.state.service
+    report = service.report
+    held = 0 if report is None else max(pages["held"] for pages in report.pages.values())
+    answer = {
+        "dp_rank": 0,
+        "num_reqs": service.open_samples,
+        "num_waiting_reqs": 0 if report is None else report.waiting,
+        "num_tokens": held * service.ready.page_size,
+    }
+    return json_reply([answer])
+
+
+@router.post("/flush_cache", response_model=None)
+async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
+    """Forget cached prefixes. timeout: seconds to wait for requests that still run; then it is refused."""
+    service: Service = request.app.state.service
+    if not caller_of(request).operator:
+        raise forbidden("the cache is everybody's; send an operator's key to flush it")
+    if service.open_samples and timeout:
+        with suppress(asyncio.TimeoutError):
+            await while_connected(request, asyncio.wait_for(_all_done(service), timeout), lambda: None)
+    if service.open_samples:
+        raise bad_request("the cache was not flushed, because requests are running; wait for them, or set timeout")
+    service.engine_client.send(Flush())
+    return PlainTextResponse("Cache flushed.\n")
+
+
+async def _all_done(service: Service) -> None:
+    while service.open_samples:
+        await asyncio.sleep(POLL_S)
+
+
+@router.post("/abort_request", response_model=None)
+async def abort_request(body: AbortRequest, request: Request) -> Response:
+    """End a request, or all; with a client's key, of those that were made with it. What it had generated is its answer.
+    It is no error if it has ended already."""
+    service: Service = request.app.state.service
+    caller = caller_of(request)
+    if body.abort_all:
+        engine_client = service.engine_client
+        for generation in {id(one): one for one, _ in engine_client.open.values()}.values():
+            if caller.operator or generation.tenant == caller.tenant:
+                engine_client.cut(generation)
+    elif body.rid:
+        rids_of(request.app).abort(body.rid, caller)
+    else:
+        raise bad_request("give the rid of a request, or abort_all", "rid")
+    return Response(status_code=200)

@@ -1,0 +1,209 @@
+"""What is told of a sample, in SGLang's shape."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.params import SamplingParams
+from stridelm.server.gather import Gathered
+from stridelm.server.messages import Delta, Finish, Score, Scores, likeliest, prompt_scores
+from stridelm.server.openai.completions import finite
+from stridelm.server.replies import to_json
+from stridelm.server.turns import Turn
+from stridelm.text.tokenizer import Tokenizer
+
+WEIGHTS = "default"
+"""What SGLang calls weights that were never exchanged."""
+ABORTED = "the request was aborted"
+
+Triple = list[Any]
+"""Log-probability, token id, text if asked for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt, and what is wanted of it."""
+
+    prompt_ids: array[int]
+    params: SamplingParams
+    scores_only: bool
+    """The one token that is drawn nevertheless is left out."""
+    told_from: int | None
+    """First position of the prompt that has its log-probability told. None: nothing has, the output neither."""
+    top: int
+    """Likeliest tokens told at each position."""
+    with_text: bool
+
+
+@dataclass
+class Mark:
+    """How much of a sample was told: characters, token ids, positions of the prompt and of the output."""
+
+    text: int = 0
+    ids: int = 0
+    prompt: int = 0
+    scores: int = 0
+
+
+class Columns:
+    """Log-probabilities position by position, each encoded once: a stream repeats them with every event."""
+
+    def __init__(self) -> None:
+        self.own: list[msgspec.Raw] = []
+        self.top: list[msgspec.Raw] = []
+        self.chosen: list[msgspec.Raw] = []
+
+    def add(self, own: Triple, top: list[Triple] | None, chosen: list[Triple] | None) -> None:
+        for column, value in ((self.own, own), (self.top, top), (self.chosen, chosen)):
+            column.append(msgspec.Raw(to_json(value)))
+
+
+class SampleResponse:
+    """One sample as clients are told of it. began: time.monotonic() of the request."""
+
+    def __init__(self, rid: str, task: Task, began: float, tokenizer: Tokenizer, hidden_size: int) -> None:
+        self._rid = rid
+        self._task = task
+        self._began = began
+        self._tokenizer = tokenizer
+        self._hidden_size = hidden_size
+        self._sample = Gathered()
+        self._seconds = 0.0
+        self._packed: list[bytes] = []
+        """The prompt's log-probabilities, as long as they are not read."""
+        self._input, self._output = Columns(), Columns()
+
+    def take(self, delta: Delta) -> None:
+        if self._task.scores_only:
+            delta = msgspec.structs.replace(delta, token_ids=[], pieces=[], accepted=0, logprobs=None)
+        self._sample.take(delta)
+        if delta.finish is not None:
+            self._seconds = time.monotonic() - self._began
+        if self._task.told_from is None:
+            return
+        self._packed += delta.prompt_logprobs or ()
+        for entry in delta.logprobs or ():
+            self._tell(self._output, entry)
+
+    async def read(self, turn: Turn) -> None:
+        """Read what has come of the prompt's log-probabilities, of which there may be very many.
+
+        The first is told without a score: SGLang never has it, and its clients leave it out of their sums.
+        """
+        packed, self._packed = self._packed, []
+        place, first = 0, self._task.told_from
+        assert first is not None or not packed
+        for part in packed:
+            for entry in prompt_scores(part):
+                if place == first:
+                    token = self._task.prompt_ids[place]
+                    text = self._tokenizer.token_text(token) if self._task.with_text else None
+                    self._input.add([None, token, text], None, None)
+                elif first is not None and place > first:
+                    assert entry is not None
+                    self._tell(self._input, entry)
+                place += 1
+            await turn.breathe()
+
+    @property
+    def tokens(self) -> int:
+        """Of output, so far."""
+        return len(self._sample.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        return self._sample.finish is not None
+
+    def answer(self, sent: Mark | None = None) -> dict[str, Any]:
+        """All of it so far; or what has come since `sent`, which is moved on."""
+        sample, task = self._sample, self._task
+        since = Mark() if sent is None else replace(sent)
+        meta: dict[str, Any] = {
+            "id": self._rid,
+            "finish_reason": None,
+            "prompt_tokens": len(task.prompt_ids),
+            "weight_version": WEIGHTS,
+            "completion_tokens": len(sample.token_ids),
+        }
+        if task.told_from is not None:
+            shown, scored = self._input, self._output
+            begin, first = since.scores, since.prompt
+            meta |= {"input_token_logprobs": shown.own[first:], "output_token_logprobs": scored.own[begin:]}
+            meta["output_token_logprobs_length"] = len(scored.own)
+            if task.top:
+                meta |= {"input_top_logprobs": shown.top[first:], "output_top_logprobs": scored.top[begin:]}
+            if task.params.logprob_token_ids:
+                meta["input_token_ids_logprobs"] = shown.chosen[first:]
+                meta["output_token_ids_logprobs"] = scored.chosen[begin:]
+        if sample.finish is not None:
+            meta |= self._at_end(sample.finish)
+        if sent is not None:
+            sent.text, sent.ids = len(sample.text), len(sample.token_ids)
+            sent.prompt, sent.scores = len(self._input.own), len(self._output.own)
+        return {"text": sample.text[since.text :], "output_ids": sample.token_ids[since.ids :], "meta_info": meta}
+
+    def _at_end(self, finish: Finish) -> dict[str, Any]:
+        """What is known at the end alone."""
+        ids, metrics = self._sample.token_ids, finish.metrics
+        meta = {
+            "finish_reason": self._finish_reason(finish),
+            "cached_tokens": metrics.cached_tokens,
+            "e2e_latency": self._seconds,
+            "drafter": metrics.drafter,
+            "acceptance": metrics.acceptance,
+            "lossless": metrics.lossless,
+        }
+        if self._task.params.return_hidden_states:
+            meta["hidden_states"] = self._states()
+        return meta if self._task.scores_only or metrics.drafter == "none" else meta | _speculated(metrics, len(ids))
+
+    def _finish_reason(self, finish: Finish) -> dict[str, Any]:
+        ids = self._sample.token_ids
+        if finish.reason == "abort":
+            return {"type": "abort", "message": ABORTED}
+        if finish.reason == "length" or self._task.scores_only:
+            return {"type": "length", "length": len(ids)}
+        return {"type": "stop", "matched": ids[-1] if finish.stop_reason is None else finish.stop_reason}
+
+    def _tell(self, columns: Columns, entry: Scores) -> None:
+        columns.add(self._triple(entry[0]), self._likeliest(entry), self._chosen(entry))
+
+    def _likeliest(self, entry: Scores) -> list[Triple] | None:
+        return [self._triple(one) for one in likeliest(entry, self._task.top)] or None
+
+    def _chosen(self, entry: Scores) -> list[Triple] | None:
+        by_id = {one.token: one for one in entry}
+        return [self._triple(by_id[token]) for token in self._task.params.logprob_token_ids or ()] or None
+
+    def _states(self) -> list[Any]:
+        """A list of the prompt's vectors, then the vector of each output token but the last, which was never run."""
+        rows = np.frombuffer(self._sample.hidden_states, np.float32).reshape(-1, self._hidden_size).tolist()
+        length = len(self._task.prompt_ids)
+        return [rows[:length], *rows[length:]]
+
+    def _triple(self, score: Score) -> Triple:
+        return [finite(score.logprob), score.token, score.text if self._task.with_text else None]
+
+
+def _speculated(metrics: RequestMetrics, tokens: int) -> dict[str, Any]:
+    """What became of a sample's drafts, under SGLang's names."""
+    steps, accepted_at = metrics.steps, metrics.accepted_at
+    upto = [steps, *accepted_at, 0]  # steps that accepted so many drafts at least
+    histogram = [more - fewer for more, fewer in pairwise(upto)]
+    return {
+        "spec_verify_ct": steps,
+        "spec_accept_length": tokens / steps if steps else 0.0,
+        "spec_accept_rate": metrics.accepted / metrics.drafted if metrics.drafted else 0.0,
+        "spec_num_correct_drafts": metrics.accepted,
+        "spec_num_proposed_drafts": metrics.drafted,
+        "spec_accept_histogram": histogram,
+        "spec_correct_drafts_histogram": histogram,
+    }

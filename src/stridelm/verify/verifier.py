@@ -1,0 +1,91 @@
+"""The door. Every token of every output comes through `Verifier.verify`, whatever proposed it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from stridelm.run.state import TokenTable
+from stridelm.sample.sampler import Sampler
+from stridelm.types import Draft, ForwardBatch, Verdict
+from stridelm.upload import upload
+from stridelm.verify import RULES
+from stridelm.verify.rule import Rule, VerifyInput
+
+
+class Verifier:
+    def __init__(self, sampler: Sampler, table: TokenTable) -> None:
+        self._sampler = sampler
+        self._table = table
+        self._rules: dict[str, Rule] = {}
+
+    @torch.inference_mode()
+    def verify(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
+        """Decide every span of the step by its own request's rule, and append what was emitted to the token table."""
+        by_rule: dict[str, list[int]] = {}
+        for i, span in enumerate(batch.spans):
+            by_rule.setdefault(span.request.speculation.acceptance or "exact", []).append(i)
+        parts = []
+        for name, indices in by_rule.items():
+            inputs = self._inputs(batch, draft, logits_MV, indices)
+            # Where prompts are read and nothing else, there may be no logits at all.
+            decides = any(span.decides for span in inputs.spans)
+            parts.append((indices, self._rule(name).decide(inputs) if decides else _undecided(inputs)))
+        return parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
+
+    def _rule(self, name: str) -> Rule:
+        if name not in self._rules:
+            self._rules[name] = RULES.get(name)()
+        return self._rules[name]
+
+    def _inputs(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> VerifyInput:
+        spans, nodes, slots, decides = batch.spans, batch.decision_index, batch.request_slots, batch.decides
+        if len(indices) < len(spans):
+            where = upload(indices, slots.device)
+            spans = tuple(spans[i] for i in indices)
+            nodes, slots, decides = nodes[where], slots[where], decides[where]
+            draft = _select(draft, where, indices)
+        return VerifyInput(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler, self._table)
+
+
+def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:
+    """The draft of some of the step's spans."""
+    values = {f.name: getattr(draft, f.name) for f in fields(draft)}
+    cut: dict[str, Any] = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return replace(draft, **cut, candidates=draft.candidates[indices])
+
+
+def _undecided(inputs: VerifyInput) -> Verdict:
+    """The verdict on spans that do not reach their last known token: nothing is emitted and no draft row kept."""
+    none_R = torch.zeros_like(inputs.slots)
+    return Verdict(
+        tokens=none_R[:, None],
+        counts=none_R,
+        rows=none_R[:, None] - 1,
+        path=none_R[:, None].expand(-1, inputs.draft.width),
+        kept=none_R,
+        leaf=none_R - 1,
+        drafted=none_R,
+        accepted=none_R,
+        reached=none_R,
+    )
+
+
+def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
+    """One Verdict of several rules' parts, padded to the widest."""
+    device = parts[0][1].counts.device
+    merged: dict[str, torch.Tensor] = {}
+    for name in (f.name for f in fields(Verdict)):
+        values = [getattr(verdict, name) for _, verdict in parts]
+        shape = (spans,) if values[0].dim() == 1 else (spans, max(v.shape[1] for v in values))
+        target = torch.zeros(shape, dtype=torch.int64, device=device)
+        for (indices, _), value in zip(parts, values, strict=True):
+            where = upload(indices, device)
+            if value.dim() == 1:
+                target[where] = value
+            else:
+                target[where, : value.shape[1]] = value
+        merged[name] = target
+    return Verdict(**merged)

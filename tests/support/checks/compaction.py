@@ -1,0 +1,99 @@
+"""Accepted paths through trees of draft rows, and the two ways of moving their KV."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stridelm.cache.pool import PagePool
+from stridelm.kernels.triton_rows import Pools, compact
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.types import DeviceGeometry
+
+PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
+"""Of a page, of what is committed before the draft, of the draft."""
+PAGES = -(-(LONGEST + WIDTH) // PAGE_SIZE)
+"""That a request holds."""
+
+
+def pool(layout: tuple[LayerKV, ...], requests: int, dtype: torch.dtype, device: str) -> PagePool:
+    """Random keys and values, which the pool itself moves in torch."""
+    pages = {layer.group: requests * PAGES for layer in layout}
+    made = PagePool(layout, pages, PAGE_SIZE, dtype, torch.device(device))
+    made.pools.clear()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*made.keys, *made.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return made
+
+
+def moves(seed: int, requests: int, depth: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots from and to which paths of at most `depth` rows are moved; behind each path stand pairs of null slots."""
+    rng = random.Random(seed)
+    pages = rng.sample(range(1, requests * PAGES + 1), requests * PAGES)
+    pairs = []
+    for request in range(requests):
+        table = pages[request * PAGES : (request + 1) * PAGES]
+        base = rng.randrange(LONGEST)
+        # Rows of a path have rising numbers. Many begin as the chain does, and overlap what is written.
+        path = sorted(rng.sample(range(rng.choice((depth, depth + 3, WIDTH))), rng.randint(0, depth)))
+        slots = [table[n // PAGE_SIZE] * PAGE_SIZE + n % PAGE_SIZE for n in range(base, base + WIDTH)]
+        pairs += [(slots[row], slots[n]) for n, row in enumerate(path)] + [(0, 0)] * (depth - len(path))
+    source, target = torch.tensor(pairs, device=device).unbind(1)
+    return source, target
+
+
+def check_compact(layout: tuple[LayerKV, ...], requests: int, depth: int, dtype: torch.dtype, device: str) -> None:
+    """The kernel moves what the pool's own way moves, and nothing else."""
+    moved, wanted = (pool(layout, requests, dtype, device) for _ in range(2))
+    pools = Pools.of((*moved.keys, *moved.values))
+    for seed in range(3):
+        source, target = moves(seed, requests, depth, device)
+        compact(pools, source, target)
+        wanted.compact(layout[0].group, source, target)
+        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+            assert torch.equal(got, expected)
+
+
+class Paths:
+    """Steps of a few requests whose trees of WIDTH rows have been judged: the next one lies in the same tensors."""
+
+    def __init__(self, requests: int, groups: Sequence[str], device: str) -> None:
+        self.requests = requests
+        self._tables = torch.zeros(len(groups), requests, PAGES, dtype=torch.int32, device=device)
+        self._starts, self._reals = torch.ones(2, requests, dtype=torch.int32, device=device)
+        path = torch.zeros(requests, WIDTH, dtype=torch.int64, device=device)
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        self.draft: Any = type("D", (), {"straight": False})
+        self.verdict: Any = type("V", (), {"path": path, "kept": torch.zeros_like(path[:, 0])})
+        geometry = DeviceGeometry(
+            bounds=(1 + WIDTH,) * requests,
+            firsts=self._starts,
+            counts=self._starts,
+            starts=self._starts,
+            reals=self._reals,
+            draft_rows=nothing,
+            ancestors=nothing,
+            positions=nothing,
+            tables=dict(zip(groups, self._tables, strict=True)),
+            page_size=PAGE_SIZE,
+            max_keys=LONGEST + WIDTH,
+            is_chain=False,
+        )
+        self.batch: Any = type("B", (), {"geometry": geometry})
+
+    def draw(self, seed: int) -> None:
+        """Page tables, what is committed, and which rows are accepted, anew."""
+        rng = random.Random(seed)
+        for tables in self._tables:
+            pages = rng.sample(range(1, self.requests * PAGES + 1), self.requests * PAGES)
+            tables.copy_(torch.tensor(pages).view(self.requests, PAGES))
+        self._starts.copy_(torch.tensor([rng.randrange(LONGEST) for _ in range(self.requests)]))
+        for request, path in enumerate(self.verdict.path):
+            path.copy_(torch.tensor([rng.randrange(WIDTH) for _ in range(WIDTH)]))  # behind what is kept: anything
+            rows = sorted(rng.sample(range(WIDTH), rng.randint(0, WIDTH)))
+            self.verdict.kept[request] = len(rows)
+            path[: len(rows)] = torch.tensor(rows, dtype=torch.int64)

@@ -1,0 +1,84 @@
+"""The paged attention kernel called by itself, with garbage wherever it must not look."""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.attention.triton import TritonAttention, paths
+from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
+from support.oracles.attention import Case, geometry
+
+GARBAGE = 1 << 28
+"""A page far outside any pool: reading it is a fault on a GPU, and an IndexError or a crash in the interpreter."""
+
+
+class FastTriton(TritonAttention):
+    """The backend in its other mode, whatever is asked for."""
+
+    def __init__(self, deterministic: bool) -> None:
+        super().__init__(deterministic=False)
+
+
+def launch(
+    case: Case,
+    *,
+    rows_per_tile: int | None = None,
+    deterministic: bool = False,
+    programs: int | None = None,
+    max_keys: int | None = None,
+    soft_cap: float | None = None,
+    by_paths: bool = False,
+) -> torch.Tensor:
+    """[N, H, D] of all rows of a step, in one launch.
+
+    Around the step stand a span without rows, tiles without rows, rows of nobody, and page tables that are longer than
+    needed. The workspace and the output start as NaN.
+    """
+    shape = geometry(case)
+    rows, heads, dim = case.queries.shape
+    dtype, device = case.dtype, case.queries.device
+    per_head = heads // case.kv.kv_heads
+    height = 1 if by_paths else rows_per_tile or max_rows_per_tile(per_head, dtype, deterministic)
+    counts = [*shape.counts, 0]
+    tiles = [(span, row) for span, count in enumerate(counts) for row in range(0, count + height, height)]
+    width = max(map(len, case.tables)) + 3
+    keys = max_keys or max(start + count for start, count in zip(shape.starts, shape.counts, strict=True))
+
+    def ints(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def extended(tensor: torch.Tensor, fill: float) -> torch.Tensor:
+        """With five more rows behind, which belong to no span."""
+        return torch.cat((tensor, tensor.new_full((5, *tensor.shape[1:]), fill)))
+
+    plan = make_plan(
+        len(tiles), heads, case.kv.kv_heads, dim, height, dtype, keys, case.kv.window, deterministic, device, programs
+    )
+    out = extended(torch.full_like(case.queries, float("nan")), float("nan"))
+    paged_attention(
+        extended(case.queries, float("nan")),
+        case.keys,
+        case.values,
+        out,
+        tables_RP=ints([table + [GARBAGE] * (width - len(table)) for table in [*case.tables, []]]),
+        tile_span_T=ints([span for span, _ in tiles]),
+        tile_row_T=ints([row for _, row in tiles]),
+        firsts_R=ints([sum(counts[:span]) for span in range(len(counts))]),
+        counts_R=ints(counts),
+        starts_R=ints([*shape.starts, keys]),
+        reals_R=ints([*shape.reals, 0]),
+        ancestors_N=extended(shape.ancestors, -1),
+        positions_N=extended(shape.positions, -1),
+        page_size=case.page_size,
+        rows_per_tile=height,
+        scale=dim**-0.5,
+        max_keys=keys,
+        window=case.kv.window,
+        soft_cap=soft_cap,
+        deterministic=deterministic,
+        paths_N64=extended(paths(shape.ancestors), 99) if by_paths else None,
+        workspace=torch.full((plan.workspace,), float("nan"), device=device),
+        programs=programs,
+    )
+    assert bool(out[rows:].isnan().all()), "a row of nobody was written"
+    return out[:rows]

@@ -1,0 +1,95 @@
+"""Rows of a drafter's own layers at random, placed and traced by the kernels and by their torch twins."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from stridelm.draft import head_drafter
+from stridelm.kernels import place as kernels
+from stridelm.run.heads import TargetRuntime, lines, place
+from stridelm.types import DeviceGeometry
+
+SLOTS, PAGES, PAGE_SIZE = 12, 40, 4
+
+
+def check_place(seed: int, device: str) -> None:
+    """Requests with rows to spare, with none, that leave no entries, that are padding, and that begin below 0."""
+    rng = random.Random(seed)
+    requests = rng.randint(1, 6)
+    even = rng.random() < 0.5
+    bounds = (rng.randint(1, 9),) * requests if even else tuple(rng.randint(1, 1100) for _ in range(requests))
+    where = torch.device(device)
+    layout = lines(bounds, where)
+    longest = PAGES * PAGE_SIZE - max(bounds) if even else 1
+    pages = PAGES if even else (max(bounds) + PAGE_SIZE) // PAGE_SIZE + 1
+    generator = torch.Generator().manual_seed(seed)
+    tables = {
+        group: torch.randint(1, 999, (SLOTS + 1, pages), generator=generator, dtype=torch.int32).to(where)
+        for group in ("main", "other")[: rng.randint(1, 2)]
+    }
+    slots = torch.tensor([-1 if rng.random() < 0.2 else slot for slot in rng.sample(range(SLOTS), requests)]).to(where)
+    starts = torch.tensor([rng.randint(-3, longest) for _ in bounds]).to(where)
+    counts = torch.tensor([rng.randint(0, bound) for bound in bounds]).to(where)
+    of_some = torch.tensor([[rng.random() < 0.7, False] for _ in bounds]).to(where)
+    stays = of_some[:, 0] if rng.random() < 0.7 else None
+    on_cpu = SimpleNamespace(
+        attention=SimpleNamespace(reads_device=True),
+        tables=SimpleNamespace(tables={group: table.cpu() for group, table in tables.items()}),
+        page_size=PAGE_SIZE,
+    )
+    wanted = place(
+        lines(bounds, torch.device("cpu")),
+        slots.cpu(),
+        starts.cpu(),
+        counts.cpu(),
+        cast(TargetRuntime, on_cpu),
+        10_000,
+        None if stays is None else stays.cpu(),
+    )
+    rows = layout.layout
+    storage, own, pool_slots, about, last = kernels.placed(
+        slots, starts, counts, stays, tables, rows.firsts_R, len(rows.span_N), max(bounds), PAGE_SIZE
+    )
+    geometry = wanted.geometry
+    assert isinstance(geometry, DeviceGeometry)
+    assert torch.equal(storage.cpu(), wanted.position_N)
+    assert torch.equal(own.cpu(), geometry.draft_rows)
+    assert {group: slot.tolist() for group, slot in pool_slots.items()} == {
+        group: slot.tolist() for group, slot in wanted.slots.items()
+    }
+    assert about.tolist() == [geometry.counts.tolist(), geometry.starts.tolist()]
+    assert torch.equal(last.cpu(), wanted.last_R)
+
+
+def check_sources(seed: int, device: str) -> None:
+    """Prompts and drafts, tails in front, paths of any length, and steps without a draft."""
+    rng = random.Random(seed)
+    step, width = rng.randint(1, 5), rng.choice((0, 1, 4, 9))
+    chosen = sorted(rng.sample(range(step), rng.randint(1, step)))
+    reals = [rng.choice((1, 2, 7)) for _ in range(step)]
+    bounds = [real + width for real in reals]
+    firsts = [sum(bounds[:i]) for i in range(step)]
+    tailed = [rng.randint(0, 2) for _ in chosen]
+    layout = lines(tuple(2 + bounds[i] for i in chosen), torch.device("cpu")).layout
+    path = torch.tensor([rng.sample(range(width), width) for _ in range(step)], dtype=torch.int64).view(step, width)
+    index = torch.arange(step * (width + 1)).view(step, width + 1)
+    index = torch.where(torch.rand(index.shape, generator=torch.Generator().manual_seed(seed)) < 0.2, -1, index)
+    decisions = torch.tensor([firsts[i] + reals[i] - 1 + node for i in range(step) for node in range(width + 1)])
+    tensors = (
+        torch.tensor(chosen),
+        layout.span_N,
+        layout.offset_N,
+        torch.tensor(tailed),
+        torch.tensor(firsts, dtype=torch.int32),
+        torch.tensor(reals),
+        path,
+        index,
+        decisions,
+    )
+    wanted = head_drafter.sources(*tensors, sum(bounds))
+    got = kernels.sources(*(tensor.to(device) for tensor in tensors), sum(bounds))
+    assert torch.equal(got.cpu(), wanted)

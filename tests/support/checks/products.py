@@ -1,0 +1,57 @@
+"""Checks of the products that add in one order."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.kernels import products
+from stridelm.kernels.plain import PlainOps
+from stridelm.kernels.products import Tile, product
+from support.checks.linear import rows, weights
+
+TILES = (
+    Tile(64, 16, 128, warps=4, stages=6),
+    Tile(128, 16, 128, warps=4, stages=4),
+    Tile(64, 32, 64, warps=4, stages=3),
+    Tile(64, 64, 128, warps=4, stages=4),
+    Tile(128, 64, 64, warps=8, stages=4),
+    Tile(64, 128, 64, warps=4, stages=4),
+    Tile(128, 128, 64, warps=8, stages=4),
+)
+"""Tiles of every kind that `choose_tile` may come to choose."""
+
+
+def check_product(count: int, width: int, out: int, dtype: torch.dtype, device: str) -> None:
+    """It is the product, with and without a bias, rounded once."""
+    weight, bias = weights(width, width, out, dtype, device)
+    x = rows(count, count, width, dtype, device)
+    for added in (None, bias):
+        wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
+        torch.testing.assert_close(product(x, weight, added).double(), wanted, rtol=eps(dtype), atol=1e-4)
+
+
+def check_gated(count: int, width: int, out: int, dtype: torch.dtype, device: str, activation: str) -> None:
+    """It is the gate of the product, which is rounded in between."""
+    weight, bias = weights(width, width, 2 * out, dtype, device)
+    x = rows(count, count, width, dtype, device)
+    for added in (None, bias):
+        wanted = PlainOps().gate(product(x, weight, added).float(), activation)
+        got = product(x, weight, added, activation)
+        assert got.shape == (count, out)
+        torch.testing.assert_close(got.float(), wanted, rtol=eps(dtype), atol=1e-4)
+
+
+def by_tile(x: torch.Tensor, weight: torch.Tensor, tile: Tile, activation: str | None = None) -> torch.Tensor:
+    """The product in tiles of a given shape."""
+    choose = products.choose_tile
+    products.choose_tile = lambda *_: tile
+    try:
+        return product(x, weight, None, activation)
+    finally:
+        products.choose_tile = choose
+
+
+def eps(dtype: torch.dtype) -> float:
+    """The error of rounding once, and a little."""
+    return 1.1 * torch.finfo(dtype).eps

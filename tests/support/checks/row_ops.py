@@ -1,0 +1,105 @@
+"""Row operations from their definitions in float64, for the tests of every kernel set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from stridelm.kernels import OPS
+from stridelm.kernels.ops import Ops, QKRope
+from stridelm.models.layers.rope import Rope, RopeSpec
+from support.checks.linear import check_row_bits
+
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+"""Largest deviation from float64 of values up to 4. Angles are float32 in every dtype."""
+POSITIONS, SLOTS = 300, 97
+
+
+def sets(device: str) -> list[str]:
+    """Every registered kernel set that runs on a device."""
+    return [name for name in OPS if OPS.get(name).device in (None, device)]
+
+
+def noise(seed: int, *shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    x, delta = (noise(seed, rows, width, dtype=dtype, device=device) for seed in (1, 2))
+    weight = noise(3, width, dtype=dtype, device=device)
+    total = x + delta
+    plain = ops.norm(x, weight, 1e-5)
+    added, normed = ops.add_norm(x.clone(), delta, weight, 1e-5)
+    for got, of in ((plain, x), (normed, total)):
+        wanted = of.double() / (of.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+        assert got.dtype == dtype
+        assert float((got.double() - wanted).abs().max()) <= CLOSE[dtype] * max(1.0, float(wanted.abs().max()) / 4)
+    assert torch.equal(added, total)
+    check_row_bits(lambda part: ops.norm(part, weight, 1e-5), x, counts=(1, 2, 3, rows))
+    check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
+
+
+BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu_tanh": lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,
+    "gelu": lambda x: x * torch.special.ndtr(x),
+}
+
+
+def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str, activation: str) -> None:
+    x = noise(4, rows, 2 * width, dtype=dtype, device=device) * 4
+    x[0, 0], x[0, 1], x[1, 0], x[1, 1] = 80, -80, -100, -30000  # where an exponential over- or underflows
+    gate, up = x.double().chunk(2, dim=-1)
+    wanted = BENT[activation](gate) * up
+    got = ops.gate(x, activation)
+    assert got.dtype == dtype and got.shape == (rows, width)
+    assert bool(((got.double() - wanted).abs() <= CLOSE[dtype] * wanted.abs().clamp(min=1)).all())
+    check_row_bits(lambda part: ops.gate(part, activation), x, counts=(1, 2, 3, rows))
+
+
+def check_turn(
+    ops: Ops, rows: int, heads: int, kv_heads: int, size: int, norms: bool, dtype: torch.dtype, device: str
+) -> None:
+    angles_of = Rope(RopeSpec(size, 10000.0), POSITIONS)
+    angles_of.prepare(device)
+    qkv = noise(5, rows, heads + 2 * kv_heads, size, dtype=dtype, device=device)
+    weights = noise(6, 2 * size, dtype=dtype, device=device) if norms else None
+    generator = torch.Generator().manual_seed(7)
+    positions = torch.randint(0, POSITIONS, (rows,), generator=generator).to(device)
+    slots = torch.randperm(SLOTS, generator=generator)[:rows].to(device)
+
+    def run(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        keys, values = (torch.zeros(SLOTS, kv_heads, size, dtype=dtype, device=device) for _ in range(2))
+        rope = QKRope(heads, kv_heads, positions[index], angles_of.cos, angles_of.sin, weights, 1e-5)
+        return ops.rope_and_store(qkv[index], rope, keys, values, slots[index]), keys, values
+
+    everything = torch.arange(rows, device=device)
+    q, keys, values = run(everything)
+    x = qkv[:, : heads + kv_heads].double()
+    if weights is not None:
+        of_queries, of_keys = weights.double().view(2, size)
+        weight = torch.cat((of_queries.expand(heads, -1), of_keys.expand(kv_heads, -1)))
+        x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(0, size, 2, device=device).double() / size)
+    pairs = (
+        torch.complex(x[..., : size // 2], x[..., size // 2 :]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
+    wanted = torch.cat((pairs.real, pairs.imag), -1)
+    close = max(CLOSE[dtype], 1e-4) * max(1.0, float(wanted.abs().max()) / 4)
+    assert float((q.double() - wanted[:, :heads]).abs().max()) <= close
+    assert float((keys[slots].double() - wanted[:, heads:]).abs().max()) <= close
+    assert torch.equal(values[slots], qkv[:, heads + kv_heads :])
+    others = torch.ones(SLOTS, dtype=torch.bool, device=device).index_fill(0, slots, False)
+    assert not bool(keys[others].any()) and not bool(values[others].any())
+    for count in (1, 2, rows):
+        fewer = run(everything[:count])
+        assert torch.equal(fewer[0], q[:count])
+        assert torch.equal(fewer[1][slots[:count]], keys[slots[:count]])
+
+
+def check_nan(ops: Ops, dtype: torch.dtype, device: str) -> None:
+    """A weight that was never loaded shows."""
+    weight = torch.full((64,), float("nan"), dtype=dtype, device=device)
+    assert bool(ops.norm(noise(8, 2, 64, dtype=dtype, device=device), weight, 1e-5).isnan().all())

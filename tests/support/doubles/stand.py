@@ -1,0 +1,205 @@
+"""A checkpoint in one dtype on one device, what plain decoding says on it, and runs to hold against that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stridelm import LLM, SamplingParams
+from stridelm.draft import DRAFTERS
+from stridelm.draft.base import TargetInfo
+from stridelm.draft.dispatch import Drafters
+from stridelm.llm import RequestOutput
+from stridelm.params import Speculation
+from stridelm.types import MAX_DRAFT_ROWS, Logprob
+from stridelm.verify import RULES
+from support.checkpoints.heads import write_akin, write_eagle, write_medusa, write_modules
+
+DEPTHS = ("one", "default", "deepest")
+ROOM = 3200
+"""Tokens that the pool holds: a batch of the tests with all its drafts, and not much more, since strict mode walks over
+all pages at every step."""
+OPTIONS: dict[str, Any] = {"prompt_lookup_min": 1}
+"""What to set of a drafter's own options, so that it drafts more often than by default; not of one with weights, which
+always drafts."""
+HEADS: dict[str, Callable[[Path, Path], Path]] = {
+    "mtp": write_modules,
+    "eagle": lambda path, target: write_eagle(path, target, "eagle3"),
+    "medusa": write_medusa,
+    "model": write_akin,
+}
+"""Drafter -> what writes its weights for a target, from (where to, the target)."""
+DEEP = 9
+"""Deepest that a drafter is tried which runs layers of its own once a level."""
+
+
+@dataclass
+class Job:
+    """A prompt, its sampling, and how it is to be speculated."""
+
+    prompt: list[int]
+    params: SamplingParams
+    speculation: dict[str, Any] | None = None
+
+    @property
+    def request(self) -> SamplingParams:
+        return replace(self.params, speculation=self.speculation)
+
+
+@dataclass
+class Stand:
+    path: Path
+    dtype: str
+    device: str = "cpu"
+    mask_token_id: int | tuple[int, ...] = 63
+    options: dict[str, Any] = field(default_factory=dict)
+    """The engine's, where they are not the ones below."""
+    _plain: dict[str, RequestOutput] = field(default_factory=dict)
+
+    def llm(self, **options: Any) -> LLM:
+        """An engine in a bit-exact setting that checks its ledger at every step."""
+        settings: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": self.device,
+            "deterministic": True,
+            "skip_tokenizer_init": True,
+            "strict": True,
+            "drafter": "none",
+            "mask_token_id": self.mask_token_id,
+            "drafter_model": self.heads,
+            "max_num_seqs": 16,
+            "num_pages": ROOM // options.get("page_size", 16),
+        }
+        return LLM(str(self.path), **{**settings, **self.options, **options})
+
+    @cached_property
+    def heads(self) -> list[str]:
+        """Directories of tiny weights for whatever drafter takes some."""
+        beside = Path(f"{self.path}-heads")
+        for name, write in HEADS.items():
+            if name in DRAFTERS and not (beside / name).is_dir():
+                write(beside / name, self.path)
+        return [str(beside / name) for name in HEADS if name in DRAFTERS]
+
+    @cached_property
+    def _reference(self) -> LLM:
+        return self.llm(enable_prefix_caching=False, num_pages=20)
+
+    @property
+    def target(self) -> TargetInfo:
+        return self._reference.engine.loaded.target
+
+    @property
+    def drafters(self) -> Drafters:
+        return self._reference.engine.drafters
+
+    def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
+        """Plain decoding: no draft, alone, the whole prompt in one chunk, nothing cached."""
+        key = repr((prompt, replace(params, speculation=None)))
+        if key not in self._plain:
+            self._plain[key] = self.alone(Job(prompt, params, {"drafter": "none"}))
+        return self._plain[key]
+
+    def alone(self, job: Job) -> RequestOutput:
+        """One job by itself on an engine without a prefix cache."""
+        output = self._reference.generate(job.prompt, job.request)[0]
+        self._reference.check()
+        return output
+
+    def run(self, jobs: Sequence[Job], llm: LLM | None = None, **options: Any) -> list[RequestOutput]:
+        """All jobs in one batch."""
+        llm = llm or self.llm(**options)
+        outputs = llm.generate([job.prompt for job in jobs], [job.request for job in jobs])
+        llm.check()
+        return outputs
+
+    def tokens(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        return self.plain(prompt, params).outputs[0].token_ids
+
+
+def assert_same(got: RequestOutput, wanted: RequestOutput, label: object = "") -> None:
+    """Both say the same: tokens, reasons, log-probabilities and hidden states, sample by sample."""
+    assert len(got.outputs) == len(wanted.outputs)
+    for ours, theirs in zip(got.outputs, wanted.outputs):
+        said = (ours.token_ids, ours.finish_reason, ours.stop_reason)
+        assert said == (theirs.token_ids, theirs.finish_reason, theirs.stop_reason), label
+        _assert_same_logprobs(ours.logprobs, theirs.logprobs, label)
+        states = ours.hidden_states, theirs.hidden_states
+        assert all(one is None for one in states) or torch.equal(*states), label
+    _assert_same_logprobs(got.prompt_logprobs, wanted.prompt_logprobs, label)
+
+
+def _assert_same_logprobs(
+    got: Sequence[dict[int, Logprob] | None] | None,
+    wanted: Sequence[dict[int, Logprob] | None] | None,
+    label: object,
+) -> None:
+    assert (got is None) == (wanted is None), label
+    if got is None or wanted is None:
+        return
+    assert len(got) == len(wanted), label
+    for ours, theirs in zip(got, wanted):
+        assert (ours is None) == (theirs is None), label
+        if ours is None or theirs is None:
+            continue
+        assert list(ours) == list(theirs), label
+        assert [entry.rank for entry in ours.values()] == [entry.rank for entry in theirs.values()], label
+        for token, entry in ours.items():
+            assert abs(entry.logprob - theirs[token].logprob) <= 1e-6, label
+
+
+def accepted(outputs: Sequence[RequestOutput]) -> int:
+    """Guessed tokens that became output."""
+    return sum(s.metrics.accepted for output in outputs for s in output.outputs if s.metrics is not None)
+
+
+def lossless_rules(name: str) -> list[str]:
+    """The rules that can decide a drafter's rows and under which its output is to have the target's distribution."""
+    drafter, rules = DRAFTERS.get(name), [RULES.get(rule) for rule in RULES]
+    return [rule.name for rule in rules if rule.lossless and rule.works_with(drafter.rules, drafter.branches)]
+
+
+def speculation(stand: Stand, name: str, depth: str = "default", rule: str = "exact") -> dict[str, Any]:
+    """A drafter at one of DEPTHS, with its options set."""
+    drafter = DRAFTERS.get(name)
+    chosen: dict[str, Any] = {"drafter": name, "acceptance": rule}
+    if drafter.takes is None:
+        chosen |= {key: value for key, value in OPTIONS.items() if key in drafter.options}
+    if depth == "one":
+        chosen["depth"] = 1
+    elif depth == "deepest":
+        chosen["depth"] = deepest(stand, name, chosen)
+    return chosen
+
+
+def deepest(stand: Stand, name: str, chosen: dict[str, Any]) -> int:
+    """The greatest depth that the drafter does not refuse, or DEEP."""
+    drafter = stand.drafters.get(name)
+    for depth in range(DEEP if drafter.keeps_kv else MAX_DRAFT_ROWS, 0, -1):
+        try:
+            drafter.rows_by_depth(Speculation.of({**chosen, "depth": depth}))
+        except ValueError:
+            continue
+        return depth
+    raise AssertionError(f"drafter {name} can run at no depth")
+
+
+def depths_of(name: str) -> tuple[str, ...]:
+    """Which of DEPTHS mean something for a drafter."""
+    return DEPTHS if DRAFTERS.get(name).default_depth else ("default",)
+
+
+def cases(rule: str | None = "exact") -> list[tuple[str, str]]:
+    """(drafter, depth) of everything registered that can run under the rule."""
+    return [(n, d) for n in DRAFTERS if rule in DRAFTERS.get(n).rules for d in depths_of(n)]
+
+
+def all_speculations(stand: Stand, rule: str = "exact") -> list[dict[str, Any]]:
+    """Every registered drafter that can serve the target, at each of its depths."""
+    able = [(n, d) for n, d in cases(rule) if DRAFTERS.get(n).why_not(stand.target) is None]
+    return [speculation(stand, name, depth, rule) for name, depth in able]

@@ -1,0 +1,67 @@
+"""Imported by every Python process that finds this folder first on its path: has the server's loop say what its longest
+turn took.
+
+A turn is what runs between two looks of a task that asks for one every millisecond. What counts is the time for which
+the process computed, on any of its threads: time for which the machine ran something else is not the server's. The
+longest since the file that LOOP_WATCH names was last removed stands in that file, in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TARGET = "stridelm.server.run"
+
+
+class Watch(MetaPathFinder, Loader):
+    """Loads the server as ever, and then wraps its start."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        assert spec is not None and spec.loader is not None
+        self.loader = spec.loader
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        server = module._Server
+        startup = server.startup
+
+        async def started(self: Any, sockets: Any = None) -> None:
+            await startup(self, sockets=sockets)
+            self.watch = asyncio.get_running_loop().create_task(_watch(Path(os.environ["LOOP_WATCH"])))
+
+        server.startup = started
+
+
+async def _watch(told: Path) -> None:
+    longest = 0.0
+    while True:
+        began = time.process_time()
+        await asyncio.sleep(0.001)
+        rope = time.process_time() - began
+        if not told.exists():
+            longest = 0.0
+        elif rope <= longest:
+            continue
+        longest = max(longest, rope)
+        told.write_text(str(longest), encoding="utf-8")
+
+
+sys.meta_path.insert(0, Watch())

@@ -1,0 +1,307 @@
+"""Attention from its definition, and random steps to try it on, for the CPU's and the GPU's tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+
+from stridelm.attention import BACKENDS, flash_infer
+from stridelm.models.layers.decoder import LayerKV
+from stridelm.types import DeviceGeometry, Geometry
+
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Largest deviation from float64, of values up to 4. bfloat16 has eight bits to write its answer with."""
+INEXACT = ("flashinfer",)
+"""Backends that promise no equal bits, and refuse to."""
+
+
+def backends(device: str) -> list[str]:
+    """Every registered backend that runs on a device and promises equal bits."""
+    return [name for name in BACKENDS if BACKENDS.get(name).device in (None, device) and name not in INEXACT]
+
+
+@dataclass
+class Piece:
+    """One span: `real` rows behind `start` committed entries, and a draft tree given by parents (-1: the last real
+    row). Rows in `dead` are padding."""
+
+    start: int
+    real: int
+    parents: tuple[int, ...] = ()
+    dead: frozenset[int] = frozenset()
+
+    def path(self, row: int) -> list[int]:
+        """A draft row's ancestors and itself, first to last."""
+        return [] if row < 0 else [*self.path(self.parents[row]), row]
+
+    @property
+    def base(self) -> int:
+        return self.start + self.real
+
+    @property
+    def storage(self) -> int:
+        return self.base + len(self.parents)
+
+
+@dataclass
+class Case:
+    """A step, the pool of one layer and the queries of its rows. Every piece has its own request."""
+
+    pieces: list[Piece]
+    kv: LayerKV
+    heads: int
+    page_size: int
+    dtype: torch.dtype
+    device: str
+    tables: list[list[int]]
+    keys: torch.Tensor
+    values: torch.Tensor
+    queries: torch.Tensor
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    """(piece, row of it) of each row of the batch; draft rows count on from the real ones."""
+
+    def slot(self, piece: int, index: int) -> int:
+        return self.tables[piece][index // self.page_size] * self.page_size + index % self.page_size
+
+    def attend(self, backend: str) -> torch.Tensor:
+        """[N, H, D] by the backend."""
+        made = BACKENDS.get(backend)(backend not in INEXACT)
+        made.check((self.kv,), self.heads, self.dtype)
+        shape = geometry(self)
+        prepared = made.prepare(on_device(shape) if made.reads_device else shape, (self.kv,), self.heads)
+        return prepared.attend(self.kv, self.queries, self.keys, self.values)
+
+
+def on_device(shape: Geometry) -> DeviceGeometry:
+    """The same for backends that read lengths and pages on the device."""
+    device = shape.positions.device
+
+    def tensor(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    ends = [sum(shape.counts[: i + 1]) for i in range(len(shape.counts))]
+    width = max(len(table) for tables in shape.page_tables.values() for table in tables)
+    return DeviceGeometry(
+        bounds=tuple(shape.counts),
+        firsts=tensor([end - count for end, count in zip(ends, shape.counts)]),
+        counts=tensor(shape.counts),
+        starts=tensor(shape.starts),
+        reals=tensor(shape.reals),
+        draft_rows=shape.draft_rows,
+        ancestors=shape.ancestors,
+        positions=shape.positions,
+        tables={
+            group: tensor([table + [0] * (width - len(table)) for table in tables])
+            for group, tables in shape.page_tables.items()
+        },
+        page_size=shape.page_size,
+        max_keys=max(start + count for start, count in zip(shape.starts, shape.counts)),
+        is_chain=not shape.has_ordered,
+    )
+
+
+def make(
+    pieces: Sequence[Piece],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    window: int | None = None,
+    page_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Case:
+    """Random keys, values and queries, on pages in random order. What stands behind a span is random too."""
+    rng = random.Random(seed)
+    counts = [-(-piece.storage // page_size) for piece in pieces]
+    pages = list(range(1, sum(counts) + 3))
+    rng.shuffle(pages)
+    tables = [[pages.pop() for _ in range(count)] for count in counts]
+    generator = torch.Generator().manual_seed(seed)
+    slots = (sum(counts) + 3) * page_size
+    rows = [(i, row) for i, piece in enumerate(pieces) for row in range(piece.real + len(piece.parents))]
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
+
+    return Case(
+        list(pieces),
+        LayerKV("main", kv_heads, head_dim, window),
+        heads,
+        page_size,
+        dtype,
+        device,
+        tables,
+        noise(slots, kv_heads, head_dim),
+        noise(slots, kv_heads, head_dim),
+        noise(len(rows), heads, head_dim) * 2,
+        rows,
+    )
+
+
+def geometry(case: Case) -> Geometry:
+    """What the batch builder would say of the step."""
+    draft, ancestors, positions, ordered = [], [], [], []
+    for i, row in case.rows:
+        piece = case.pieces[i]
+        own = row - piece.real
+        path = piece.path(own) if own >= 0 else []
+        valid = own not in piece.dead
+        draft.append(max(own, -1))
+        mask = sum(1 << member for member in path) if valid else 0
+        ancestors.append(mask - (1 << 64) if mask >> 63 else mask)
+        positions.append(piece.start + row if own < 0 else piece.base - 1 + len(path))
+        ordered.append(own >= 0 and valid and path != list(range(own + 1)))
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=case.device)
+
+    return Geometry(
+        counts=[piece.real + len(piece.parents) for piece in case.pieces],
+        starts=[piece.start for piece in case.pieces],
+        reals=[piece.real for piece in case.pieces],
+        draft_rows=tensor(draft),
+        ancestors=tensor(ancestors),
+        positions=tensor(positions),
+        ordered=tensor(ordered).bool(),
+        page_tables={"main": case.tables},
+        page_size=case.page_size,
+        has_ordered=any(ordered),
+    )
+
+
+def naive(case: Case, soft_cap: float | None = None) -> torch.Tensor:
+    """[N, H, D] float64: softmax(q k / sqrt(D)) v over what each row may see; NaN for dead rows."""
+    out = torch.full(case.queries.shape, float("nan"), dtype=torch.float64)
+    per_head = case.heads // case.kv.kv_heads
+    keys, values = case.keys.cpu().double(), case.values.cpu().double()
+    for n, (i, row) in enumerate(case.rows):
+        piece = case.pieces[i]
+        own = row - piece.real
+        if own in piece.dead:
+            continue
+        seen = list(range(piece.base)) + [piece.base + member for member in piece.path(own)]
+        if own < 0:
+            seen = seen[: piece.start + row + 1]
+        # In order of position, so the last `window` of them are those that the window lets through.
+        if case.kv.window is not None:
+            seen = seen[-case.kv.window :]
+        slots = torch.tensor([case.slot(i, index) for index in seen])
+        q = case.queries[n].cpu().double()
+        k = keys[slots].repeat_interleave(per_head, 1)
+        v = values[slots].repeat_interleave(per_head, 1)
+        scores = torch.einsum("hd,lhd->hl", q, k) * case.kv.head_dim**-0.5
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        out[n] = torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
+    return out
+
+
+def random_tree(rng: random.Random, rows: int) -> tuple[int, ...]:
+    """Parents of a random tree, from chains to stars."""
+    eager = rng.choice((0.0, 0.5, 0.9, 1.0))
+    return tuple(row - 1 if rng.random() < eager else rng.randrange(-1, row) for row in range(rows))
+
+
+def random_pieces(seed: int, count: int, longest: int = 200, rows: int = 64) -> list[Piece]:
+    """Decodes, chunks, whole prompts, chains and trees in any mixture."""
+    rng = random.Random(seed)
+    pieces = []
+    for _ in range(count):
+        start = rng.choice((0, rng.randrange(longest)))
+        real = rng.choice((1, 1, rng.randrange(1, 8), rng.randrange(1, longest)))
+        parents = random_tree(rng, rng.choice((0, 0, 1, 5, rng.randrange(rows), rows)))
+        dead = {row for row in range(len(parents)) if rng.random() < 0.1}
+        for row, parent in enumerate(parents):
+            if parent in dead:
+                dead.add(row)
+        pieces.append(Piece(start, real, parents, frozenset(dead)))
+    return pieces
+
+
+def check_attention(backend: str, case: Case) -> None:
+    """The backend agrees with the definition at every live row, and is finite at the others; or it has no kernels for
+    the case and says so."""
+    if backend == "flashinfer" and (
+        case.dtype not in flash_infer.DTYPES or case.kv.head_dim not in flash_infer.HEAD_DIMS
+    ):
+        with pytest.raises(ValueError, match="the flashinfer backend"):
+            case.attend(backend)
+        return
+    check_values(case.attend(backend), naive(case))
+
+
+def check_values(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Values agree with those of `naive`."""
+    assert got.shape == wanted.shape and bool(got.isfinite().all())
+    valid = ~wanted.isnan()
+    worst = float((got.cpu().double() - wanted)[valid].abs().max())
+    assert worst <= CLOSE[got.dtype], worst
+
+
+def part(case: Case, pieces: Sequence[tuple[int, Piece]]) -> Case:
+    """The same requests and pool with other spans: (request, its span). Only real rows are asked about."""
+    index = {row: n for n, row in enumerate(case.rows)}
+    rows, wanted = [], []
+    for number, (i, piece) in enumerate(pieces):
+        shift = piece.start - case.pieces[i].start
+        for row in range(piece.real):
+            rows.append((number, row))
+            wanted.append(index[i, row + shift])
+    picked = torch.tensor(wanted, device=case.device)
+    return Case(
+        [piece for _, piece in pieces],
+        case.kv,
+        case.heads,
+        case.page_size,
+        case.dtype,
+        case.device,
+        [case.tables[i] for i, _ in pieces],
+        case.keys,
+        case.values,
+        case.queries[picked],
+        rows,
+    )
+
+
+def check_row_invariance(backend: str, case: Case, seed: int = 0) -> None:
+    """Every real row has the same bits in its chunk, in smaller chunks, by itself, and in other company."""
+    rng = random.Random(seed)
+    together = case.attend(backend)
+    where = {row: n for n, row in enumerate(case.rows)}
+    for i, piece in enumerate(case.pieces):
+        cuts = sorted({0, piece.real, *(rng.randrange(piece.real) for _ in range(3))})
+        chunks = [(i, Piece(piece.start + a, b - a)) for a, b in pairwise(cuts)]
+        singles = [(i, Piece(piece.start + row, 1)) for row in rng.sample(range(piece.real), min(piece.real, 4))]
+        for spans in (*([chunk] for chunk in chunks), *([single] for single in singles), [*chunks, *singles]):
+            smaller = part(case, spans)
+            got = smaller.attend(backend)
+            for n, (number, row) in enumerate(smaller.rows):
+                shift = smaller.pieces[number].start - piece.start
+                assert torch.equal(got[n], together[where[i, row + shift]]), (piece, spans)
+
+
+def check_path_invariance(backend: str, case: Case) -> None:
+    """A candidate has the bits that the real row in its place will have, once its path lies behind the real rows."""
+    together = case.attend(backend)
+    where = {row: n for n, row in enumerate(case.rows)}
+    for i, piece in enumerate(case.pieces):
+        for own in range(len(piece.parents)):
+            if own in piece.dead:
+                continue
+            path = piece.path(own)
+            moved = Case(**{**vars(case), "keys": case.keys.clone(), "values": case.values.clone()})
+            for depth, row in enumerate(path):
+                target, source = case.slot(i, piece.base + depth), case.slot(i, piece.base + row)
+                moved.keys[target], moved.values[target] = case.keys[source], case.values[source]
+            last = Piece(piece.base + len(path) - 1, 1)
+            moved.pieces, moved.tables, moved.rows = [last], [case.tables[i]], [(0, 0)]
+            n = where[i, piece.real + own]
+            moved.queries = case.queries[n : n + 1]
+            assert torch.equal(moved.attend(backend)[0], together[n]), (piece, own)

@@ -1,0 +1,126 @@
+"""Logits of the engine against transformers', for the CPU's and the GPU's tests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from stridelm import SamplingParams
+from stridelm.models import MODELS
+from stridelm.run.eager import Logits
+from stridelm.types import ForwardBatch
+from support.doubles.stand import Stand
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 5000.0,
+}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "plain": {},
+        "one-kv-head": {"num_key_value_heads": 1},
+        "as-many-kv-heads": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+        "three-queries-a-head": {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 24},
+        "attention-bias": {"attention_bias": True},
+        "all-biases": {"attention_bias": True, "mlp_bias": True},
+        "rope-llama3": {"rope_parameters": LLAMA3},
+        "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}},
+        "rope-yarn": {"rope_parameters": YARN},
+        "rope-yarn-untruncated": {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0, "beta_slow": 2.0}},
+        "rope-yarn-mscale": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+        "rope-yarn-factor": {"rope_parameters": {**YARN, "attention_factor": 1.2}},
+        "rope-dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        "gelu": {"hidden_act": "gelu"},
+        "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
+        "far-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},
+    },
+    "mimo": {
+        "plain": {"rope_parameters": {"rope_type": "default", "rope_theta": 640000.0}, "rms_norm_eps": 1e-5},
+        "modules-declared": {"num_nextn_predict_layers": 1},
+    },
+    "mistral": {
+        "window": {"sliding_window": 7},
+        "wide-window": {"sliding_window": 64},
+        "no-window": {"sliding_window": None, "head_dim": 32},
+        "gelu": {"hidden_act": "gelu", "sliding_window": 9},
+    },
+    "qwen2": {
+        "plain": {"tie_word_embeddings": True},
+        "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
+        "some-layers-slide": {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+    },
+    "qwen3": {
+        "tied": {"tie_word_embeddings": True},
+        "untied": {"head_dim": 32},
+        "bias": {"attention_bias": True},
+        "gelu": {"hidden_act": "gelu"},
+        "some-layers-slide": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    },
+}
+"""What to vary of each model type. One that is not listed is tried as it is."""
+CLOSE = 1e-5
+PROMPT, OUTPUT = 90, 12
+
+
+def variants() -> list[tuple[str, str]]:
+    """(model type, variant) of everything registered."""
+    return [(kind, variant) for kind in MODELS for variant in VARIANTS.get(kind, {"plain": {}})]
+
+
+def options(kind: str, variant: str) -> dict[str, Any]:
+    return {"scale": 3.0, **VARIANTS.get(kind, {}).get(variant, {})}
+
+
+def engine_logits(stand: Stand, prompt: list[int], **settings: Any) -> tuple[list[int], torch.Tensor]:
+    """(prompt and output, logits [L - 1, V] of every position as the engine ran it: chunks, then decode steps)."""
+    llm = stand.llm(**settings)
+    heard: dict[int, torch.Tensor] = {}
+    runner = llm.engine.runner
+    read = runner.logits
+
+    def listening(hidden_NH: torch.Tensor, batch: ForwardBatch) -> Logits:
+        logits = read(hidden_NH, batch)
+        assert batch.prompt_rows is not None and logits.prompt is not None
+        for rows, values in ((batch.prompt_rows, logits.prompt), (batch.decisions, logits.decisions)):
+            heard.update(zip(batch.positions[rows].tolist(), values.float().cpu()))
+        return logits
+
+    runner.logits = listening  # type: ignore[method-assign]
+    output = llm.generate(
+        prompt, SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True, prompt_logprobs=0)
+    )
+    ids = prompt + output[0].outputs[0].token_ids
+    return ids, torch.stack([heard[position] for position in range(len(ids) - 1)])
+
+
+@torch.inference_mode()
+def true_logits(path: Path, ids: list[int]) -> torch.Tensor:
+    """[L - 1, V] of transformers, one forward pass over everything."""
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    return model(torch.tensor([ids])).logits[0, :-1].float()
+
+
+def check_model(path: Path, chunk: int, device: str = "cpu", close: float = CLOSE, **settings: Any) -> None:
+    """Prefill in chunks, then decoding: every position's logits are transformers'."""
+    stand = Stand(path, "float32", device)
+    rng = random.Random(chunk)
+    prompt = [rng.randrange(stand.target.vocab_size) for _ in range(PROMPT)]
+    ids, ours = engine_logits(stand, prompt, max_num_batched_tokens=chunk, **settings)
+    theirs = true_logits(path, ids)
+    worst = float((ours - theirs).abs().max())
+    assert worst <= close * max(1.0, float(theirs.abs().max())), worst
+    assert float(theirs.std()) > 0.1, "logits too flat to tell anything"

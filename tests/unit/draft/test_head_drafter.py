@@ -1,0 +1,187 @@
+"""Heads that follow the target: what they draft in the engine is what a plain forward pass over the whole text drafts,
+whatever was rejected, shared, cut into chunks or computed again on the way. Stale KV shows here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import LLM, SamplingParams
+from support.checkpoints.heads import write_eagle, write_mtp
+from support.checkpoints.models import write
+from support.checks.watch import CLOSE, VOCAB, Watch, continued, prompts, vary_depths
+from support.checks.watch import engine as serve
+from support.doubles.bounds import BOUNDS, bounds_registered
+from support.oracles import heads as head_oracles
+from support.oracles.heads import Drafted
+
+DEPTH = 3
+Oracle = Callable[[list[int], list[int]], Drafted]
+"""(known tokens, what was drafted behind them) -> what was to be drafted, as much of it."""
+
+
+def mtp(form: str, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+    def make(path: Path) -> tuple[dict[str, Any], Oracle]:
+        write_mtp(path / "model", form, modules, vocab_size=VOCAB)
+        oracle = head_oracles.mtp(path / "model", form)
+        options = {"model": str(path / "model"), "drafter": "mtp"}
+        drafts = oracle.in_turn if modules > 1 else oracle.recursive
+        return options, lambda ids, drafted: drafts(ids, len(drafted))
+
+    return make
+
+
+def eagle(form: str, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+    def make(path: Path) -> tuple[dict[str, Any], Oracle]:
+        write(path / "model", "qwen3", vocab_size=VOCAB)
+        write_eagle(path / "head", path / "model", form, **kind)
+        oracle = head_oracles.eagle(path / "head", path / "model", form)
+        options = {"model": str(path / "model"), "drafter": "eagle", "drafter_model": str(path / "head")}
+        return options, lambda ids, drafted: oracle.recursive(ids, len(drafted))
+
+    return make
+
+
+HEADS = {
+    "deepseek": mtp("deepseek", 1),
+    "mimo": mtp("mimo", 1),
+    "deepseek-in-turn": mtp("deepseek", 3),
+    "mimo-in-turn": mtp("mimo", 2),
+    "eagle1": eagle("eagle1"),
+    "eagle1-own": eagle("eagle1", bias=True, embed="own", binary=True),
+    "eagle3": eagle("eagle3", draft_vocab=4),
+    "eagle3-normed": eagle("eagle3", norm_before_residual=True, embed="copy"),
+    "speculators": eagle("speculators"),
+}
+
+
+def engine(options: dict[str, Any], **more: Any) -> LLM:
+    return serve(**{"depth": DEPTH, "num_pages": 400, **options, **more})
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
+    """Cold, from the prefix cache, with chunks, and after preemption; rejections and acceptances on the way."""
+    options, oracle = HEADS[name](tmp_path)
+    depth = {"depth": 2} if name == "mimo-in-turn" else {}
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    llm = engine(options, max_num_batched_tokens=23, **depth)
+    watch = Watch(llm, oracle)
+    jobs = prompts(3)
+    said = [output.outputs[0].token_ids for output in llm.generate(jobs, params)]
+    assert watch.checked > 15 and watch.accepted > 0
+    # Once more with warm pages, prompts that go on as another did, and one that leaves it in the middle of a page.
+    longer = continued(jobs, said)
+    outputs = llm.generate(longer, params)
+    assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
+    llm.check()
+    tight = engine(options, num_pages=12, page_size=4, **depth)
+    watch = Watch(tight, oracle)
+    tight.generate([job[:6] for job in prompts(5, seed=1)], params)
+    assert tight.engine.stats.preemptions > 0 and watch.checked > 15
+    tight.check()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "mimo-in-turn", "eagle3"])
+def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """However the depth changes from step to step, 0 included, what is drafted next is what was to be drafted."""
+    options, oracle = HEADS[name](tmp_path)
+    depth = {"depth": 2} if name == "mimo-in-turn" else {}
+    vary_depths(monkeypatch)
+    llm = engine(options, **depth)
+    watch = Watch(llm, oracle)
+    llm.generate(prompts(3, seed=3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    assert watch.checked > 15 and watch.accepted > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek", "deepseek-in-turn", "eagle3"])
+def test_on_bounds(tmp_path: Path, name: str) -> None:
+    """The same where the device finds lengths and pages by itself, and the host plans on bounds; trees too."""
+    options, oracle = HEADS[name](tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    said = [output.outputs[0].token_ids for output in engine(options).generate(prompts(3), params)]
+    with bounds_registered():
+        llm = engine(options, attention=BOUNDS, max_num_batched_tokens=23)
+        watch = Watch(llm, oracle)
+        llm.generate(prompts(3), params)
+        assert watch.checked > 20
+        kinds = [{}] if name == "deepseek-in-turn" else [{}, *TREES.values()]
+        for kind in kinds:
+            ahead = engine(options, attention=BOUNDS, **kind)  # no tracer: a step stays unread
+            assert [output.outputs[0].token_ids for output in ahead.generate(prompts(3), params)] == said
+            assert ahead.engine.lag == 1
+            ahead.check()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "eagle3"])
+def test_unequal_neighbours(tmp_path: Path, name: str) -> None:
+    """Requests of one step are run to one depth; who asked for less neither reads nor writes beyond its pages."""
+    options, _ = HEADS[name](tmp_path)
+    llm = engine(options, page_size=1, attention="reference", depth=9)
+    shallow, deep = (
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, speculation={"depth": depth})
+        for depth in (1, 9)
+    )
+    jobs = prompts(4)
+    said = [output.outputs[0].token_ids for output in llm.generate(jobs, [shallow, deep, shallow, deep])]
+    plain = engine(options, depth=0).generate(jobs, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    assert said == [output.outputs[0].token_ids for output in plain]
+    llm.check()
+
+
+TREES: dict[str, dict[str, Any]] = {
+    "dynamic": {"draft_topk": 3, "num_draft_tokens": 9, "depth": 3},
+    "static": {"token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]", "depth": 3},
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", ["deepseek", "eagle3"])
+def test_trees(tmp_path: Path, name: str, tree: str) -> None:
+    """Every node's children are the likeliest of what a plain forward pass over its path says; the tree accepts more
+    than a chain does, and says the same."""
+    options, oracle = HEADS[name](tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    chain = engine(options)
+    watch = Watch(chain, oracle)
+    said = [output.outputs[0].token_ids for output in chain.generate(prompts(4), params)]
+    llm = engine(options, **TREES[tree])
+    accepted = checked = 0
+
+    def look(plan: Any, draft: Any, batch: Any, outcome: Any) -> None:
+        nonlocal accepted, checked
+        for row, span in enumerate(plan.spans):
+            accepted += outcome.accepted[row]
+            if not draft.width or not draft.valid[row].any():
+                continue
+            valid = draft.valid[row]
+            tokens, parents = draft.tokens[row][valid].tolist(), draft.parents[row][valid].tolist()
+            ids = span.request.token_ids
+            first = oracle(ids, [0] * DEPTH)
+            greedy = [t for t, parent in zip(tokens, parents) if parent == -1]
+            best = first.ids_V[first.logits_DV[0].topk(len(greedy)).indices].tolist()
+            if first.margin > CLOSE:
+                assert greedy[0] == best[0]
+                # Down the likeliest children stands the chain, as far as the tree holds it.
+                at, path = -1, []
+                while at in parents:
+                    at = parents.index(at)
+                    path.append(tokens[at])
+                if tree == "static":
+                    assert path == first.tokens[: len(path)], (
+                        span.request.id,
+                        span.request.known,
+                        span.depth,
+                        tokens,
+                        parents,
+                    )
+                checked += 1
+
+    llm.engine.tracer = look
+    again = [output.outputs[0].token_ids for output in llm.generate(prompts(4), params)]
+    llm.check()
+    assert again == said and checked > 20
+    assert accepted > watch.accepted
