@@ -19,6 +19,7 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.text.generation_config import read_generation_config
+from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, StepOutput
 from stridelm.values import shortened, token_ids
 
@@ -81,6 +82,7 @@ class LLM:
         self._defaults = read_generation_config(config.generation_config, path)
         self._told = False
         self.engine = Engine(config)
+        self.text_engine = TextEngine(self.engine)
         self._ids = itertools.count()
         self._open: dict[str, tuple[RequestOutput, int]] = {}
         """Samples under way by request id: whoever steps the engine, every output reaches its own sample."""
@@ -141,7 +143,7 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for request in [*self.engine.queue.running, *self.engine.queue.waiting]:
-            self.engine.abort(request.id)
+            self.text_engine.abort(request.id)
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         """Queue one prompt's samples. They share a seed and differ by sample index; equal prefixes share pages."""
@@ -150,7 +152,7 @@ class LLM:
         job = RequestOutput(name, text, list(ids), [CompletionOutput(i) for i in range(params.n)])
         seed = params.seed
         for index in range(params.n):
-            request = self.engine.add(f"{name}.{index}", ids, params, sample_index=index)
+            request = self.text_engine.add(f"{name}.{index}", ids, params, sample_index=index)
             request.seed = seed = request.seed if seed is None else seed
             job.outputs[index].logprobs = None if params.logprobs is None else []
             self._open[request.id] = (job, index)
@@ -197,7 +199,7 @@ class LLM:
 
     def _step(self) -> list[StepOutput]:
         """One step of the engine, its outputs added to their samples."""
-        outputs = self.engine.step()
+        outputs = self.text_engine.step()
         for output in outputs:
             if output.request.id in self._open:
                 _take(*self._open[output.request.id], output)
@@ -209,7 +211,7 @@ class LLM:
         for job in jobs:
             for i in range(len(job.outputs)):
                 self._open.pop(f"{job.request_id}.{i}", None)
-                self.engine.abort(f"{job.request_id}.{i}")
+                self.text_engine.abort(f"{job.request_id}.{i}")
 
 
 def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
@@ -224,7 +226,7 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
     if output.hidden_states is not None:
         sample._states.append(output.hidden_states)
     if output.prompt_logprobs is not None and index == 0:
-        job.prompt_logprobs = output.prompt_logprobs
+        job.prompt_logprobs = list(output.prompt_logprobs)
     if output.finished:
         request = output.request
         sample.finish_reason, sample.stop_reason = request.finish_reason, request.stop_reason

@@ -72,6 +72,8 @@ class Request:
     arrival: int = 0
     tenant: str = ""
     """Whose it is: tenants take turns (schedule/fairness.py)."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """Token sequences that the output may not hold."""
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -349,12 +351,14 @@ class StepOutput:
     request: Request
     new_token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     hidden_states: torch.Tensor | None = None
     """[T, H] float32 on the CPU: for each new token the row that decided it, and before the first of all those of the
     prompt's other positions."""
     pieces: list[str] = field(default_factory=list)
-    """The text that each of the new tokens made final."""
+    """The text that each of the new tokens made final: text_engine.py fills it in."""
+    silent: bool = False
+    """The last of the new tokens ended the output and is not part of its text."""
     accepted: int = 0
     """How many of the new tokens were guessed: the first ones, or under a rule that trusts probes all but the first."""
     finished: bool = False

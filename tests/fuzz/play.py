@@ -19,6 +19,7 @@ from fuzz.found import Found, guarded
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.outcome import Outcome
+from stridelm.text_engine import TextEngine
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
 from support.doubles import bounds
 from support.doubles.faults import guilty_from, plant
@@ -141,12 +142,12 @@ class _Player:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.llm = LLM(str(directory(case.checkpoint)), **engine_options(case))
-        self.engine = self.llm.engine
+        self.engine, self.text = self.llm.engine, self.llm.text_engine
         self.said = [Said() for _ in case.requests]
         self.streams: list[Stream] = []
         self.refused = self.steps = 0
-        self._step = self.engine.step
-        self.engine.step = self._listen  # type: ignore[method-assign]  # a stream's steps are everybody's
+        self._step = self.text.step
+        self.text.step = self._listen  # type: ignore[method-assign]  # a stream's steps are everybody's
         if case.traced:
             self.engine.tracer = self._trace
 
@@ -171,7 +172,7 @@ class _Player:
                     self._open(fault)
             self._abort(now)
             if engine.busy:
-                engine.step()
+                self.text.step()
             now += 1
         self._check_nothing_left()
         return Play(self.said, self.streams, self.refused, engine.stats.preemptions, engine.stats.accepted)
@@ -194,7 +195,7 @@ class _Player:
         ask = self.case.requests[index]
         try:
             params = SamplingParams(**ask.params, speculation=ask.speculation)
-            added = self.engine.add(f"r{index}", list(ask.prompt), params, sample_index=ask.sample)
+            added = self.text.add(f"r{index}", list(ask.prompt), params, sample_index=ask.sample)
             self.said[index].request = added
         except ValueError:
             self.refused += 1
@@ -203,7 +204,7 @@ class _Player:
     def _add_bad(self, fault: BadRequest) -> None:
         queued = len(self.engine.queue.running) + len(self.engine.queue.waiting)
         try:
-            self.engine.add("bad", list(fault.prompt), SamplingParams(**fault.params))
+            self.text.add("bad", list(fault.prompt), SamplingParams(**fault.params))
         except ValueError:
             self.engine.check()
             if len(self.engine.queue.running) + len(self.engine.queue.waiting) != queued:
@@ -230,7 +231,7 @@ class _Player:
             said = self.said[index]
             if ask.abort is not None and ask.abort <= now and said.request is not None and not said.aborted:
                 if said.request.finish_reason is None:
-                    said.aborted = self.engine.abort(said.request.id)
+                    said.aborted = self.text.abort(said.request.id)
                     if not said.aborted:
                         raise Found("engine", f"request {index} runs and cannot be aborted")
 
@@ -253,8 +254,8 @@ class _Player:
         held = {group: count["held"] for group, count in engine.ledger.counts().items() if count["held"]}
         if held:
             raise Found("ledger", f"nobody is left and pages are held: {held}")
-        if engine.emitter._live or engine.flights:
-            raise Found("engine", f"nobody is left and something is kept of {list(engine.emitter._live)}")
+        if self.text._texts or engine.emitter._inside._prompts or engine.flights:
+            raise Found("engine", f"nobody is left and something is kept of {list(self.text._texts)}")
         lost = [i for i, said in enumerate(self.said) if said.request and said.request.finish_reason is None]
         if lost:
             raise Found("engine", f"requests {lost} were forgotten")
@@ -291,13 +292,13 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
         options["enforce_eager"] = True  # what the case's engine captures is held against what is launched
 
     def run() -> Said:
-        engine = _reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine
+        text = TextEngine(_reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine)
         said = Said()
         speculation = {"drafter": "none"} if plain else ask.speculation
         params = SamplingParams(**ask.params, speculation=speculation)
-        said.request = engine.add("alone", list(ask.prompt), params, sample_index=ask.sample)
-        while engine.busy:
-            for output in engine.step():
+        said.request = text.add("alone", list(ask.prompt), params, sample_index=ask.sample)
+        while text.engine.busy:
+            for output in text.step():
                 said.take(output)
         return said
 

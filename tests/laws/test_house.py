@@ -27,7 +27,7 @@ STOREYS = (
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "models"},
     {"schedule", "draft", "run", "verify"},
-    {"engine", "llm"},
+    {"engine", "llm", "text_engine"},
     {"bench", "train"},
     {"cli", "server"},
 )

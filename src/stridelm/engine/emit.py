@@ -1,7 +1,7 @@
-"""The end of a step: tokens become text, requests end where they should, figures are counted.
+"""The end of a step: its tokens reach their requests, requests end where they should, figures are counted.
 
-A step may bring a request several tokens. They are read one by one, so that a stop token, a stop string or a length
-limit cuts exactly where plain decoding would have stopped, and whatever the step drew behind it is dropped.
+A step may bring a request several tokens. They are read one by one, so that a stop token or a length limit cuts exactly
+where plain decoding would have stopped, and whatever the step drew after it is dropped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 from stridelm.engine.introspect import Introspection, OfTokens
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import count_acceptance
-from stridelm.text.detokenize import Detokenizer
-from stridelm.text.stops import StopStrings
 from stridelm.types import Request, Span, StepOutput
 
 if TYPE_CHECKING:
@@ -24,23 +22,20 @@ if TYPE_CHECKING:
     from stridelm.engine.step import Run
 
 
-@dataclass(slots=True)
-class _Live:
-    """What emission keeps of a running request."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why an output ends with a token."""
 
-    detokenizer: Detokenizer | None
-    stops: StopStrings
-    eos_id: int | None
-    """The tokenizer's own end of text, which needs no stop reason."""
-    stop_ids: frozenset[int]
-    """Other ids that end it: the checkpoint's ends of text and the request's own."""
+    reason: str
+    stop_reason: int | str | None = None
+    silent: bool = False
+    """The token is not part of the text."""
 
 
 class Emitter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._live: dict[str, _Live] = {}
-        self._inside = Introspection(engine.tokenizer)
+        self._inside = Introspection()
 
     def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> None:
         """Read a step's outcome into the engine's outputs; finished requests leave the engine here, and those that
@@ -73,7 +68,6 @@ class Emitter:
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that ends."""
-        self._live.pop(request.id, None)
         self._inside.forget(request)
 
     def _emit_span(
@@ -84,17 +78,14 @@ class Emitter:
         told: OfTokens,
         now: float,
     ) -> StepOutput:
-        engine, live = self._engine, self._state(request)
+        engine = self._engine
         first = not request.output_ids
-        pieces: list[str] = []
-        taken, finish = 0, None
+        taken, end = 0, None
         for token in tokens:
             request.output_ids.append(token)
             taken += 1
-            text: list[str] = []
-            finish = self._end_at(request, live, token, text)
-            pieces.append("".join(text))
-            if finish:
+            end = self._end_at(request, token)
+            if end is not None:
                 break
         stats = request.stats
         stats.steps += 1
@@ -105,15 +96,15 @@ class Emitter:
             tokens[:taken],
             logprobs=None if told.logprobs is None else told.logprobs[:taken],
             hidden_states=None if told.states is None else told.states[:taken],
-            pieces=pieces,
             accepted=min(accepted, taken - request.all_or_nothing),  # of a window, the first token is nobody's guess
-            finished=finish is not None,
+            finished=end is not None,
+            silent=end is not None and end.silent,
         )
         if first:
             self._add_prompt(output)
-        if finish:
+        if end is not None:
             stats.finished_s = now
-            engine.finish(request, *finish)
+            engine.finish(request, end.reason, end.stop_reason)
         return output
 
     def _add_prompt(self, output: StepOutput) -> None:
@@ -124,57 +115,23 @@ class Emitter:
         if output.hidden_states is not None and prompt.states is not None:
             output.hidden_states = torch.cat((prompt.states, output.hidden_states))
 
-    def _end_at(
-        self, request: Request, live: _Live, token: int, text: list[str]
-    ) -> tuple[str, int | str | None] | None:
-        """(finish reason, stop reason) if this token is the request's last. Appends the text it makes final."""
-        params, count = request.params, len(request.output_ids)
-        armed = count > params.min_tokens
-        if armed and (token == live.eos_id or token in live.stop_ids):
-            shown = token if params.include_stop_str_in_output else None
-            return self._close(live, text, shown, "stop", None if token == live.eos_id else token)
-        guide = self._engine.sampling.guide(request.slot)
+    def _end_at(self, request: Request, token: int) -> _End | None:
+        """Why this token, the output's last so far, ends it; None if it does not."""
+        engine, params, count = self._engine, request.params, len(request.output_ids)
+        if count > params.min_tokens:
+            own = token in (params.stop_token_ids or ())
+            silent = not params.include_stop_str_in_output
+            if token == engine.loaded.eos_id and not params.ignore_eos:  # needs no stop reason
+                return _End("stop", None, silent)
+            if own or (token in engine.loaded.eos_ids and not params.ignore_eos):
+                return _End("stop", token, silent)
+        guide = engine.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()
             if guide.broken is not None:  # what was drawn all the same is not shown
-                return self._close(live, text, None, "abort", guide.broken)
-        if live.detokenizer is not None:
-            safe, stop = live.stops.push(live.detokenizer.push([token]), armed)
-            text.append(safe)
-            if stop is not None:
-                return "stop", stop
-        if guide is not None and guide.ended:  # of a model without an end of text
-            return self._close(live, text, None, "stop", None)
-        if count == params.max_tokens or request.known >= self._engine.loaded.target.max_length:
-            return self._close(live, text, None, "length", None)
+                return _End("abort", guide.broken, silent=True)
+            if guide.ended:  # of a model without an end of text
+                return _End("stop")
+        if count == params.max_tokens or request.known >= engine.loaded.target.max_length:
+            return _End("length")
         return None
-
-    def _close(
-        self, live: _Live, text: list[str], shown: int | None, reason: str, stop_reason: int | str | None
-    ) -> tuple[str, int | str | None]:
-        """Let go of held-back text. `shown`: a last token whose text is still to be added."""
-        if live.detokenizer is None:
-            return reason, stop_reason
-        rest = live.detokenizer.push([shown]) if shown is not None else ""
-        rest += live.detokenizer.flush()
-        safe, stop = live.stops.push(rest, True)
-        text.append(safe)
-        if stop is not None:
-            return "stop", stop
-        text.append(live.stops.flush())
-        return reason, stop_reason
-
-    def _state(self, request: Request) -> _Live:
-        if request.id not in self._live:
-            engine, params = self._engine, request.params
-            tokenizer = engine.tokenizer
-            detokenizer = None
-            if tokenizer is not None:
-                detokenizer = Detokenizer(tokenizer, request.prompt_ids, params.skip_special_tokens)
-            self._live[request.id] = _Live(
-                detokenizer,
-                StopStrings(params.stops, params.include_stop_str_in_output),
-                None if tokenizer is None or params.ignore_eos else tokenizer.eos_id,
-                frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else engine.loaded.eos_ids),
-            )
-        return self._live[request.id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,11 +36,10 @@ from stridelm.run.state import PageTables, TokenTable
 from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
-from stridelm.sample.table import SamplingTable, check_token_ids
+from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Planner, Queue
 from stridelm.types import OVERRUN, Draft, ForwardBatch, Request, Span, Status, StepOutput, StepPlan
 from stridelm.upload import upload
-from stridelm.values import shortened
 from stridelm.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -125,14 +125,29 @@ class Engine:
             self._capture_steps()
 
     def add(
-        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0, tenant: str = ""
+        self,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        sample_index: int = 0,
+        tenant: str = "",
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Request:
-        """Queue a request. tenant: whose it is; where several have requests, they take turns. Raises ValueError, with
-        nothing changed, if it can never be served."""
+        """Queue a request. Raises ValueError, with nothing changed, if it can never be served.
+
+        tenant: whose it is; where several have requests, they take turns. bad_words: tokens of the words that the
+        parameters forbid. Text is none of the engine's business: stop strings are text_engine.py's.
+        """
         request = self.intake.request(
-            id, prompt_ids, params, sample_index=sample_index, arrival=self._arrivals, tenant=tenant
+            id,
+            prompt_ids,
+            params,
+            sample_index=sample_index,
+            arrival=self._arrivals,
+            tenant=tenant,
+            bad_words=bad_words,
         )
-        check_token_ids(params, self.loaded.target.vocab_size, self.bad_words(params))
         self.queue.add(request)
         self._arrivals += 1
         return request
@@ -281,7 +296,7 @@ class Engine:
         self.ledger.admit(request)
         self.tokens.admit(request.slot, request.token_ids, request.computed)
         guide = None if request.params.structured_outputs is None else self.grammars.guide(request)
-        self.sampling.set(request.slot, request, self.stop_ids(request), self.bad_words(request.params), guide)
+        self.sampling.set(request.slot, request, self.stop_ids(request), request.bad_words, guide)
         self.drafters.admit(request)
 
     def run(self, plan: StepPlan, transaction: Transaction) -> Run:
@@ -330,20 +345,6 @@ class Engine:
         """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""
         return sorted({*self.loaded.eos_ids, *(request.params.stop_token_ids or ())})
 
-    def bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of the forbidden words: each word without the space before it, and after one.
-
-        Raises ValueError for a word that has no tokens.
-        """
-        sequences = [list(words) for words in params.bad_words_token_ids or ()]
-        for word in params.bad_words or ():
-            assert self.tokenizer is not None
-            bare, spaced = (self.tokenizer.encode(form, False) for form in (word.lstrip(), " " + word.lstrip()))
-            if not bare:
-                raise ValueError(f"bad_words: {shortened(word)} has no tokens; leave it out")
-            sequences += [bare, spaced] if spaced != bare else [bare]
-        return sequences
-
     def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
         """End a running request and take back what it holds."""
         assert request.status is Status.RUNNING
@@ -352,6 +353,18 @@ class Engine:
         self.queue.finish(request)
         self._leave(request)
         self.stats.finished += 1
+
+    def cut(self, request: Request, length: int, stop_reason: str) -> None:
+        """End a request after the first `length` tokens of its output, for a reason that only its text shows. Tokens
+        after those are dropped; it may have ended by them already."""
+        self.stats.emitted -= len(request.output_ids) - length
+        del request.output_ids[length:]
+        if self.queue.remove(request.id) is request:
+            self.ledger.release(request)
+            self._leave(request)
+            self.stats.finished += 1
+            request.stats.finished_s = time.perf_counter()
+        request.finish_reason, request.stop_reason = "stop", stop_reason
 
     def trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:
         """Raises TracerFault."""

@@ -17,6 +17,7 @@ from stridelm.draft.settle import settle
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.grammar_watch import WATCH
+from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import smallest_budget
 from stridelm.types import Request, RequestStats
 from stridelm.values import token_ids
@@ -47,6 +48,7 @@ class Intake:
         sample_index: int = 0,
         arrival: int = 0,
         tenant: str = "",
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Request:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
         ids = self._prompt(prompt_ids)
@@ -66,12 +68,14 @@ class Intake:
             priority=params.priority,
             arrival=arrival,
             tenant=tenant,
+            bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stats=RequestStats(arrived_s=time.perf_counter()),
             # A matcher reads what was said before it says what may follow.
             host_bound=drafter.host_bound or params.structured_outputs is not None,
             draft_kv=drafter.draft_kv,
         )
+        check_token_ids(params, self.target.vocab_size, request.bad_words)
         self._check_fit(request)
         return request
 
@@ -116,12 +120,6 @@ class Intake:
         self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         for words in params.bad_words_token_ids or ():
             self._check_ids("bad_words_token_ids", words)
-        if not self.has_tokenizer and (params.stops or params.bad_words):
-            raise ValueError(
-                "stop and bad_words need a tokenizer, and the engine was started with skip_tokenizer_init; "
-                "use stop_token_ids and bad_words_token_ids"
-            )
-
         if params.structured_outputs is not None:
             if not self.has_tokenizer:
                 raise ValueError(

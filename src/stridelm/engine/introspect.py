@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from stridelm.sample.logprobs import as_dicts, raw_logprobs
+from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
 from stridelm.types import ForwardBatch, Logprob, Request, Span
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
     from stridelm.engine.step import Detail
-    from stridelm.text.tokenizer import Tokenizer
 
 Entries = list[dict[int, Logprob]]
 
@@ -33,15 +32,13 @@ class OfTokens:
 class OfPrompt:
     """What is known of a prompt so far; complete once its first token is there."""
 
-    logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
-    """By position. Nothing comes before the first token."""
+    logprobs: PromptLogprobs
     states: torch.Tensor | None = None
     """[P - 1, H] float32 on the CPU: all positions but the last, whose row decides the first token."""
 
 
 class Introspection:
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._prompts: dict[str, OfPrompt] = {}
 
     def read(self, detail: Detail) -> dict[int, OfTokens]:
@@ -50,7 +47,7 @@ class Introspection:
         return self._read_tokens(detail)
 
     def prompt(self, request: Request) -> OfPrompt:
-        return self._prompts.get(request.id) or OfPrompt()
+        return self._prompts.get(request.id) or _nothing_of(request)
 
     def forget(self, request: Request) -> None:
         self._prompts.pop(request.id, None)
@@ -65,9 +62,10 @@ class Introspection:
             each = [batch.spans[i].request for i in scored for _ in range(rows.shape[1])]
             counts = [request.params.logprobs or 0 for request in each]
             logits = detail.logits.decisions.index_select(0, rows.flatten())
-            entries = iter(self._entries(logits, tokens.flatten(), each, counts))
-            for i in scored:
-                told.setdefault(i, OfTokens()).logprobs = [next(entries) for _ in range(rows.shape[1])]
+            found, width = self._scores(logits, tokens.flatten(), each, counts), rows.shape[1]
+            for place, i in enumerate(scored):
+                mine = range(place * width, (place + 1) * width)
+                told.setdefault(i, OfTokens()).logprobs = [found.row(m) for m in mine]
         shown = _deciding(batch, [s.request.params.return_hidden_states for s in batch.spans])
         if shown:
             decisions = verdict.rows[upload(shown, verdict.rows.device)].clamp(min=0)
@@ -87,11 +85,10 @@ class Introspection:
             tokens = upload([places[n][0].prompt_ids[places[n][1] + 1] for n in scored], logits.prompt.device)
             counts = [request.params.prompt_logprobs or 0 for request in each]
             rows = logits.prompt[upload(scored, logits.prompt.device)]
-            for n, entry in zip(scored, self._entries(rows, tokens, each, counts), strict=True):
+            found = self._scores(rows, tokens, each, counts)
+            for m, n in enumerate(scored):
                 request, at = places[n]
-                known = self._of(request).logprobs
-                known.extend([None] * (len(request.prompt_ids) - len(known)))
-                known[at + 1] = entry
+                self._of(request).logprobs.put(at + 1, found, m)
         if any(request.params.return_hidden_states for request, _ in places):
             states = logits.states.final[batch.prompt_rows].float().cpu()
             for (request, at), row in zip(places, states, strict=True):
@@ -102,22 +99,23 @@ class Introspection:
                     mine.states[at] = row
 
     def _of(self, request: Request) -> OfPrompt:
-        return self._prompts.setdefault(request.id, OfPrompt())
+        if request.id not in self._prompts:
+            self._prompts[request.id] = _nothing_of(request)
+        return self._prompts[request.id]
 
-    def _entries(
+    def _scores(
         self, logits: torch.Tensor, tokens: torch.Tensor, each: Sequence[Request], counts: Sequence[int]
-    ) -> Entries:
-        """A dictionary for each row of [M, V] logits, of the request whose row it is."""
+    ) -> HostLogprobs:
+        """Of each row of [M, V] logits what the request whose row it is asks for."""
         chosen = [request.params.logprob_token_ids or () for request in each]
         widest = max(map(len, chosen))
         padded = np.array([[*ids, *[0] * (widest - len(ids))] for ids in chosen], dtype=np.int64)
         asked = upload(padded, logits.device)
-        entries = as_dicts(raw_logprobs(logits, tokens, max(counts), asked), counts, [len(ids) for ids in chosen])
-        if self._tokenizer is not None:
-            for entry in entries:
-                for token, logprob in entry.items():
-                    logprob.decoded_token = self._tokenizer.token_text(token)
-        return entries
+        return HostLogprobs(raw_logprobs(logits, tokens, max(counts), asked), counts, [len(ids) for ids in chosen])
+
+
+def _nothing_of(request: Request) -> OfPrompt:
+    return OfPrompt(PromptLogprobs(len(request.prompt_ids)))
 
 
 def _deciding(batch: ForwardBatch, wanted: Sequence[bool]) -> list[int]:

@@ -40,6 +40,8 @@ class LoadedModel:
     path: Path
     model: Decoder
     tokenizer: Tokenizer | None
+    eos_id: int | None
+    """The tokenizer's own end of text."""
     eos_ids: tuple[int, ...]
     """All that end a text: the tokenizer's own and the checkpoint's."""
     target: TargetInfo
@@ -100,6 +102,7 @@ def load(config: EngineConfig) -> LoadedModel:
         path=path,
         model=model,
         tokenizer=tokenizer,
+        eos_id=None if tokenizer is None else tokenizer.eos_id,
         eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
         target=target,
         pool=PagePool(model.kv_layout, pages, config.page_size, dtype, device),

@@ -1,4 +1,4 @@
-"""Log-probabilities of the raw logits: computed on the device, made vLLM's dictionaries after the step.
+"""Log-probabilities of the raw logits: computed on the device, made vLLM's dictionaries when they are looked at.
 
 Legend: M rows, V vocabulary, N alternatives and K chosen tokens reported a row.
 """
@@ -6,8 +6,9 @@ Legend: M rows, V vocabulary, N alternatives and K chosen tokens reported a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 
@@ -76,25 +77,83 @@ def top_tokens(logits_MV: torch.Tensor, count: int) -> torch.Tensor:
     return _LOW32 - (keys_MN & _LOW32)
 
 
+class HostLogprobs:
+    """RawLogprobs on the host. A row's dictionary is made when it is asked for: those of a prompt's rows, with many
+    alternatives each, would be millions of objects at once.
+
+    counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. Reads the
+    device: make it after the step.
+    """
+
+    def __init__(
+        self, raw: RawLogprobs, counts: Sequence[int] | None = None, chosen: Sequence[int] | None = None
+    ) -> None:
+        self._own = [column.cpu().numpy() for column in (raw.tokens, raw.logprobs, raw.ranks)]
+        self._top = [column.cpu().numpy() for column in (raw.top_ids, raw.top_logprobs)]
+        self._chosen = [column.cpu().numpy() for column in (raw.chosen_ids, raw.chosen_logprobs)]
+        self._counts, self._chosen_counts = counts, chosen
+
+    def __len__(self) -> int:
+        return len(self._own[0])
+
+    def row(self, m: int) -> dict[int, Logprob]:
+        """vLLM's shape: first the reported token, which is always there, then the likeliest, then those asked for by
+        id. A token among the alternatives has its place there as its rank."""
+        token, logprob, rank = (column[m].item() for column in self._own)
+        count = None if self._counts is None else self._counts[m]
+        chosen = None if self._chosen_counts is None else self._chosen_counts[m]
+        top_ids, top_logprobs = (column[m, :count].tolist() for column in self._top)
+        chosen_ids, chosen_logprobs = (column[m, :chosen].tolist() for column in self._chosen)
+        entry = {token: Logprob(logprob, rank)}
+        entry.update({t: Logprob(p, place) for place, (t, p) in enumerate(zip(top_ids, top_logprobs), start=1)})
+        for t, p in zip(chosen_ids, chosen_logprobs):
+            entry.setdefault(t, Logprob(p, None))
+        return entry
+
+
 def as_dicts(
     raw: RawLogprobs, counts: Sequence[int] | None = None, chosen: Sequence[int] | None = None
 ) -> list[dict[int, Logprob]]:
-    """vLLM's shape: a dictionary a row, first the reported token, which is always there, then the likeliest, then those
-    asked for by id.
+    """All rows of HostLogprobs."""
+    rows = HostLogprobs(raw, counts, chosen)
+    return [rows.row(m) for m in range(len(rows))]
 
-    counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. Reads the
-    device: call it after the step. A token among the alternatives has its place there as its rank.
-    """
-    if counts is None:
-        counts = [raw.top_ids.shape[1]] * raw.tokens.shape[0]
-    if chosen is None:
-        chosen = [raw.chosen_ids.shape[1]] * raw.tokens.shape[0]
-    columns = (raw.tokens, raw.logprobs, raw.ranks, raw.top_ids, raw.top_logprobs, raw.chosen_ids, raw.chosen_logprobs)
-    token, logprob, rank, top_ids, top_logprobs, chosen_ids, chosen_logprobs = (column.tolist() for column in columns)
-    rows = [{t: Logprob(p, r)} for t, p, r in zip(token, logprob, rank)]
-    for m, entry in enumerate(rows):
-        likeliest = zip(top_ids[m][: counts[m]], top_logprobs[m])
-        entry.update({t: Logprob(p, place) for place, (t, p) in enumerate(likeliest, start=1)})
-        for t, p in zip(chosen_ids[m][: chosen[m]], chosen_logprobs[m]):
-            entry.setdefault(t, Logprob(p, None))
-    return rows
+
+class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
+    """Log-probabilities of a prompt's tokens by position, each made when it is looked at; None for the first, before
+    which nothing comes."""
+
+    def __init__(self, length: int) -> None:
+        """length: of the prompt, in tokens."""
+        self._length = length
+        self._rows: dict[int, tuple[HostLogprobs, int]] = {}
+        self.text_of: Callable[[int], str] | None = None
+        """A token's text, where entries are to have it."""
+
+    def put(self, position: int, rows: HostLogprobs, m: int) -> None:
+        """Row `m` of `rows` reports the token at `position`."""
+        self._rows[position] = rows, m
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, position: int) -> dict[int, Logprob] | None: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[dict[int, Logprob] | None]: ...
+
+    def __getitem__(self, position: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        if isinstance(position, slice):
+            return [self[index] for index in range(*position.indices(self._length))]
+        if not 0 <= position < self._length:
+            raise IndexError(position)
+        found = self._rows.get(position)
+        if found is None:
+            return None
+        rows, m = found
+        entry = rows.row(m)
+        if self.text_of is not None:
+            for token, logprob in entry.items():
+                logprob.decoded_token = self.text_of(token)
+        return entry

@@ -51,6 +51,7 @@ from stridelm.server.messages import (
     to_engine,
     unpacked,
 )
+from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, Request, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ def _facts(engine: Engine) -> Ready:
 class Loop:
     def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], parent: int) -> None:
         self.engine = engine
+        self._text_engine = TextEngine(engine)
         self._receiver = receiver
         self._sender = sender
         self._parent = parent
@@ -201,14 +203,14 @@ class Loop:
 
     def _refuse(self, group: str, added: Sequence[str], why: str, *, internal: bool = False) -> None:
         for id in added:
-            self.engine.abort(id)
+            self._text_engine.abort(id)
         self._send(Refused(group, why, internal))
 
     def _add(self, job: Job) -> Iterator[Request]:
         """Each sample of a prompt, once it is queued."""
         prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
         for index, id in enumerate(job.ids):
-            request = self.engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant)
+            request = self._text_engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant)
             if job.seed is not None and params.seed is None:
                 request.seed = job.seed
             yield request
@@ -222,14 +224,14 @@ class Loop:
             self._send(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
-            if request is not None and self.engine.abort(id):
+            if request is not None and self._text_engine.abort(id):
                 ended.append(Delta(id, [], [], 0, finish=_finish(request)))
         if ended:
             self._send(Outputs(ended))
 
     def _step(self) -> list[Delta]:
         """One step. Raises EngineFault if the engine is of no use any more: the process is started anew then."""
-        return [self._delta(output) for output in self.engine.step()]
+        return [self._delta(output) for output in self._text_engine.step()]
 
     def _delta(self, output: StepOutput) -> Delta:
         try:
@@ -279,14 +281,21 @@ def _delta(output: StepOutput) -> Delta:
     )
 
 
-def _prompt_scores(request: Request, entries: list[dict[int, Logprob] | None] | None) -> list[bytes] | None:
+def _prompt_scores(request: Request, entries: Sequence[dict[int, Logprob] | None] | None) -> list[bytes] | None:
+    """Packed some positions at a time: unpacked, all of them would be millions of objects."""
     if entries is None:
         return None
-    packed = [
-        None if entry is None else scores(entry, token)
-        for entry, token in zip(entries, request.prompt_ids, strict=True)
+    return [
+        encode(
+            [
+                None if entry is None else scores(entry, token)
+                for entry, token in zip(
+                    entries[begin : begin + SCORED], request.prompt_ids[begin : begin + SCORED], strict=True
+                )
+            ]
+        )
+        for begin in range(0, len(entries), SCORED)
     ]
-    return [encode(packed[begin : begin + SCORED]) for begin in range(0, len(packed), SCORED)]
 
 
 def _finish(request: Request) -> Finish:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from stridelm import LLM, SamplingParams, Speculation
 from stridelm.config import EngineConfig
 from stridelm.llm import RequestOutput
+from stridelm.text_engine import TextEngine
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 48, "max_num_seqs": 4, "strict": True}
 MASK = 299
@@ -281,17 +282,17 @@ def test_nothing_is_lost_beside_it(what: str, speaking: Path, expected: list[lis
         mask_token_id=MASK,
         **{**OPTIONS, "num_pages": 12, "max_num_batched_tokens": 16},
     )
-    engine = llm.engine
+    engine, text = llm.engine, TextEngine(llm.engine)
     prompt, changes, says = REQUESTS[what]
-    requests = [engine.add(f"good {i}", ids, GREEDY) for i, ids in enumerate(PROMPTS)]
+    requests = [text.add(f"good {i}", ids, GREEDY) for i, ids in enumerate(PROMPTS)]
     for _ in range(3):
-        engine.step()
+        text.step()
     before = (engine.ledger.counts(), len(engine.queue), asdict(engine.stats))
     name = "good 2" if what == "id in use" else "bad"
-    refused(lambda: engine.add(name, prompt, SamplingParams(**{"max_tokens": 4, **changes})), says)
+    refused(lambda: text.add(name, prompt, SamplingParams(**{"max_tokens": 4, **changes})), says)
     assert before == (engine.ledger.counts(), len(engine.queue), asdict(engine.stats))
     while engine.busy:
-        engine.step()
+        text.step()
     assert [request.output_ids for request in requests] == expected
     engine.check()
     assert all(group["held"] == 0 for group in engine.ledger.counts().values())
