@@ -1,7 +1,7 @@
 """Decoding against transformers' `generate`: same weights, dtype, threads and prompts, in one process.
 
-    python benchmarks/against_transformers.py [MODEL] --batch 1,8 --json results/against_transformers.json
-    python benchmarks/against_transformers.py [MODEL] --mtp 3 --json results/against_transformers_mtp.json
+    python benchmarks/against_transformers.py [MODEL] --batch 1,8 --json results/against_transformers.jsonl
+    python benchmarks/against_transformers.py [MODEL] --mtp 3 --json results/against_transformers_mtp.jsonl
 
 Both decode greedily with a KV cache, for exactly --max-tokens tokens; prompts of a batch are padded on the
 left for transformers. The two take turns, in alternating order; the ratio is taken within a round and its
@@ -48,7 +48,8 @@ from transformers.utils import logging as transformers_logging
 from stridelm.bench.drive import drive
 from stridelm.bench.environment import device_name, dtype_name
 from stridelm.bench.prompts import load_prompts
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 from stridelm.bench.stand import checkpoint_name, encode, make_jobs, open_engine
 from stridelm.bench.variants import Variant, plain, read_variants
 from stridelm.builtin import builtin_path
@@ -137,7 +138,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto, as Stride chooses)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -148,7 +149,7 @@ def main() -> int:
     rows: Sequence[Row] = measure_mtp(settings, args.mtp) if args.mtp else measure(settings)
     show(rows)
     if args.json:
-        write_json(args.json, "against_transformers", settings, rows=[vars(row) for row in rows])
+        append_result(args.json, "against_transformers", settings, rows=[vars(row) for row in rows])
     return 0
 
 

@@ -1,7 +1,7 @@
 """Decode speed of an 8B model on one GPU, weights random: plain and with each drafter, over batch sizes.
 
-    python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.json
-    python benchmarks/gpu_decode.py --plot results/gpu_decode.svg --read results/gpu_decode.json
+    python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.jsonl
+    python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --read results/gpu_decode.jsonl --plot gpu_decode.svg
 
 Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding with all
 requests running is timed: from the step in which the last got its first token to when one of them nears its end.
@@ -42,7 +42,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from stridelm.bench.plot import INK, SERIES, check_plot
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result, read_results
+from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
@@ -138,22 +139,24 @@ def main() -> int:
     parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
     parser.add_argument("--decoding", default=f"plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5,{EAGLE3}")
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
-    parser.add_argument("--read", type=Path, nargs="+", help="measure nothing, draw what earlier runs wrote")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: draw a run with these options")
     args = parser.parse_args()
     console = Console(width=170)
     if args.plot:
         check_plot(args.plot)
+    batches = tuple(int(n) for n in args.batch.split(","))
+    modes, decoding = tuple(args.modes.split(",")), tuple(args.decoding.split(","))
+    settings = Settings(batches, args.prompt, args.output, args.layers, args.repeats, modes, decoding, args.bandwidth)
     if args.read:
-        plot([row for file in args.read for row in json.loads(file.read_text())["rows"]], args.plot)
+        if args.plot is None:
+            parser.error("--read only draws: say where with --plot")
+        plot(rows_of_last_run(args.read, settings), args.plot)
         return 0
     if not torch.cuda.is_available():
         console.print("no GPU here: this benchmark needs one")
         return 1
-    batches = tuple(int(n) for n in args.batch.split(","))
-    modes, decoding = tuple(args.modes.split(",")), tuple(args.decoding.split(","))
-    settings = Settings(batches, args.prompt, args.output, args.layers, args.repeats, modes, decoding, args.bandwidth)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(
@@ -169,10 +172,20 @@ def main() -> int:
             torch.cuda.empty_cache()
     console.print(as_table(rows))
     if args.json:
-        write_json(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
+        append_result(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
     if args.plot:
         plot([asdict(row) for row in rows], args.plot)
     return 0
+
+
+def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
+    """Of the runs in a file, the last with these settings. Raises SystemExit where there is none."""
+    told = json.loads(json.dumps(asdict(settings)))
+    runs = [run for run in read_results(file) if run["benchmark"] == "gpu_decode" and run["settings"] == told]
+    if not runs:
+        raise SystemExit(f"no run in {file} had these options; give those of the run that is to be drawn")
+    rows: list[dict[str, Any]] = runs[-1]["rows"]
+    return rows
 
 
 def write_eagle3(folder: Path, settings: Settings) -> Path:
@@ -406,7 +419,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     batches = sorted({row["batch"] for row in rows})
     figure = Figure(figsize=(7.5, 6.4), layout="constrained")
     above, below = figure.subplots(2, 1)
-    plain = {row["batch"]: row for row in reversed(rows) if row["decoding"] == "plain"}  # of the first run
+    plain = {row["batch"]: row for row in rows if row["decoding"] == "plain"}
     foot = [0.0] * len(batches)
     for colour, part in zip(SERIES, (*PARTS, "gap"), strict=False):
         high = [plain[b]["gap_ms"] or 0.0 if part == "gap" else plain[b]["part_ms"][part] for b in batches]

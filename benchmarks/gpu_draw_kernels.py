@@ -1,6 +1,6 @@
 """How long it takes to draw tokens on the GPU: the kernels that the sampler launches beside its torch code.
 
-    python benchmarks/gpu_draw_kernels.py --json results/gpu_draw_kernels.json
+    python benchmarks/gpu_draw_kernels.py --json results/gpu_draw_kernels.jsonl
 
 A vocabulary of 128,256 in bfloat16. The kernels are timed in a CUDA graph of many calls over different logits, enough
 of them to be too much for the L2 cache; the torch code as it runs, launched from the host. Microseconds are medians
@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from timing import Calls, graph_us, median_us
 
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler, raw_confidence
@@ -92,7 +93,7 @@ class History:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 and 64 rows")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     if not torch.cuda.is_available():
@@ -104,7 +105,7 @@ def main() -> int:
     for table in tables:
         console.print(table)
     if args.json:
-        write_json(args.json, "gpu_draw_kernels", settings, draw=rows)
+        append_result(args.json, "gpu_draw_kernels", settings, draw=rows)
     return 0
 
 

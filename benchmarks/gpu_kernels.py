@@ -1,6 +1,6 @@
 """How long the GPU kernels take, one group of kernels after another.
 
-    python benchmarks/gpu_kernels.py [GROUP ...] --json results/gpu_kernels.json
+    python benchmarks/gpu_kernels.py [GROUP ...] --json results/gpu_kernels.jsonl
 
 Every figure is the median over replays of a CUDA graph that holds many calls, divided by their number, so that
 launches cost nothing. The calls of a graph read different pages, enough of them to be too much for the L2 cache.
@@ -34,7 +34,8 @@ from rich.table import Table
 from timing import graph_us
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 
 L2_BYTES = 256 << 20
 """What the calls of a graph must read at least, all together: five times an H200's cache."""
@@ -64,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"which kernels (default: all): {', '.join(GROUPS)}")
     parser.add_argument("--quick", action="store_true", help="two contexts and batches")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     unknown = sorted(set(args.groups) - set(GROUPS))
     if unknown:
@@ -85,7 +86,7 @@ def main() -> int:
         results[name] = section.rows
         torch.cuda.empty_cache()
     if args.json:
-        write_json(args.json, "gpu_kernels", settings, **results)
+        append_result(args.json, "gpu_kernels", settings, **results)
     return 0
 
 

@@ -1,6 +1,6 @@
 """How long a model's matrix products take on a GPU: kernels/products.py, which adds in one order, beside the library.
 
-    python benchmarks/gpu_products.py --json results/gpu_products.json
+    python benchmarks/gpu_products.py --json results/gpu_products.jsonl
     python benchmarks/gpu_products.py --tiles --rows 1,16,64,128,256
 
 Shapes of an 8B model in bfloat16. Every figure is the median over replays of a CUDA graph of calls with different
@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from timing import Calls, graph_us
 
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 from stridelm.kernels import products
 from stridelm.kernels.products import Tile, library_agrees, product
 
@@ -54,7 +55,7 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(map(str, Settings.rows)))
     parser.add_argument("--replays", type=int, default=Settings.replays)
     parser.add_argument("--tiles", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     if not torch.cuda.is_available():
@@ -86,7 +87,7 @@ def main() -> int:
             )
     console.print(table)
     if args.json:
-        write_json(args.json, "gpu_products", settings, rows=found)
+        append_result(args.json, "gpu_products", settings, rows=found)
     return 0
 
 

@@ -1,6 +1,6 @@
 """How long a decoder's row operations take on a GPU, in Triton and in plain torch.
 
-    python benchmarks/gpu_row_kernels.py --json results/gpu_row_kernels.json
+    python benchmarks/gpu_row_kernels.py --json results/gpu_row_kernels.jsonl
 
 Shapes of an 8B model in bfloat16: hidden width 4,096, MLP width 14,336, 32 query and 8 KV heads of size 128, and for
 `compact` a cache of 32 layers. Every figure is the median over replays of a CUDA graph of many calls, divided by their
@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from timing import graph_us
 
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 from stridelm.kernels.ops import Ops, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.rope import Rope, RopeSpec
@@ -64,7 +65,7 @@ class Settings:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
     if not torch.cuda.is_available():
@@ -75,7 +76,7 @@ def main() -> int:
     table, found = rows_section(settings.rows, settings.replays)
     console.print(table)
     if args.json:
-        write_json(args.json, "gpu_row_kernels", settings, rows=found)
+        append_result(args.json, "gpu_row_kernels", settings, rows=found)
     return 0
 
 

@@ -1,6 +1,6 @@
 """From start to first token on a GPU, prompts a second, and what captured steps cost in memory.
 
-    python benchmarks/gpu_start.py --json results/gpu_start.json
+    python benchmarks/gpu_start.py --json results/gpu_start.jsonl
 
 Llama-3.1-8B's shape in bfloat16, weights random. Each start is a process of its own, timed from before Python imports
 anything to the first token of a prompt of 512 tokens; kernels that this machine has compiled before are found again.
@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
 
+from stridelm.bench.settings import JSON_HELP
+
 STARTS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "captured when needed": {},
@@ -42,7 +44,7 @@ class Settings:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-num-seqs", type=int, default=64)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -52,7 +54,7 @@ def main() -> int:
     import torch
     from gpu_decode import LLAMA_8B
 
-    from stridelm.bench.report import write_json
+    from stridelm.bench.results import append_result
 
     console = Console(width=140)
     if not torch.cuda.is_available():
@@ -92,7 +94,7 @@ def main() -> int:
         )
     console.print(table)
     if args.json:
-        write_json(args.json, "gpu_start", settings, rows=found)
+        append_result(args.json, "gpu_start", settings, rows=found)
     return 0
 
 

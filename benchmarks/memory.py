@@ -1,7 +1,7 @@
 """What `stride generate` needs: peak resident memory, and time from the start of the process to the first
 text.
 
-    python benchmarks/memory.py [MODEL] --json results/memory.json
+    python benchmarks/memory.py [MODEL] --json results/memory.jsonl
 
 Each run is a process of its own, started from nothing but a warm disk cache. Memory is the kernel's peak
 resident set of that process; the first text is the first byte on its standard output.
@@ -21,7 +21,8 @@ from pathlib import Path
 from rich.console import Console
 
 from stridelm.bench.prompts import load_prompts
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 
 MAX_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -47,7 +48,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--drafter", help="as for stride generate (default: its own)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     settings = Settings(args.model, args.max_tokens, args.repeats, args.drafter)
     samples = [sample(settings) for _ in range(args.repeats)]
@@ -57,7 +58,7 @@ def main() -> int:
     console.print(f"peak resident memory {peak:.0f} MiB (most of {len(samples)} runs)")
     console.print(f"start to first text {first:.2f} s (median of {len(samples)} runs)")
     if args.json:
-        write_json(
+        append_result(
             args.json,
             "memory",
             settings,

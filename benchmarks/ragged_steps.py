@@ -1,8 +1,7 @@
 """What raggedness costs: confidence-adaptive decoding at many streams, where every request is at another
 length.
 
-python benchmarks/ragged_steps.py [MODEL] --streams 16 --k 2,3,4 --tau 0.5,0.7,0.9 --json
-results/ragged_steps.json
+    python benchmarks/ragged_steps.py [MODEL] --streams 16 --k 2,3,4 --tau 0.5,0.7,0.9 --json results/ragged_steps.jsonl
 
 Two measurements:
 
@@ -31,8 +30,9 @@ from rich.table import Table
 
 from stridelm.bench.latency import LatencyRow, measure_latency
 from stridelm.bench.prompts import load_prompts
-from stridelm.bench.report import latency_table, write_json
-from stridelm.bench.settings import LatencySettings
+from stridelm.bench.report import latency_table
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP, LatencySettings
 from stridelm.bench.stand import encode, open_engine
 from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120, help="steps a k of the first measurement; 0 leaves it out")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -118,7 +118,7 @@ def main() -> int:
     if best is not None:
         console.print(f"best: {best.label} at {best.ratio:.2f}x of plain decoding, {args.streams} streams")
     if args.json:
-        write_json(
+        append_result(
             args.json,
             "ragged_steps",
             settings,

@@ -1,6 +1,6 @@
 """What HTTP costs: a server under many concurrent streams for minutes, against the offline API doing the same.
 
-    python benchmarks/server_load.py [MODEL] --streams 64 --seconds 300 --speculation random --json results/load.json
+    python benchmarks/server_load.py [MODEL] --streams 64 --seconds 300 --speculation random --json results/load.jsonl
 
 Three processes beside this one: `stride serve`, which is two, and the engine by itself, driven without HTTP, which is
 timed before and after the server, since machines drift; --turns has them take turns more often. Every stream asks for
@@ -37,7 +37,8 @@ from rich.table import Table
 from stridelm.bench.drive import Job, Run, drive
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.prompts import load_prompts
-from stridelm.bench.report import write_json
+from stridelm.bench.results import append_result
+from stridelm.bench.settings import JSON_HELP
 from stridelm.bench.stand import open_engine
 from stridelm.draft import DRAFTERS
 from stridelm.params import SamplingParams
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--speculation", default="auto")
     parser.add_argument("--turns", type=int, default=1, help="parts of the time, the offline API timed between them")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = vars(parser.parse_args())
     path = args.pop("json")
@@ -97,7 +98,7 @@ def main() -> int:
         found[f"{name}_over_offline"] = found[name] / mean(run[name] for run in found["offline"])
     show(settings, found)
     if path is not None:
-        write_json(path, "server_load", settings, result=found)
+        append_result(path, "server_load", settings, result=found)
     return 1 if found["errors"] or found["pages_held"] else 0
 
 
@@ -199,7 +200,7 @@ async def online(settings: Settings) -> dict[str, Any]:
         "errors": seen.errors[:10],
         "ttft_s": asdict(Percentiles.of(seen.first_s)),
         "itl_s": asdict(Percentiles.of(seen.between_s)),
-        "resident_mib": resident,
+        "resident_mib": {name: extent([both[name] for both in resident]) for name in resident[0]},
         "resident_growth": growth(resident),
         "pages_held": held,
     }
@@ -270,6 +271,11 @@ def growth(resident: list[dict[str, float]]) -> dict[str, float]:
     fifth = max(1, len(resident) // 5)
     second, last = resident[fifth : 2 * fifth] or resident, resident[-fifth:]
     return {name: max(seen[name] for seen in last) / max(seen[name] for seen in second) - 1 for name in resident[0]}
+
+
+def extent(resident: list[float]) -> dict[str, float]:
+    """Of a process, in MiB: a sample every five seconds is more than anyone reads."""
+    return {"first": resident[0], "most": max(resident), "last": resident[-1]}
 
 
 async def pages_held(host: str, port: int) -> float:

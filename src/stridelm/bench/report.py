@@ -1,37 +1,19 @@
-"""How results are shown and kept: a table for the eye, JSON for everything else."""
+"""How results are shown: tables for the eye. What is kept of them is in results.py."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from stridelm.bench.acceptance import AcceptanceReport, AcceptanceRow, PlainText
-from stridelm.bench.environment import environment
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.latency import LatencyRow
 
 LOSSY = "* lossy: the output is not promised to be plain decoding's"
 SIMULATED = "synthetic: simulated acceptance; the output is not the model's, for benchmarks only"
-
-
-def write_json(path: Path, benchmark: str, settings: Any, **results: Any) -> None:
-    """One object: which benchmark, what it was told, what it found, and last where it ran.
-
-    Raises ValueError if the file cannot be written.
-    """
-    document = {"benchmark": benchmark, "settings": asdict(settings), **results, "environment": environment()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:

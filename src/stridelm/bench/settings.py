@@ -8,6 +8,9 @@ from typing import Literal
 
 from stridelm.values import option
 
+JSON_HELP = "append this run to a file (.jsonl), as one line of JSON: settings, figures, and last the environment"
+"""Of --json, which every benchmark has."""
+
 
 @dataclass(frozen=True)
 class Workload:

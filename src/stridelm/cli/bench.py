@@ -1,5 +1,5 @@
 """`stride bench latency` and `stride bench acceptance`: drafters against plain decoding, in one process on
-the same prompts. A table on the screen, JSON on disk, and a chart if asked for."""
+the same prompts. A table on the screen, a line of JSON on disk, and a chart, if asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stridelm.bench.settings import AcceptanceSettings, LatencySettings
+from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
             "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
         )
         add_options(kind.add_argument_group("benchmark"), settings)
-        kind.add_argument("--json", type=Path, metavar="FILE", help="write all figures here, the environment last")
+        kind.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
         kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart here: .png or .svg")
         kind.add_argument("--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)")
         add_options(kind.add_argument_group("engine"), EngineConfig, skip=RESERVED)
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
 def _latency(args: argparse.Namespace) -> int:
     from stridelm.bench.latency import count_runs, measure_latency
     from stridelm.bench.prompts import load_prompts
-    from stridelm.bench.report import latency_table, write_json
+    from stridelm.bench.report import latency_table
+    from stridelm.bench.results import append_result
     from stridelm.bench.stand import open_engine
     from stridelm.bench.variants import read_variants
 
@@ -104,7 +105,7 @@ def _latency(args: argparse.Namespace) -> int:
         rows = measure_latency(engine, variants, prompts, settings, on_run)
     _show(latency_table(rows))
     if args.json is not None:
-        write_json(args.json, "latency", settings, rows=[row.to_json() for row in rows])
+        append_result(args.json, "latency", settings, rows=[row.to_json() for row in rows])
     if args.plot is not None:
         from stridelm.bench.plot import plot_latency
 
@@ -117,7 +118,8 @@ def _acceptance(args: argparse.Namespace) -> int:
 
     from stridelm.bench.acceptance import count_runs, measure_acceptance
     from stridelm.bench.prompts import load_prompts
-    from stridelm.bench.report import acceptance_table, write_json
+    from stridelm.bench.report import acceptance_table
+    from stridelm.bench.results import append_result
     from stridelm.bench.stand import open_engine
     from stridelm.bench.variants import read_variants
 
@@ -130,7 +132,7 @@ def _acceptance(args: argparse.Namespace) -> int:
     _show(acceptance_table(report))
     if args.json is not None:
         texts = [asdict(text) for text in report.plain]
-        write_json(args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows])
+        append_result(args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows])
     if args.plot is not None and report.rows:
         from stridelm.bench.plot import plot_acceptance
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from stridelm.bench.results import read_results
 from stridelm.cli.main import main
 
 
@@ -32,12 +32,12 @@ def common(speaking: Path, texts: str) -> list[str]:
 
 
 def test_latency(speaking: Path, texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "latency.json"
+    out = tmp_path / "latency.jsonl"
     extra = ["--drafters", "none,ngram,mask:trust", "--depth", "1", "--batch", "1,2", "--repeats", "1"]
     assert main(["bench", "latency", *common(speaking, texts), *extra, "--json", str(out)]) == 0
     assert "ngram@1" in capsys.readouterr().out
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["label"] for row in rows] == ["plain", "ngram@1", "mask@1:trust*"] * 2
+    [run] = read_results(out)
+    assert [row["label"] for row in run["rows"]] == ["plain", "ngram@1", "mask@1:trust*"] * 2
 
 
 def test_latency_with_a_cold_prefix_cache(speaking: Path, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,10 +47,10 @@ def test_latency_with_a_cold_prefix_cache(speaking: Path, texts: str, capsys: py
 
 
 def test_acceptance(speaking: Path, texts: str, tmp_path: Path) -> None:
-    out = tmp_path / "acceptance.json"
+    out = tmp_path / "acceptance.jsonl"
     extra = ["--drafters", "ngram@2", "--temperature", "0,1", "--json", str(out)]
     assert main(["bench", "acceptance", *common(speaking, texts), *extra]) == 0
-    document = json.loads(out.read_text())
+    [document] = read_results(out)
     assert list(document) == ["benchmark", "settings", "plain", "rows", "environment"]
     assert [text["temperature"] for text in document["plain"]] == [0.0, 1.0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from rich.console import Console
 from stridelm.bench import plot
 from stridelm.bench.latency import LatencyRow, count_runs, measure_latency
 from stridelm.bench.prompts import PromptSet
-from stridelm.bench.report import latency_table, write_json
+from stridelm.bench.report import latency_table
+from stridelm.bench.results import append_result, read_results
 from stridelm.bench.settings import LatencySettings
 from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
@@ -83,10 +83,10 @@ def test_every_run_is_announced(engine: Engine, prompts: PromptSet, entries: lis
     assert [len(row.ratios) for row in rows[: 1 + len(entries)]] == [2 * plain_runs] + [2] * len(entries)
 
 
-def test_json_ends_with_the_environment(rows: list[LatencyRow], tmp_path: Path) -> None:
-    path = tmp_path / "new" / "latency.json"
-    write_json(path, "latency", settings(), rows=[row.to_json() for row in rows])
-    document = json.loads(path.read_text())
+def test_a_run_ends_with_the_environment(rows: list[LatencyRow], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "latency.jsonl"
+    append_result(path, "latency", settings(), rows=[row.to_json() for row in rows])
+    [document] = read_results(path)
     assert list(document) == ["benchmark", "settings", "rows", "environment"]
     assert {"cpu", "torch", "torch_threads", "load_average"} <= set(document["environment"])
     first = document["rows"][0]
