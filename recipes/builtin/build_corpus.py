@@ -5,7 +5,7 @@
 The corpus itself is not in the repository; this script, `packages.txt` and `held_out.txt` are what it takes
 to make it again. It fetches every pinned wheel through pip (never building anything), refuses packages and
 single files whose licence is not permissive, adds one CPython standard library, cleans and deduplicates with
-`stridelm.train.corpus`, holds out whole packages, and writes `train/` and `valid/` into one archive. What
+`stridelm.train.corpus` and `caps.py`, holds out whole packages, and writes `train/` and `valid/` into one archive. What
 went in, under which licence, is recorded in `licences.json`.
 """
 
@@ -29,7 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from stridelm.train.corpus import Document, Report, cap_packages, read_documents, split
+from caps import cap_packages
+
+from stridelm.train.corpus import Document, Report, read_documents, split
 
 logger = logging.getLogger("build_corpus")
 

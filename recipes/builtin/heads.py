@@ -118,7 +118,7 @@ def served(target: Path, head: Path, drafter: str, prompts: int, tokens: int) ->
     file = Path(stridelm.__path__[0]) / "bench" / "prompts.json"
     texts = [prompt["text"] for prompt in json.loads(file.read_text(encoding="utf-8"))["prompts"][:prompts]]
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
-    options = {"model": str(target), "num_pages": SERVED_PAGES}
+    options: dict[str, Any] = {"model": str(target), "num_pages": SERVED_PAGES}
     plain = LLM(**options, drafter="none").generate(texts, params)
     drafted = LLM(**options, drafter=drafter, drafter_model=str(head), depth=SERVED_DEPTH).generate(texts, params)
     said = [output.outputs[0].token_ids for output in drafted]

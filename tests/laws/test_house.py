@@ -133,6 +133,13 @@ def test_serving_never_imports_training() -> None:
     assert not faults, faults
 
 
+def test_the_package_imports_no_recipe() -> None:
+    """Here they are on the path, for their tests; where the package is installed they are not."""
+    recipes = {path.stem for path in (PACKAGE.parents[1] / "recipes").glob("*/*.py")}
+    faults = [shown(path) for path in FILES if recipes & {name.split(".")[0] for name in imports(path)}]
+    assert not faults, faults
+
+
 def test_the_planner_is_pure() -> None:
     """No tensor and no device, not even for a type: a plan is made from queue state alone."""
     impure = {"torch", "numpy", "triton"}

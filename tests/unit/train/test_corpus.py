@@ -11,7 +11,6 @@ import pytest
 from stridelm.train.corpus import (
     Document,
     Report,
-    cap_packages,
     drop_near_duplicates,
     overlap,
     read_documents,
@@ -200,17 +199,6 @@ def test_split_removes_copies_across_the_boundary():
     assert "held/own.py" in {d.path for d in valid}
     unchecked = split(documents, ["held"], leak=None)
     assert len(unchecked[0]) == len(unchecked[1]) == 3
-
-
-def test_cap_limits_each_package_and_keeps_order():
-    documents = [document(f"{p}/m{i}.py", module(i + 100 * (p == "b"))) for p in "ab" for i in range(10)]
-    size = max(len(d.text) for d in documents)
-    kept = cap_packages(documents, 3 * size, exceptions={"b": 10**9})
-    assert [d for d in documents if d in kept] == kept
-    assert 3 <= sum(d.package == "a" for d in kept) <= 4
-    assert sum(len(d.text) for d in kept if d.package == "a") <= 3 * size
-    assert sum(d.package == "b" for d in kept) == 10
-    assert cap_packages(documents, 3 * size, seed=1) != cap_packages(documents, 3 * size, seed=2)
 
 
 def test_errors_name_the_remedy(tmp_path):
