@@ -5,6 +5,7 @@
 #   make test-processors  those that compare a kernel's bits, as numpy computes on other processors
 #   make fuzz    random cases against an oracle, until something is found: ARGS='--cases 500', tests/fuzz/README.md
 #   make check   lint, format, types
+#   make docs    the documentation site, into build/docs; fails on links that lead nowhere
 #   make audit   known vulnerabilities of what Stride runs on
 #   make bench   measure the drafters against plain decoding
 #   make setup   only install, with the development tools and the pre-commit hooks
@@ -15,7 +16,8 @@
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores
 # CORES     what test-processors has OpenBLAS take the processor for
-# ARGS      passed to the command behind demo, test, fuzz and bench
+# REPO_URL  address of the repository, for links from the documentation site to its files
+# ARGS      passed to the command behind demo, test, fuzz, docs and bench
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -29,8 +31,9 @@ BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
+SITE     := $(VENV)/.installed-site
 
-.PHONY: demo test test-processors fuzz check audit format bench setup clean
+.PHONY: demo test test-processors fuzz check docs audit format bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -52,6 +55,10 @@ check: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What the notice that is switched off says, decision 15 says too.
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 audit: $(DEVELOP)
 	$(BIN)/python tools/audit.py
@@ -83,4 +90,9 @@ $(USE): pyproject.toml constraints.txt | $(VENV)/bin/python
 $(DEVELOP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing Stride and its development tools into $(VENV) (once; PyTorch is large)"
 	$(PIP) -e '.[$(EXTRAS)]'
+	@touch $@ $(USE)
+
+$(SITE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what builds the documentation into $(VENV) (once)"
+	$(PIP) -e '.[docs]'
 	@touch $@ $(USE)

@@ -1,8 +1,13 @@
-"""The documentation: its pictures are what their script draws."""
+"""The documentation: links lead somewhere, also on the site, and pictures are what their script draws.
+
+`make docs` checks the links of the site once more, with what builds it; here nothing of that need be installed.
+"""
 
 from __future__ import annotations
 
+import re
 import runpy
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +16,68 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 PICTURES = runpy.run_path(str(IMAGES / "architecture.py"))["pictures"]()
+destination = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))["destination"]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md", "src/**/*.md", ".github/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@cache
+def text_of(document: Path) -> str:
+    """Without code, in which brackets are no links and # no headings."""
+    return FENCED.sub("", (ROOT / document).read_text(encoding="utf-8"))
+
+
+def links_of(document: Path) -> list[str]:
+    found = LINK.findall(re.sub(r"`[^`]*`", "", text_of(document)))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@cache
+def anchors_of(document: Path) -> frozenset[str]:
+    """As forges and Markdown's own `toc` name headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(document), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_lead_somewhere(document: Path) -> None:
+    """To a file that there is, and to a heading that it has."""
+    wrong = []
+    for link in links_of(document):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / document.parent / path).resolve() if path else ROOT / document
+        if not target.exists() or (anchor and anchor not in anchors_of(target.relative_to(ROOT))):
+            wrong.append(link)
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "leads_to"),
+    [
+        ("path.md", "../src/stridelm/types.py", "https://forge/x/blob/HEAD/src/stridelm/types.py"),
+        ("benchmarks.md", "../benchmarks/results", "https://forge/x/tree/HEAD/benchmarks/results"),
+        ("path.md", "decisions/0013-one-request-fails.md", "decisions/0013-one-request-fails.md"),
+        ("operations.md", "../SECURITY.md", "security.md"),
+        ("decisions/0003-row-invariance.md", "../../CONTRIBUTING.md#tests", "../contributing.md#tests"),
+        ("index.md", "docs/serving.md#routes", "serving.md#routes"),
+        ("index.md", "CONTRIBUTING.md", "contributing.md"),
+        ("path.md", "https://example.org/a.md", "https://example.org/a.md"),
+        ("path.md", "#7-observe", "#7-observe"),
+        ("path.md", "nowhere.md", "nowhere.md"),
+    ],
+)
+def test_links_on_the_site(page: str, link: str, leads_to: str) -> None:
+    """Documents lead to their pages, other files to the repository; what does not exist is left for MkDocs to find."""
+    assert destination(page, link, "https://forge/x/") == leads_to
+
+
+def test_a_file_without_a_repository_is_no_link() -> None:
+    assert destination("path.md", "../src/stridelm/types.py", None) is None
 
 
 @pytest.mark.parametrize("name", PICTURES)
