@@ -1,4 +1,5 @@
-"""The documentation: links lead somewhere, also on the site, and pictures are what their script draws.
+"""The documentation and the forge's forms: links lead somewhere, also on the site, and pictures are what their script
+draws.
 
 `make docs` checks the links of the site once more, with what builds it; here nothing of that need be installed.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -93,3 +95,22 @@ def test_pictures_say_what_they_show(name: str) -> None:
     space = "{http://www.w3.org/2000/svg}"
     assert all(tree.findtext(f"{space}{part}") for part in ("title", "desc"))
     assert "prefers-color-scheme: dark" in PICTURES[name]
+
+
+def test_the_forge_runs_what_ci_runs() -> None:
+    """One step of its own: a check that stands elsewhere is one that nobody can run at home."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert commands == [".ci/run"]
+
+
+@pytest.mark.parametrize("name", ["bug.yml", "feature.yml"])
+def test_forms_are_whole(name: str) -> None:
+    """Every field has a label and an id of its own; a forge drops a form that it cannot read without saying so."""
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / name).read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= set(form)
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert all(field["attributes"]["label"] for field in fields)
+    assert len({field["id"] for field in fields}) == len(fields)
+    options = [option for field in fields for option in field["attributes"].get("options", ())]
+    assert all(isinstance(option, str) for option in options)
