@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections import deque
 
+from stridelm.schedule.depth import Configured, DepthPolicy, worth_drafting
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.queue import Queue
-from stridelm.schedule.rows import blocked, least_span, useful_depth
+from stridelm.schedule.rows import blocked, least_span
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.types import Request, StepPlan
 
 
 class Planner:
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, depths: DepthPolicy | None = None) -> None:
         self.budget = budget
+        self.depths: DepthPolicy = Configured() if depths is None else depths
 
     def plan(self, queue: Queue, pages: PageView) -> StepPlan:
         """The next step. Spans come in order of service: those of the running, then those of the admitted.
@@ -48,7 +50,7 @@ class Planner:
                 allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
         for allocation in served:
-            _deepen(allocation, budget)
+            _deepen(allocation, self.depths, budget)
         spans = tuple(allocation.span() for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
@@ -160,11 +162,11 @@ def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
         budget.take(allocation, budget.most_real(allocation, allocation.uncomputed - 1), 0)
 
 
-def _deepen(allocation: Allocation, budget: StepBudget) -> None:
+def _deepen(allocation: Allocation, depths: DepthPolicy, budget: StepBudget) -> None:
     """Give a request that has all its real rows the deepest draft that it can use."""
     request = allocation.request
     if request.all_or_nothing or not allocation.decides:
         return
-    for depth in range(useful_depth(request), 0, -1):
+    for depth in range(worth_drafting(depths, request), 0, -1):
         if budget.take(allocation, allocation.real, depth):
             return

@@ -12,7 +12,8 @@ from stridelm import LLM, SamplingParams
 from stridelm.engine.outcome import Outcome
 from stridelm.schedule import planner
 from stridelm.schedule.step_budget import Allocation, StepBudget
-from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
+from stridelm.types import Draft, ForwardBatch, Span, StepPlan
+from support.doubles.depths import RandomDepths
 from support.oracles.heads import Drafted
 
 CLOSE = 1e-2
@@ -100,10 +101,5 @@ def cut_prompts(patch: pytest.MonkeyPatch, chunk: int) -> None:
 
 
 def vary_depths(patch: pytest.MonkeyPatch, seed: int = 5) -> None:
-    """From now on every span has any depth that its request can run, often 0."""
-    rng, useful = random.Random(seed), planner.useful_depth
-
-    def depth(request: Request) -> int:
-        return min(useful(request), rng.choice((0, 0, *range(len(request.rows_by_depth)))))
-
-    patch.setattr(planner, "useful_depth", depth)
+    """From now on engines are made with a policy that gives every span any depth that its request can run."""
+    patch.setattr(planner, "Configured", lambda: RandomDepths(seed))

@@ -12,6 +12,7 @@ import stridelm.schedule
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, Planner, Queue, smallest_budget
 from stridelm.types import Request, Status, StepPlan
+from support.doubles.depths import AtMost
 
 
 @dataclass
@@ -112,6 +113,18 @@ def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
     start(queue, pages, request("a", 8, rows_by_depth=(0, 2, 6), emitted=1))
     (span,) = planner.plan(queue, pages).spans
     assert (span.real, span.depth, span.draft) == (1, 1, 2)
+
+
+def test_a_policy_says_how_deep_and_the_planner_whether_there_is_room() -> None:
+    """It is not asked for a window that is semantics, and cannot have more than could be emitted."""
+    _, queue, pages = setup(64)
+    start(queue, pages, request("a", 8, 0, draft=6, emitted=1))
+    start(queue, pages, request("b", 8, 1, draft=6, emitted=98))
+    start(queue, pages, request("w", 8, 2, draft=3, all_or_nothing=True, emitted=1))
+    for levels, drafts in ((0, [0, 0, 3]), (1, [1, 1, 3]), (4, [4, 1, 3])):
+        plan = Planner(Budget(64, 8), AtMost(levels)).plan(queue, pages)
+        assert [span.draft for span in plan.spans] == drafts
+    assert [span.draft for span in Planner(Budget(6, 8), AtMost(4)).plan(queue, pages).spans][:2] != [4, 1]
 
 
 def test_drafts_keep_nobody_waiting() -> None:
