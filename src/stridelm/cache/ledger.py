@@ -119,7 +119,7 @@ class Ledger:
 
     def reserve(self, spans: Iterable[Span]) -> Transaction:
         """Slots for every row of every span, until the transaction commits or is left."""
-        transaction = Transaction(self, tuple(spans))
+        transaction = Transaction(self, tuple(spans)).open()
         self.peak = max(self.peak, sum(pages.held for pages in self._pages.values()))
         return transaction
 

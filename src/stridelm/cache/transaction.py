@@ -13,20 +13,28 @@ from typing import TYPE_CHECKING
 from stridelm.types import Span
 
 if TYPE_CHECKING:
-    from stridelm.cache.ledger import Ledger
+    from stridelm.cache.ledger import Lease, Ledger
 
 
 class Transaction:
     def __init__(self, ledger: Ledger, spans: tuple[Span, ...]) -> None:
+        """Of these spans; `open` takes what they need."""
         self.spans = spans
         self._ledger = ledger
-        self._open = True
+        self._open = False
         self._held = False
-        for span in spans:
-            ledger.grow(span.request, span.end)
+        self._leases: list[Lease | None] = []
+
+    def open(self) -> Transaction:
+        """Take pages up to every span's bound, and count its rows as in flight."""
+        assert not self._open and not self._leases, "a transaction opens once"
+        for span in self.spans:
+            self._ledger.grow(span.request, span.end)
             span.request.rows_in_flight += span.rows
             span.request.tokens_in_flight += span.decides
-        self._leases = [ledger.lease(span.request) for span in spans]
+        self._leases = [self._ledger.lease(span.request) for span in self.spans]
+        self._open = True
+        return self
 
     def tables(self, group: str) -> list[list[int]]:
         """Page table of each span's request, long enough for the span's bound."""
