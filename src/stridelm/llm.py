@@ -150,10 +150,10 @@ class LLM:
         text, ids = self._encode(prompt)
         name = str(next(self._ids))
         job = RequestOutput(name, text, list(ids), [CompletionOutput(i) for i in range(params.n)])
-        seed = params.seed
+        seed: int | None = None
         for index in range(params.n):
-            request = self.text_engine.add(f"{name}.{index}", ids, params, sample_index=index)
-            request.seed = seed = request.seed if seed is None else seed
+            request = self.text_engine.add(f"{name}.{index}", ids, params, sample_index=index, seed=seed)
+            seed = request.seed
             job.outputs[index].logprobs = None if params.logprobs is None else []
             self._open[request.id] = (job, index)
         return job

@@ -42,9 +42,16 @@ class TextEngine:
         """The last parameters, whose forbidden words are known: a prompt's samples share them."""
 
     def add(
-        self, id: str, prompt_ids: Sequence[int], params: SamplingParams, *, sample_index: int = 0, tenant: str = ""
+        self,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        sample_index: int = 0,
+        tenant: str = "",
+        seed: int | None = None,
     ) -> Request:
-        """Queue a request. Raises ValueError, with nothing changed, if it can never be served."""
+        """Queue a request, as Engine.add does. Raises ValueError, with nothing changed, if it can never be served."""
         if self._tokenizer is None and (params.stops or params.bad_words):
             raise ValueError(
                 "stop and bad_words need a tokenizer, and the engine was started with skip_tokenizer_init; "
@@ -53,12 +60,16 @@ class TextEngine:
         if self._words is None or self._words[0] is not params:
             self._words = params, self.bad_words(params)
         request = self.engine.add(
-            id, prompt_ids, params, sample_index=sample_index, tenant=tenant, bad_words=self._words[1]
+            id, prompt_ids, params, sample_index=sample_index, tenant=tenant, bad_words=self._words[1], seed=seed
         )
-        if self._tokenizer is not None:
-            detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, params.skip_special_tokens)
-            stops = StopStrings(params.stops, params.include_stop_str_in_output)
-            self._texts[id] = _Text(detokenizer, stops)
+        try:
+            if self._tokenizer is not None:
+                detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, params.skip_special_tokens)
+                stops = StopStrings(params.stops, params.include_stop_str_in_output)
+                self._texts[id] = _Text(detokenizer, stops)
+        except BaseException:
+            self.engine.abort(id)
+            raise
         return request
 
     def abort(self, id: str) -> bool:

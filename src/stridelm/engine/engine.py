@@ -133,11 +133,13 @@ class Engine:
         sample_index: int = 0,
         tenant: str = "",
         bad_words: Sequence[Sequence[int]] = (),
+        seed: int | None = None,
     ) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served.
 
         tenant: whose it is; where several have requests, they take turns. bad_words: tokens of the words that the
-        parameters forbid. Text is none of the engine's business: stop strings are text_engine.py's.
+        parameters forbid. seed: the one that a prompt's samples share, where the parameters name none. Text is not the
+        engine's business: stop strings are text_engine.py's.
         """
         request = self.intake.request(
             id,
@@ -147,6 +149,7 @@ class Engine:
             arrival=self._arrivals,
             tenant=tenant,
             bad_words=bad_words,
+            seed=seed,
         )
         self.queue.add(request)
         self._arrivals += 1

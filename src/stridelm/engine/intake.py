@@ -49,6 +49,7 @@ class Intake:
         arrival: int = 0,
         tenant: str = "",
         bad_words: Sequence[Sequence[int]] = (),
+        seed: int | None = None,
     ) -> Request:
         """Build and check a request. Raises ValueError for whatever cannot be served."""
         ids = self._prompt(prompt_ids)
@@ -69,7 +70,7 @@ class Intake:
             arrival=arrival,
             tenant=tenant,
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
             # A matcher reads what was said before it says what may follow.
             host_bound=drafter.host_bound or params.structured_outputs is not None,
@@ -153,3 +154,10 @@ class Intake:
                 f"a trusted window at depth {request.speculation.depth} needs {rows} rows in one step and "
                 f"max_num_batched_tokens is {self.max_tokens_per_step}; lower depth or raise it"
             )
+
+
+def _seed(own: int | None, shared: int | None) -> int:
+    """The parameters' own, else the one that a prompt's samples share, else a fresh one."""
+    if own is not None:
+        return own
+    return secrets.randbits(63) if shared is None else shared

@@ -210,10 +210,7 @@ class Loop:
         """Each sample of a prompt, once it is queued."""
         prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
         for index, id in enumerate(job.ids):
-            request = self._text_engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant)
-            if job.seed is not None and params.seed is None:
-                request.seed = job.seed
-            yield request
+            yield self._text_engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant, seed=job.seed)
 
     def _abort(self, ids: list[str]) -> None:
         """Drop requests and say what they had cost; those that are gone already are no matter."""
