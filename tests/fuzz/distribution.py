@@ -80,7 +80,7 @@ TABLES: tuple[Table, ...] = tuple(
 
 
 def check_table(table: Table) -> float:
-    """The smallest p-value of the table's rounds. Raises Found for one under LEAST_P, or an engine that breaks."""
+    """The smallest p-value of the table's rounds. Raises Found for one under MIN_P, or an engine that breaks."""
     return guarded("distribution", lambda: _check(table))
 
 

@@ -222,7 +222,7 @@ def test_graph_of_walk(width: int) -> None:
     graph = captured(lambda: verdicts.append(walk(draft, drawn_RK, nodes, *tables.arguments())))
     for _ in range(5):
         fresh, others = random_draft(rng, width, "cuda"), Tables(rng, "cuda")
-        for name in ("tokens", "live", *SKELETON):
+        for name in ("tokens", "valid", *SKELETON):
             getattr(draft, name).copy_(getattr(fresh, name))
         draft.max_depth = fresh.max_depth
         drawn_RK.copy_(agreeable(rng, fresh))

@@ -304,7 +304,7 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
     owner, name = {
         "propose": (llm.engine.drafters, "propose"),
         "forward": (llm.engine.runner, "forward"),
-        "verify": (llm.engine.verifier, "_hearing"),
+        "verify": (llm.engine.verifier, "_inputs"),
         "compact": (llm.engine.runner, "compact"),
         "commit": (llm.engine.ledger, "advance"),
         "observe": (llm.engine.drafters, "observe"),

@@ -35,13 +35,13 @@ class FromHost:
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
         assert kind.is_chain is not None
-        self._straight = kind.is_chain
+        self._is_chain = kind.is_chain
         self._rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
         """As `packed`. Padding is cut off by its bound, whatever is left here."""
         self._candidates = np.ones((kind.requests, kind.draft), dtype=bool)
 
     def draft(self) -> Draft:
-        return unpacked(self._rows, self._candidates, self._straight, max_depth=self._rows.shape[2])
+        return unpacked(self._rows, self._candidates, self._is_chain, max_depth=self._rows.shape[2])
 
     def fill(self, draft: Draft) -> None:
         assert draft.width == self._rows.shape[2]

@@ -73,7 +73,7 @@ class EagerRunner:
         return Logits(decisions, prompt, states)
 
     def compact(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
-        """Move the KV of accepted paths to where a chain's would be. Nothing to do where all drafts are straight.
+        """Move the KV of accepted paths to where a chain's would be. Nothing to do where all drafts are chains.
 
         Rows of the path at or beyond `kept` copy the null slot onto itself. A span's rows stand in order of depth,
         each behind what the rows before it write: a path's row numbers rise.

@@ -31,7 +31,7 @@ class Block(Weighing):
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft, chance_RK = inputs.draft, chances(inputs)
         # Drafters that branch are refused when a request is settled. Beside one of them, whose spans another rule
-        # decides, the step's draft is not straight, and nothing says so of ours alone.
+        # decides, the step's draft is not a chain, and nothing says so of ours alone.
         assert draft.is_chain or len(inputs.spans) < len(inputs.batch.spans), "block verification takes chains"
         candidates_RW = candidates_of(draft)
         last = leaf = torch.full_like(inputs.slots, -1)  # of the tokens looked at, of those accepted

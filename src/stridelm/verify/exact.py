@@ -77,7 +77,7 @@ def _extra(inputs: VerifyInput, spans: torch.Tensor, own: torch.Tensor) -> torch
 
 
 def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
-    """(decision rows to draw at [m], the hearing's span of each [m]), known on the host."""
+    """(decision rows to draw at [m], the inputs' span of each [m]), known on the host."""
     span, row = inputs.batch.decision_host.T
     mine = np.full(len(inputs.batch.spans), -1, dtype=np.int64)
     mine[inputs.places] = np.arange(len(inputs.places))

@@ -67,7 +67,7 @@ class Paths:
         self._starts, self._reals = torch.ones(2, requests, dtype=torch.int32, device=device)
         path = torch.zeros(requests, WIDTH, dtype=torch.int64, device=device)
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
-        self.draft: Any = type("D", (), {"straight": False})
+        self.draft: Any = type("D", (), {"is_chain": False})
         self.verdict: Any = type("V", (), {"path": path, "kept": torch.zeros_like(path[:, 0])})
         geometry = DeviceGeometry(
             bounds=(1 + WIDTH,) * requests,

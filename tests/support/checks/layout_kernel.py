@@ -67,6 +67,6 @@ def check_layout(seed: int, width: int, device: str) -> None:
 
 
 def _moved(draft: Draft, device: str) -> Draft:
-    for name in ("tokens", "parents", "roles", "depths", "ancestors", "live"):
+    for name in ("tokens", "parents", "roles", "depths", "ancestors", "valid"):
         setattr(draft, name, getattr(draft, name).to(device))
     return draft

@@ -22,6 +22,7 @@ from stridelm.draft.model import ModelDrafter
 from stridelm.draft.model.vocabulary import FILE
 from stridelm.llm import RequestOutput
 from stridelm.run.state import PageTables
+from stridelm.schedule.depth import Configured
 from stridelm.types import Span
 from support.checkpoints.heads import config_of, tensors_of, write_eagle, write_medusa, write_mtp
 from support.checkpoints.models import write
@@ -37,6 +38,7 @@ from support.checks.watch import (
     vary_depths,
 )
 from support.doubles.bounds import BOUNDS, bounds_registered
+from support.doubles.depths import AtMost
 from support.doubles.poison import PoisonedPool
 from support.oracles.heads import Drafted
 
@@ -186,17 +188,16 @@ def test_the_target_s_own_weights_whatever_happens(
     llm.check()
 
 
-def test_depth_0_for_long(target: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long nothing was drafted, the first draft behind it is whole."""
+def test_depth_0_for_long(target: Path, twin: Path) -> None:
+    """However long nothing was drafted, the first draft after it is whole."""
     llm = load(target, twin)
     seen = watch(llm, twin)
-    vary_depths(monkeypatch)
-    monkeypatch.setattr("random.Random.choice", lambda rng, of: 0)
+    llm.engine.planner.depths = AtMost(0)
     (request,) = [llm.engine.add("a", [1, 2, 3], mixed(1, max_tokens=80)[0])]
     while len(request.output_ids) < 40:
         llm.engine.step()
     assert seen.checked == 0
-    monkeypatch.setattr("random.Random.choice", lambda rng, of: of[-1])
+    llm.engine.planner.depths = Configured()
     llm.engine.step()
     assert seen.checked == 1 and seen.accepted == DEPTHS[0]
     llm.engine.abort("a")

@@ -46,7 +46,7 @@ def _registered() -> Iterator[None]:
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Splits of 64 keys, so that small contexts have many."""
     monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
-    monkeypatch.setattr(attention, "LEAST_KEYS", 64)
+    monkeypatch.setattr(attention, "MIN_KEYS", 64)
     make_plan.cache_clear()
     yield
     make_plan.cache_clear()

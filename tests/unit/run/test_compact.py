@@ -34,7 +34,7 @@ def test_compact(page_size: int) -> None:
         leaves = [rng.randrange(-1, width) for _ in pieces]
         paths = [piece.path(leaf) for piece, leaf in zip(pieces, leaves)]
         shape = TreeShape.of(pieces[0].parents, [CANDIDATE] * width, CPU)
-        draft: Any = type("D", (), {"straight": False, "width": width, "depths": shape.depths})
+        draft: Any = type("D", (), {"is_chain": False, "width": width, "depths": shape.depths})
         longest = max(map(len, paths))
         verdict: Any = type(
             "V",

@@ -85,7 +85,7 @@ def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, m
             patch.setattr(self.head, "logits", heard)
             draft = propose(self, group)
         slot = int(group.slots[0])
-        if draft.live.any():  # not before the prompt is folded
+        if draft.valid.any():  # not before the prompt is folded
             drafts.append((group.table.tokens[slot, : int(group.table.known[slot])].clone(), draft.tokens[0], logits))
         return draft
 
