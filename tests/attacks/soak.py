@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,10 +107,11 @@ def memory(served: Served) -> dict[str, float]:
     return found
 
 
-def warm_up(address: Address) -> None:
-    """Have every process started, and every kind of work done once: what that takes is not an attack's."""
-    for name in ("a text of many megabytes to measure", "a schema without end", "likeliest tokens of many prompts"):
-        ATTACKS[name](address)
+def warm_up(address: Address, names: list[str]) -> None:
+    """Have every process started, and everything done once: what that takes for good is not kept by mistake."""
+    for name in names:
+        with suppress(OSError, httpx.TransportError):
+            ATTACKS[name](address)
 
 
 def percentile(times: list[float], part: float) -> float:
@@ -129,13 +131,13 @@ def main() -> int:
     alone, beside, done = Honest(expected), Honest(expected), Counter[str]()
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory), *OPTIONS) as served:
         address = address_of(served.url)
-        warm_up(address)
+        names = args.only or sorted(ATTACKS)
+        warm_up(address, names)
         time.sleep(QUIET_S)
         for _ in range(10):
             for prompt in PROMPTS:
                 alone.ask(served, prompt)
         before, end = memory(served), time.monotonic() + 60 * args.minutes
-        names = args.only or sorted(ATTACKS)
         threads = [repeat(lambda: attack(address, names, done), end) for _ in range(args.attackers)]
         threads += [repeat(lambda: beside.ask(served, random.choice(PROMPTS)), end) for _ in range(args.streams)]
         for thread in threads:
