@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ import torch
 import stridelm
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.verify import RULES
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -29,7 +30,7 @@ PROMPTS = (
     "import os\n\n\ndef walk(path):\n",
     "numbers = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1,",
 )
-RULES = {"synthetic": "synthetic:2.5"}
+ASKED = {"synthetic": "synthetic:2.5", "synthetic-trust": "synthetic-trust:1.7"}
 """Rule -> how it is asked for, where its name alone says too little."""
 PARAMS = {
     "greedy": {"temperature": 0.0},
@@ -38,22 +39,28 @@ PARAMS = {
 }
 
 
-def record(device: str, dtype: str, max_tokens: int) -> Iterator[tuple[str, list[list[int]]]]:
+def record(device: str, dtype: str, max_tokens: int, rules: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
     """Name of a way to generate -> the ids of each prompt's output."""
     options = {"deterministic": True} if device == "cuda" else {}
     llm = LLM(device=device, dtype=dtype, max_model_len=512, max_num_seqs=8, **options)
     for name in DRAFTERS:
         drafter = DRAFTERS.get(name)
-        why = drafter.why_not(llm.engine.loaded.target)
+        why = drafter.why_not(llm.engine.intake.target)
         if why is not None:
             print(f"{name}: left out, {why}", file=sys.stderr)
             continue
-        for rule in sorted(drafter.rules):
-            speculation = {"drafter": name, "acceptance": RULES.get(rule, rule)}
+        for rule in rules or RULES:
+            if not RULES.get(rule).works_with(drafter.rules, drafter.branches):
+                continue
+            speculation = {"drafter": name, "acceptance": ASKED.get(rule, rule)}
             for way, asked in PARAMS.items():
                 params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculation=speculation, **asked)
-                llm.forget() if hasattr(llm, "forget") else llm.engine.forget()
-                outputs = llm.generate(list(PROMPTS), params)
+                llm.engine.forget()
+                try:
+                    outputs = llm.generate(list(PROMPTS), params)
+                except ValueError as error:  # a rule that has no effect on what this drafter makes
+                    print(f"{name} under {rule}: {error}", file=sys.stderr)
+                    break
                 yield f"{dtype} {name} {rule} {way}", [list(out.outputs[0].token_ids) for out in outputs]
 
 
@@ -62,12 +69,13 @@ def main() -> int:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rule", action="append", default=[], help="repeated: only these acceptance rules")
     parser.add_argument("--max-tokens", type=int, default=48)
     args = parser.parse_args()
     print(f"{stridelm.__file__}, torch {torch.__version__}", file=sys.stderr)
     found: dict[str, list[list[int]]] = {}
     for dtype in ("float32", "bfloat16"):
-        found |= record(args.device, dtype, args.max_tokens)
+        found |= record(args.device, dtype, args.max_tokens, args.rule)
     if args.save is not None:
         args.save.write_text(json.dumps(found), encoding="utf-8")
     print(f"{len(found)} ways recorded")

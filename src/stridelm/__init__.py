@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stridelm.primitives import settle_primitives
 from stridelm.threads import settle_waiting
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "Speculation"]
 
 settle_waiting()  # before anything imports torch
+settle_primitives()
 
 _HOMES = {
     "LLM": "stridelm.llm",
