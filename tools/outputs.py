@@ -33,7 +33,7 @@ PROMPTS = (
 ASKED = {"synthetic": "synthetic:2.5", "synthetic-trust": "synthetic-trust:1.7"}
 """Rule -> how it is asked for, where its name alone says too little."""
 PARAMS = {
-    "greedy": {"temperature": 0.0},
+    "greedy": {"temperature": 0.0, "seed": 3},
     "sampled": {"temperature": 1.0, "seed": 7},
     "edited": {"temperature": 0.8, "seed": 11, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "top_k": 50},
 }
