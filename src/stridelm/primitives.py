@@ -3,8 +3,7 @@
 Each number of rows that a product meets is a kernel of its own there, made when it is first met and kept with its code:
 up to 1,024 of them in oneDNN's cache, and as many in torch's own on top of it. Prompts of all lengths fill both: a
 server under mixed requests grew by 200 MB in ten minutes. What is kept here is enough for decode steps of many sizes.
-Prompts of 160 lengths, read in turn, take as long as with the defaults (9.0 s
-against 8.9, with 256 and as few as 16).
+Prompts of 160 lengths, read in turn, take as long as with the defaults (9.0 s against 8.9, with 256 and as few as 16).
 
 Both read their environment when the first product runs. What a user's environment says holds.
 """
