@@ -33,12 +33,13 @@ class Planner:
         A plan may preempt and have no span: pages shared by several victims count only once those are gone.
         """
         budget = StepBudget(self.budget.tokens, pages)
-        running, newcomers = in_turn(queue.running, queue.plannable)
+        waiting = queue.plannable
+        running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
         admitted: list[Allocation] = []
         # Whoever lacks pages comes before any newcomer.
-        if preempted or short:
+        if preempted or short or not waiting:
             for allocation in allocations:
                 _read_on(allocation, budget)
         else:
@@ -102,7 +103,7 @@ def _gives_way(last: ServiceOrder, refused: ServiceOrder) -> bool:
 
 def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation], list[Request], bool]:
     """The smallest span for each running request, who is preempted for it, and whether anybody lacks pages even so.
-    Victims come from the back, so they have no grant yet."""
+    Victims come from the back, so they have no allocation yet."""
     allocations: list[Allocation] = []
     preempted: list[Request] = []
     short = False
