@@ -72,6 +72,8 @@ class Request:
     arrival: int = 0
     tenant: str = ""
     """Whose it is: tenants take turns (schedule/fairness.py)."""
+    stop_ids: frozenset[int] = frozenset()
+    """Its parameters' own, looked for at every token."""
     bad_words: Sequence[Sequence[int]] = ()
     """Token sequences that the output may not hold."""
     seed: int = 0

@@ -119,11 +119,10 @@ class Emitter:
         """Why this token, the output's last so far, ends it; None if it does not."""
         engine, params, count = self._engine, request.params, len(request.output_ids)
         if count > params.min_tokens:
-            own = token in (params.stop_token_ids or ())
             silent = not params.include_stop_str_in_output
             if token == engine.loaded.eos_id and not params.ignore_eos:  # needs no stop reason
                 return _End("stop", None, silent)
-            if own or (token in engine.loaded.eos_ids and not params.ignore_eos):
+            if token in request.stop_ids or (token in engine.loaded.eos_ids and not params.ignore_eos):
                 return _End("stop", token, silent)
         guide = engine.sampling.guide(request.slot)
         if guide is not None:

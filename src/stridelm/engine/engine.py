@@ -346,7 +346,7 @@ class Engine:
 
     def stop_ids(self, request: Request) -> list[int]:
         """Ids that `min_tokens` holds back: end-of-text and the request's own stop ids."""
-        return sorted({*self.loaded.eos_ids, *(request.params.stop_token_ids or ())})
+        return sorted({*self.loaded.eos_ids, *request.stop_ids})
 
     def finish(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
         """End a running request and take back what it holds."""

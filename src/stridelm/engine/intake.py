@@ -69,6 +69,7 @@ class Intake:
             priority=params.priority,
             arrival=arrival,
             tenant=tenant,
+            stop_ids=frozenset(params.stop_token_ids or ()),
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
