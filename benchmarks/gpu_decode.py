@@ -44,6 +44,7 @@ from transformers import LlamaConfig
 from stridelm.bench.plot import INK, SERIES, check_plot
 from stridelm.bench.results import append_result, read_results
 from stridelm.bench.settings import JSON_HELP
+from stridelm.cache.layout import bytes_per_token
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
@@ -383,7 +384,7 @@ def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
     """Weights (all but the embedding, of which a row a token is read) and KV at the middle of the run."""
     model = engine.loaded.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.embed.weight.numel() * 2
-    entry = sum(layer.bytes_per_token(2) for layer in model.kv_layout)
+    entry = bytes_per_token(model.layer_states, torch.bfloat16)
     context = settings.prompt + settings.output / 2
     return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
 

@@ -137,7 +137,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
             engine.step()
     engine.check()
     graphs = engine.graphs
-    kv = sum(tensor.nbytes for tensor in (*engine.loaded.pool.keys, *engine.loaded.pool.values))
+    kv = sum(tensor.nbytes for tensor in engine.loaded.pool.tensors)
     return {
         "ready_s": ready,
         "first_token_s": first,

@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.cache.layout import HeadsKV
 from stridelm.kernels.ops import ACTIVATIONS, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
-from stridelm.models.layers.decoder import LayerKV
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks.compaction import check_compact, moves, pool
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn
@@ -82,7 +82,7 @@ def test_addresses(dtype: torch.dtype, width: int) -> None:
 class Rows:
     """Inputs of every operation for up to `count` rows of an 8B model, with a cache of two layers."""
 
-    layout = (LayerKV("main", KV_HEADS, SIZE),) * 2
+    layout = (HeadsKV.of(KV_HEADS, KV_HEADS, SIZE, group="main"),) * 2
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
         self.count, self.dtype = count, dtype
@@ -105,14 +105,14 @@ class Rows:
         for tensor in self.inputs:
             tensor.normal_(generator=generator)
         self.positions.random_(0, 8192, generator=generator)
-        slots = self.pool.keys[0].shape[0]
+        slots = self.pool.entries[0]["keys"].shape[0]
         self.slots.copy_(torch.randperm(slots, generator=generator, device="cuda")[: self.count])
 
     def run(self, ops: TritonOps | PlainOps, index: slice) -> list[torch.Tensor]:
         """All operations over some rows: what they give and what they leave in the cache."""
         x, delta, gate_up, qkv = (tensor[index] for tensor in self.inputs)
         rope, slots = replace(self.rope, positions=self.positions[index]), self.slots[index]
-        keys, values = self.pool.keys[0], self.pool.values[0]
+        keys, values = self.pool.entries[0].values()
         total, normed = ops.add_norm(x.clone(), delta, self.weight, 1e-5)
         q = ops.rope_and_store(qkv, rope, keys, values, slots)
         return [ops.norm(x, self.weight, 1e-5), total, normed, ops.gate(gate_up), q, keys[slots], values[slots]]
@@ -143,7 +143,7 @@ def test_graph(dtype: torch.dtype, count: int) -> None:
         captured = rows.run(TritonOps(), slice(None))
     for seed in (1, 2, 3):
         rows.draw(seed)
-        for tensor in (*captured, *rows.pool.keys, *rows.pool.values):
+        for tensor in (*captured, *rows.pool.tensors):
             tensor.fill_(float("nan"))
         graph.replay()
         replayed = [tensor.clone() for tensor in captured]
@@ -158,16 +158,16 @@ def test_graph(dtype: torch.dtype, count: int) -> None:
 @pytest.mark.parametrize("sizes", [[(8, 128)] * 3, [(1, 6), (3, 24)]], ids=str)
 def test_compact(sizes: list[tuple[int, int]], requests: int, depth: int) -> None:
     """Paths that overlap what they write over, in one block of entries or in dozens."""
-    layout = tuple(LayerKV("main", kv_heads, size) for kv_heads, size in sizes)
+    layout = tuple(HeadsKV.of(kv_heads, kv_heads, size, group="main") for kv_heads, size in sizes)
     for dtype in (torch.float32, torch.bfloat16):
         check_compact(layout, requests, depth, dtype, "cuda")
 
 
 def test_captured_compact() -> None:
     """The slots of a captured move may change between replays."""
-    layout = (LayerKV("main", KV_HEADS, SIZE),) * 4
+    layout = (HeadsKV.of(KV_HEADS, KV_HEADS, SIZE, group="main"),) * 4
     moved, wanted = (pool(layout, 16, torch.bfloat16, "cuda") for _ in range(2))
-    pools = Pools.of((*moved.keys, *moved.values))
+    pools = Pools.of(moved.tensors)
     source, target = (torch.zeros(16 * 8, dtype=torch.int64, device="cuda") for _ in range(2))
     compact(pools, source, target)  # compiles; nothing moves
     torch.cuda.synchronize()
@@ -179,5 +179,5 @@ def test_captured_compact() -> None:
             buffer.copy_(slots)
         graph.replay()
         wanted.compact("main", source, target)
-        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+        for got, expected in zip(moved.tensors, wanted.tensors, strict=True):
             assert torch.equal(got, expected)

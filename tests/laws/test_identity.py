@@ -197,7 +197,7 @@ def test_abort(stands: Callable[[str, str], Stand], dtype: str, temperature: flo
         engine.abort(name)
     llm.check()
     assert not engine.busy
-    assert engine.ledger.counts()["main"]["held"] == 0
+    assert engine.ledger.counts()["full"]["held"] == 0
     for request, job in zip(requests, jobs):
         wanted = stand.plain(job.prompt, job.params).outputs[0]
         assert (request.output_ids, request.finish_reason) == (wanted.token_ids, wanted.finish_reason)

@@ -244,7 +244,7 @@ def test_strict_checks_at_every_step(checkpoint: Callable[..., Path]) -> None:
         llm = stand.llm(strict=strict)
         llm.engine.add("a", [1, 2, 3], SamplingParams(max_tokens=4))
         llm.engine.step()
-        llm.engine.ledger._pages["main"]._free.popleft()
+        llm.engine.ledger._pages["full"]._free.popleft()
         if strict:
             with pytest.raises(RuntimeError, match="free"):
                 llm.engine.step()
@@ -293,7 +293,7 @@ def test_failing_step_loses_nothing(
             llm.check()
         engine.step()
     assert not engine.busy
-    assert engine.ledger.counts()["main"]["held"] == 0
+    assert engine.ledger.counts()["full"]["held"] == 0
     for job, one in zip([*jobs, *lossy], requests):
         wanted = (stand.alone(job) if job in lossy else stand.plain(job.prompt, job.params)).outputs[0]
         assert (one.output_ids, one.finish_reason) == (wanted.token_ids, wanted.finish_reason), job
@@ -305,7 +305,7 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
         "propose": (llm.engine.drafters, "propose"),
         "forward": (llm.engine.runner, "forward"),
         "verify": (llm.engine.verifier, "_inputs"),
-        "compact": (llm.engine.runner, "compact"),
+        "compact": (llm.engine.loaded.pool, "keep"),
         "commit": (llm.engine.ledger, "advance"),
         "observe": (llm.engine.drafters, "observe"),
     }[stage]

@@ -49,7 +49,7 @@ def run(stand: Stand, llm: LLM, jobs: list[Job], poison: set[int]) -> list[Reque
         ended += [output.request.id for output in engine.step() if output.finished]
         llm.check()
     assert not engine.busy and sorted(ended) == sorted(request.id for request in requests)
-    assert engine.ledger.counts()["main"]["held"] == 0
+    assert engine.ledger.counts()["full"]["held"] == 0
     for i, (job, request) in enumerate(zip(jobs, requests)):
         wanted = stand.plain(job.prompt, job.params).outputs[0]
         if i in poison:

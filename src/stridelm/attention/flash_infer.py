@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.cache.layout import HeadsKV
 from stridelm.types import DeviceGeometry, Geometry
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -31,9 +32,68 @@ a KV head into one tile, and split keys. Those it chooses for prompts on Hopper,
 rows."""
 
 
-class FlashInferAttention:
-    device: ClassVar[str | None] = "cuda"
-    reads_device: ClassVar[bool] = False
+class FlashInferHeads(HeadsMixer):
+    """One step, planned at the first layer of each kind."""
+
+    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
+        assert isinstance(backend, FlashInferAttention) and isinstance(geometry, Geometry)
+        self.backend, self.geometry = backend, geometry
+        self.causal = is_causal(geometry)
+        self._planned: dict[HeadsKV, Any] = {}
+
+    @classmethod
+    def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
+        super().check(state, dtype, deterministic)
+        if dtype not in DTYPES:
+            raise ValueError(f"the flashinfer backend runs in float16 and bfloat16, not in {dtype}; set dtype")
+        if state.key_dim not in HEAD_DIMS:
+            raise ValueError(
+                f"the flashinfer backend has head sizes {', '.join(map(str, HEAD_DIMS))}, not {state.key_dim}; "
+                "use attention='triton'"
+            )
+
+    def attend(
+        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+    ) -> torch.Tensor:
+        if state not in self._planned:
+            self._planned[state] = self._plan(state, q_NHD)
+        q_NHD = q_NHD.contiguous()
+        paged = (-1, self.geometry.page_size, state.kv_heads, state.key_dim)
+        pool = (keys_PGD.view(paged), values_PGD.view(paged))
+        out: torch.Tensor = self._planned[state].run(q_NHD, pool, out=torch.empty_like(q_NHD))
+        return out
+
+    def _plan(self, state: HeadsKV, q_NHD: torch.Tensor) -> Any:
+        device = q_NHD.device
+        tables = paged_tables(self.geometry, state.group)
+        sight: dict[str, Any]
+        if self.causal:
+            kernels = "auto" if max(self.geometry.counts) > LONG else "fa2"
+            sight = {"causal": True, "window_left": -1 if state.window is None else state.window - 1}
+        else:
+            kernels = "fa2"  # the others take no mask
+            sight = {"custom_mask": visible(self.geometry, state.window)}
+            tables = tuple(table.to(device) for table in tables)  # the mask is packed by them, on its own device
+        wrapper = self.backend.wrapper(state, kernels, device)
+        wrapper.plan(
+            *tables,
+            state.heads,
+            state.kv_heads,
+            state.key_dim,
+            self.geometry.page_size,
+            sm_scale=state.scale,
+            q_data_type=q_NHD.dtype,
+            kv_data_type=q_NHD.dtype,
+            **sight,
+        )
+        return wrapper
+
+
+class FlashInferAttention(AttentionBackend):
+    """A step is valid until the next one is prepared: FlashInfer keeps one plan for each kind of layer."""
+
+    device = "cuda"
+    mixers: ClassVar = {HeadsKV: FlashInferHeads}
 
     def __init__(self, deterministic: bool) -> None:
         """Raises ValueError if `deterministic`: where FlashInfer splits a row's keys depends on the other rows."""
@@ -41,81 +101,20 @@ class FlashInferAttention:
             raise ValueError(
                 "the flashinfer backend cannot promise equal bits; use attention='triton', or deterministic=False"
             )
+        super().__init__(deterministic)
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[tuple[LayerKV, str], Any] = {}
+        self._wrappers: dict[tuple[HeadsKV, str], Any] = {}
 
-    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"the flashinfer backend runs in float16 and bfloat16, not in {dtype}; set dtype")
-        for kv in layout:
-            if kv.head_dim not in HEAD_DIMS:
-                raise ValueError(
-                    f"the flashinfer backend has head sizes {', '.join(map(str, HEAD_DIMS))}, not {kv.head_dim}; "
-                    "use attention='triton'"
-                )
-
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedFlashInfer:
-        """Valid until the next call: FlashInfer keeps one plan for each kind of layer."""
-        assert isinstance(geometry, Geometry)
-        return PreparedFlashInfer(self, geometry, query_heads)
-
-    def wrapper(self, kv: LayerKV, kernels: str, device: torch.device) -> Any:
-        """The object that plans and runs layers like `kv`. They share one workspace, being used one after another."""
-        if (kv, kernels) not in self._wrappers:
+    def wrapper(self, state: HeadsKV, kernels: str, device: torch.device) -> Any:
+        """The object that plans and runs layers like this. They share one workspace, being used one after another."""
+        if (state, kernels) not in self._wrappers:
             from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
             if self._workspace is None:
                 self._workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
             wrapper = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=kernels)
-            self._wrappers[kv, kernels] = wrapper
-        return self._wrappers[kv, kernels]
-
-
-class PreparedFlashInfer:
-    """One step, planned at the first layer of each kind."""
-
-    def __init__(self, backend: FlashInferAttention, geometry: Geometry, query_heads: int) -> None:
-        self.backend, self.geometry, self.query_heads = backend, geometry, query_heads
-        self.causal = is_causal(geometry)
-        self._planned: dict[LayerKV, Any] = {}
-
-    def attend(
-        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
-    ) -> torch.Tensor:
-        if kv not in self._planned:
-            self._planned[kv] = self._plan(kv, q_NHD)
-        q_NHD = q_NHD.contiguous()
-        paged = (-1, self.geometry.page_size, kv.kv_heads, kv.head_dim)
-        pool = (keys_PGD.view(paged), values_PGD.view(paged))
-        out: torch.Tensor = self._planned[kv].run(q_NHD, pool, out=torch.empty_like(q_NHD))
-        return out
-
-    def _plan(self, kv: LayerKV, q_NHD: torch.Tensor) -> Any:
-        device = q_NHD.device
-        tables = paged_tables(self.geometry, kv.group)
-        sight: dict[str, Any]
-        if self.causal:
-            kernels = "auto" if max(self.geometry.counts) > LONG else "fa2"
-            sight = {"causal": True, "window_left": -1 if kv.window is None else kv.window - 1}
-        else:
-            kernels = "fa2"  # the others take no mask
-            sight = {"custom_mask": visible(self.geometry, kv.window)}
-            tables = tuple(table.to(device) for table in tables)  # the mask is packed by them, on its own device
-        wrapper = self.backend.wrapper(kv, kernels, device)
-        wrapper.plan(
-            *tables,
-            self.query_heads,
-            kv.kv_heads,
-            kv.head_dim,
-            self.geometry.page_size,
-            sm_scale=kv.head_dim**-0.5,
-            q_data_type=q_NHD.dtype,
-            kv_data_type=q_NHD.dtype,
-            **sight,
-        )
-        return wrapper
+            self._wrappers[state, kernels] = wrapper
+        return self._wrappers[state, kernels]
 
 
 def paged_tables(geometry: Geometry, group: str) -> tuple[torch.Tensor, ...]:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from stridelm.attention.base import PreparedAttention
-from stridelm.attention.reference import ReferenceAttention
+from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.reference import ReferenceHeads
+from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pages import padded_tables
 from stridelm.kernels.host.arithmetic import DTYPES, array, follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import DeviceGeometry, Geometry
 
 TILE_QUERIES = 48
@@ -21,27 +21,11 @@ TILE_QUERIES = 48
 it."""
 
 
-class HostAttention:
-    device: ClassVar[str | None] = "cpu"
-    reads_device: ClassVar[bool] = False
-
-    def __init__(self, deterministic: bool = True) -> None:
-        """Deterministic whether asked for or not."""
-
-    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
-        """Any model will do."""
-
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedAttention:
+class HostHeads(HeadsMixer):
+    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
         assert isinstance(geometry, Geometry)
         follow_torch()
-        return PreparedHost(geometry, layout, query_heads)
-
-
-class PreparedHost:
-    def __init__(self, geometry: Geometry, layout: tuple[LayerKV, ...], query_heads: int) -> None:
-        self.geometry, self.layout, self.query_heads = geometry, layout, query_heads
+        self._backend, self.geometry = backend, geometry
         self._slots = {group: _slots(tables, geometry.page_size) for group, tables in geometry.page_tables.items()}
         self._tiles: dict[int, np.ndarray[Any, Any]] = {}
         bases = np.repeat(np.add(geometry.starts, geometry.reals), geometry.counts)
@@ -49,25 +33,25 @@ class PreparedHost:
         self._bases = bases
         self._limits = np.where(draft < 0, array(geometry.positions) + 1, bases)
         self._ancestors = array(geometry.ancestors)
-        self._fallback: PreparedAttention | None = None
+        self._fallback: ReferenceHeads | None = None
 
     def attend(
-        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
         if q_NHD.dtype not in DTYPES:
-            return self._reference().attend(kv, q_NHD, keys_PGD, values_PGD)
+            return self._reference().attend(state, q_NHD, keys_PGD, values_PGD)
         out = torch.empty_like(q_NHD)
         attend(
             array(q_NHD),
             array(keys_PGD),
             array(values_PGD),
-            self._slots[kv.group],
-            self._tiles_of(self.query_heads // kv.kv_heads),
+            self._slots[state.group],
+            self._tiles_of(state.heads // state.kv_heads),
             self._limits,
             self._bases,
             self._ancestors,
-            sys.maxsize if kv.window is None else kv.window,
-            np.float32(kv.head_dim**-0.5),
+            sys.maxsize if state.window is None else state.window,
+            np.float32(state.scale),
             array(out),
         )
         return out
@@ -77,10 +61,20 @@ class PreparedHost:
             self._tiles[shared] = _tiles(self.geometry.counts, max(1, TILE_QUERIES // shared))
         return self._tiles[shared]
 
-    def _reference(self) -> PreparedAttention:
+    def _reference(self) -> ReferenceHeads:
         if self._fallback is None:
-            self._fallback = ReferenceAttention().prepare(self.geometry, self.layout, self.query_heads)
+            self._fallback = ReferenceHeads(self._backend, self.geometry)
         return self._fallback
+
+
+class HostAttention(AttentionBackend):
+    """Deterministic whether asked for or not."""
+
+    device = "cpu"
+    mixers: ClassVar = {HeadsKV: HostHeads}
+
+    def __init__(self, deterministic: bool = True) -> None:
+        super().__init__(True)
 
 
 def _slots(tables: list[list[int]], page_size: int) -> np.ndarray[Any, Any]:

@@ -15,8 +15,9 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from stridelm.attention.base import AttentionBackend, HeadsMixer
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.cache.layout import HeadsKV
 from stridelm.types import DeviceGeometry, Geometry
 
 MAX_SCORES = 1 << 25
@@ -25,57 +26,53 @@ BATCH = 64
 """Matrices in one product on a GPU."""
 
 
-class ReferenceAttention:
-    device: ClassVar[str | None] = None
-    reads_device: ClassVar[bool] = False
-
-    def __init__(self, deterministic: bool = True) -> None:
-        """Deterministic whether asked for or not."""
-
-    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
-        """Any model will do."""
-
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedReference:
-        assert isinstance(geometry, Geometry)
-        return PreparedReference(geometry, query_heads)
-
-
-class PreparedReference:
+class ReferenceHeads(HeadsMixer):
     """Tile groups, built once for each page group and number of queries a KV head, and shared by the layers."""
 
-    def __init__(self, geometry: Geometry, query_heads: int) -> None:
+    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
+        assert isinstance(geometry, Geometry)
         self.geometry = geometry
-        self.query_heads = query_heads
         self.rows = geometry.positions.shape[0]
         self._groups: dict[tuple[str, int, int | None], list[TileGroup]] = {}
 
+    @classmethod
+    def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
+        """Any will do."""
+
     def attend(
-        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        rows, heads, dim = q_NHD.shape
+        rows, heads, _ = q_NHD.shape
         dtype = torch.float32 if q_NHD.element_size() == 2 else q_NHD.dtype
-        groups = self._tile_groups(kv, dtype)
-        queries = q_NHD.to(dtype) * kv.head_dim**-0.5
+        groups = self._tile_groups(state, dtype)
+        queries = q_NHD.to(dtype) * state.scale
         if len(groups) == 1 and groups[0].tiles * groups[0].rows_per_tile == rows:
-            return _values(kv, groups[0], queries, keys_PGD, values_PGD, dtype).to(q_NHD.dtype)
-        out = queries.new_empty(rows + 1, heads, dim)
+            return _values(state, groups[0], queries, keys_PGD, values_PGD, dtype).to(q_NHD.dtype)
+        out = queries.new_empty(rows + 1, heads, state.value_dim)
         for group in groups:
             picked = queries.index_select(0, group.rows)
-            out.index_copy_(0, group.scatter, _values(kv, group, picked, keys_PGD, values_PGD, dtype))
+            out.index_copy_(0, group.scatter, _values(state, group, picked, keys_PGD, values_PGD, dtype))
         return out[:rows].to(q_NHD.dtype)
 
-    def _tile_groups(self, kv: LayerKV, dtype: torch.dtype) -> list[TileGroup]:
-        per_head = self.query_heads // kv.kv_heads
-        key = (kv.group, per_head, kv.window)
+    def _tile_groups(self, state: HeadsKV, dtype: torch.dtype) -> list[TileGroup]:
+        per_head = state.heads // state.kv_heads
+        key = (state.group, per_head, state.window)
         if key not in self._groups:
-            self._groups[key] = tile_groups(self.geometry, kv, per_head, dtype, self.rows)
+            self._groups[key] = tile_groups(self.geometry, state, per_head, dtype, self.rows)
         return self._groups[key]
 
 
+class ReferenceAttention(AttentionBackend):
+    """Deterministic whether asked for or not."""
+
+    mixers: ClassVar = {HeadsKV: ReferenceHeads}
+
+    def __init__(self, deterministic: bool = True) -> None:
+        super().__init__(True)
+
+
 def _values(
-    kv: LayerKV,
+    state: HeadsKV,
     group: TileGroup,
     queries: torch.Tensor,
     keys_PGD: torch.Tensor,
@@ -83,19 +80,19 @@ def _values(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Attention values of a group's rows, [T * n, H, D], in slices that bound the memory for scores."""
-    scores = kv.kv_heads * group.bias[0].numel()
+    scores = state.kv_heads * group.bias[0].numel()
     step = max(1, MAX_SCORES // scores)
     if step >= group.tiles:
-        return _slice_values(kv, group, slice(0, group.tiles), queries, keys_PGD, values_PGD, dtype)
+        return _slice_values(state, group, slice(0, group.tiles), queries, keys_PGD, values_PGD, dtype)
     parts = [
-        _slice_values(kv, group, slice(i, min(i + step, group.tiles)), queries, keys_PGD, values_PGD, dtype)
+        _slice_values(state, group, slice(i, min(i + step, group.tiles)), queries, keys_PGD, values_PGD, dtype)
         for i in range(0, group.tiles, step)
     ]
     return torch.cat(parts)
 
 
 def _slice_values(
-    kv: LayerKV,
+    state: HeadsKV,
     group: TileGroup,
     part: slice,
     queries: torch.Tensor,
@@ -104,7 +101,7 @@ def _slice_values(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     tiles, rows, blocks = part.stop - part.start, group.rows_per_tile, group.blocks
-    heads_kv, dim = kv.kv_heads, kv.head_dim
+    heads_kv, dim, value_dim = state.kv_heads, state.key_dim, state.value_dim
     per_head = queries.shape[1] // heads_kv
     bias = group.bias[part]
     height = bias.shape[3]
@@ -121,10 +118,10 @@ def _slice_values(
     peak = scores.amax((2, 4), keepdim=True)
     weights = scores.sub_(peak).exp_()
     total = _add_blocks(weights.sum(-1, keepdim=True))
-    mixed = _product(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, dim)
+    mixed = _product(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, value_dim)
     out = _add_blocks(mixed) / total
-    out = out[:, :, : rows * per_head].view(tiles, heads_kv, rows, per_head, dim).transpose(1, 2)
-    return out.reshape(tiles * rows, heads_kv * per_head, dim)
+    out = out[:, :, : rows * per_head].view(tiles, heads_kv, rows, per_head, value_dim).transpose(1, 2)
+    return out.reshape(tiles * rows, heads_kv * per_head, value_dim)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.cache.layout import HeadsKV
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 BLOCK = 128
@@ -68,17 +68,17 @@ class _Tile:
 
 
 def tile_groups(
-    geometry: Geometry, kv: LayerKV, queries_per_row: int, dtype: torch.dtype, rows: int
+    geometry: Geometry, state: HeadsKV, queries_per_row: int, dtype: torch.dtype, rows: int
 ) -> list[TileGroup]:
-    """All tiles of a step as stacks for layers like `kv`, ordered ones last, the layer's window in their bias.
+    """All tiles of a step as stacks for layers like this, ordered ones last, the layer's window in their bias.
 
     rows: N, the number of rows of the batch.
     """
     stacks = sorted(cut(geometry, queries_per_row), key=lambda tiles: tiles[0].ordered)
-    groups = [stack(geometry, tiles, kv.group, queries_per_row, dtype, rows) for tiles in stacks]
-    if kv.window is not None:
+    groups = [stack(geometry, tiles, state.group, queries_per_row, dtype, rows) for tiles in stacks]
+    if state.window is not None:
         for group in groups:
-            far = torch.where(group.distance >= kv.window, MASKED, 0.0).to(dtype)
+            far = torch.where(group.distance >= state.window, MASKED, 0.0).to(dtype)
             group.bias = torch.minimum(group.bias, fold_bias(far, queries_per_row, group.blocks))
     return groups
 

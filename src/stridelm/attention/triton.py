@@ -15,8 +15,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 
+from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.cache.layout import HeadsKV
 from stridelm.kernels.attention import max_rows_per_tile, paged_attention
-from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
 from stridelm.upload import upload
 
@@ -35,33 +36,13 @@ class Launch:
     rows_per_tile: int
 
 
-class TritonAttention:
-    """deterministic: a row's bits do not depend on what runs beside it; kernels/attention.py says how."""
-
-    device: ClassVar[str | None] = "cuda"
-    reads_device: ClassVar[bool] = True
-
-    def __init__(self, deterministic: bool) -> None:
-        self.deterministic = deterministic
-
-    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
-        for kv in layout:
-            max_rows_per_tile(query_heads // kv.kv_heads, dtype, self.deterministic)
-
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedTriton:
-        assert isinstance(geometry, DeviceGeometry)
-        return PreparedTriton(geometry, query_heads, self.deterministic)
-
-
-class PreparedTriton:
+class TritonHeads(HeadsMixer):
     """One step's launches, for each number of queries a KV head."""
 
-    def __init__(self, geometry: DeviceGeometry, query_heads: int, deterministic: bool) -> None:
+    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
+        assert isinstance(geometry, DeviceGeometry)
         self.geometry = geometry
-        self.query_heads = query_heads
-        self.deterministic = deterministic
+        self.deterministic = backend.deterministic
         self._spans: dict[str, Any] = {
             "firsts_R": geometry.firsts,
             "counts_R": geometry.counts,
@@ -74,18 +55,23 @@ class PreparedTriton:
         }
         self._paths: torch.Tensor | None = None
 
+    @classmethod
+    def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
+        super().check(state, dtype, deterministic)
+        max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
+
     def attend(
-        self, kv: LayerKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        most = max_rows_per_tile(self.query_heads // kv.kv_heads, q_NHD.dtype, self.deterministic)
+        most = max_rows_per_tile(state.heads // state.kv_heads, q_NHD.dtype, self.deterministic)
         q_NHD = q_NHD.contiguous()
         out = torch.empty_like(q_NHD)
         for launch in self._launches(most, q_NHD.device):
-            self._run(launch, None, kv, q_NHD, keys_PGD, values_PGD, out)
+            self._run(launch, None, state, q_NHD, keys_PGD, values_PGD, out)
         if self.deterministic and not self.geometry.is_chain:
             if self._paths is None:
                 self._paths = paths(self.geometry.ancestors)
-            self._run(self._single(q_NHD.device), self._paths, kv, q_NHD, keys_PGD, values_PGD, out)
+            self._run(self._single(q_NHD.device), self._paths, state, q_NHD, keys_PGD, values_PGD, out)
         return out
 
     def _launches(self, most: int, device: torch.device) -> tuple[Launch, ...]:
@@ -101,7 +87,7 @@ class PreparedTriton:
         self,
         launch: Launch,
         paths_N64: torch.Tensor | None,
-        kv: LayerKV,
+        state: HeadsKV,
         q_NHD: torch.Tensor,
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
@@ -112,16 +98,24 @@ class PreparedTriton:
             keys_PGD,
             values_PGD,
             out,
-            tables_RP=self.geometry.tables[kv.group],
+            tables_RP=self.geometry.tables[state.group],
             tile_span_T=launch.tile_span,
             tile_row_T=launch.tile_row,
             rows_per_tile=launch.rows_per_tile,
             paths_N64=paths_N64,
-            window=kv.window,
-            scale=kv.head_dim**-0.5,
+            window=state.window,
+            scale=state.scale,
             deterministic=self.deterministic,
             **self._spans,
         )
+
+
+class TritonAttention(AttentionBackend):
+    """deterministic: kernels/attention.py says how."""
+
+    device = "cuda"
+    reads_device = True
+    mixers: ClassVar = {HeadsKV: TritonHeads}
 
 
 @lru_cache(maxsize=256)

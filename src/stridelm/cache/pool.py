@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.cache.layout import LayerStates
+from stridelm.cache.pages import padded_tables
 from stridelm.progress import size
+from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
 
 if TYPE_CHECKING:
     from stridelm.kernels.triton_rows import Pools
@@ -19,32 +21,48 @@ logger = logging.getLogger(__name__)
 
 
 class PagePool:
-    """Keys and values of every layer: [slots, kv heads, head size] each. Slot = page * page_size + offset; the null
+    """Every layer's entries, in tensors of [P slots, ...] as its state says. Slot = page * page_size + offset; the null
     page 0 takes what padding writes. Zeroed, so that a masked read is finite."""
 
     def __init__(
-        self,
-        layout: tuple[LayerKV, ...],
-        pages: dict[str, int],
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, states: LayerStates, pages: dict[str, int], page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.layout = layout
+        """pages: of each page group."""
+        self.states = states
+        self.pages = pages
         self.page_size = page_size
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        for layer in layout:
-            shape = ((pages[layer.group] + 1) * page_size, layer.kv_heads, layer.head_dim)
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+        self.dtype = dtype
+        self.entries: list[dict[str, torch.Tensor]] = []
+        """Of each layer, by name."""
+        for state in states:
+            slots = (pages[state.group] + 1) * page_size
+            shapes = state.tensors().items()
+            self.entries.append(
+                {name: torch.zeros(slots, *shape, dtype=dtype, device=device) for name, shape in shapes}
+            )
         self.pools: dict[str, Pools] = {}
         """Page group -> its layers' tensors as one launch finds them, where a kernel moves entries. Made here and kept:
         a captured launch reads it at every replay."""
         if device.type == "cuda" and find_spec("triton"):
             from stridelm.kernels.triton_rows import Pools
 
-            self.pools = {group: Pools.of(self._tensors(group)) for group in pages}
+            self.pools = {group: Pools.of(tensors) for group in pages if (tensors := self._tensors(group))}
+
+    def keep(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
+        """Move the entries of accepted paths to where a chain's would be. Nothing to do where all drafts are chains.
+
+        Rows of the path at or beyond `kept` copy the null slot onto itself. A span's rows stand in order of depth,
+        each behind what the rows before it write: a path's row numbers rise.
+        """
+        if draft.is_chain:
+            return
+        depth = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+        keep = depth < verdict.kept[:, None]
+        base, tables = draft_places(batch.geometry, verdict.path.device)
+        for group, pages in tables.items():
+            source = _slots(pages, base[:, None] + verdict.path, self.page_size)
+            target = _slots(pages, base[:, None] + depth, self.page_size)
+            self.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
 
     def compact(self, group: str, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
         """Copy slots source[i] to target[i], all layers of a group, as if all were read before any is written: an
@@ -61,15 +79,32 @@ class PagePool:
         for tensor in self._tensors(group):
             tensor.index_copy_(0, target_N, tensor.index_select(0, source_N))
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that all layers keep."""
+        return [tensor for entries in self.entries for tensor in entries.values()]
+
     def _tensors(self, group: str) -> list[torch.Tensor]:
-        """Keys and values of a group's layers."""
-        layers = zip(self.layout, self.keys, self.values, strict=True)
-        return [tensor for layer, *both in layers if layer.group == group for tensor in both]
+        """All that a group's layers keep."""
+        layers = zip(self.states, self.entries, strict=True)
+        return [tensor for state, entries in layers if state.group == group for tensor in entries.values()]
 
 
-def bytes_per_token(layout: tuple[LayerKV, ...], dtype: torch.dtype) -> int:
-    """Memory that one token's KV takes over all layers."""
-    return sum(layer.bytes_per_token(dtype.itemsize) for layer in layout)
+def draft_places(
+    geometry: Geometry | DeviceGeometry, device: torch.device
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """([R] storage index of each span's first draft row, page group -> [R, P] page ids)."""
+    if isinstance(geometry, DeviceGeometry):
+        base = (geometry.starts + geometry.reals).to(torch.int64)
+        return base, {group: pages.to(torch.int64) for group, pages in geometry.tables.items()}
+    base = torch.tensor(geometry.starts, device=device) + torch.tensor(geometry.reals, device=device)
+    return base, {g: torch.from_numpy(padded_tables(pages)).to(device) for g, pages in geometry.page_tables.items()}
+
+
+def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> torch.Tensor:
+    """[R, D] pool slots of storage indices; indices beyond the table are clamped, for the caller to mask."""
+    page = (storage_RD // page_size).clamp(max=pages_RP.shape[1] - 1)
+    return pages_RP.gather(1, page) * page_size + storage_RD % page_size
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,10 @@ def _shape(model: Decoder) -> dict[str, Any]:
 
 def _kv_bytes(model: Decoder) -> dict[str, int]:
     """Dtype -> bytes that a token's KV takes over all layers."""
-    from stridelm.cache.pool import bytes_per_token
+    from stridelm.cache.layout import bytes_per_token
     from stridelm.models.loader import DTYPES
 
-    return {name: bytes_per_token(model.kv_layout, dtype) for name, dtype in DTYPES.items()}
+    return {name: bytes_per_token(model.layer_states, dtype) for name, dtype in DTYPES.items()}
 
 
 def _automatic(target: TargetInfo) -> str:

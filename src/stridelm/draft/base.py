@@ -21,8 +21,9 @@ from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBat
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
+    from stridelm.cache.layout import LayerStates
     from stridelm.draft.given import Given
-    from stridelm.models.layers.decoder import Decoder, LayerKV
+    from stridelm.models.layers.decoder import Decoder
     from stridelm.run.eager import Logits
     from stridelm.run.heads import TargetRuntime
     from stridelm.run.state import TokenTable
@@ -70,8 +71,8 @@ class MemoryNeed:
 
     parameters: int = 0
     """Numbers of its weights."""
-    layers: tuple[LayerKV, ...] = ()
-    """Layers with KV in the target's pages."""
+    layers: LayerStates = ()
+    """Of its layers with KV in the target's pages."""
 
 
 class Drafter:

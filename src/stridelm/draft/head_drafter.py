@@ -90,7 +90,7 @@ class HeadDrafter(Drafter):
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
         with torch.device("meta"):
             head = cls.empty(target, model)
-        return MemoryNeed(sum(parameter.numel() for parameter in head.parameters()), head.kv_layout)
+        return MemoryNeed(sum(parameter.numel() for parameter in head.parameters()), head.layer_states)
 
     @property
     def draft_kv(self) -> DraftKV:
@@ -144,7 +144,7 @@ class HeadDrafter(Drafter):
                 layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, most
             ).only(ready.repeat_interleave(nodes))
             hidden_NH = sprout.hidden_REH.flatten(0, 1)
-            out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.attend(rows))
+            out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.mix(rows))
             return out.view_as(sprout.hidden_REH)
 
         return branching.grow(self._hidden[slots][:, 0], depth, scores, grow, ready)
@@ -179,9 +179,7 @@ class HeadDrafter(Drafter):
         most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
         rows = place(lines((entries,) * requests, starts.device), group.slots, starts, None, self.runtime, most, ready)
         ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
-        return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.attend(rows)).view_as(
-            hidden_REH
-        )
+        return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(rows)).view_as(hidden_REH)
 
     # Following
 
@@ -247,10 +245,10 @@ class HeadDrafter(Drafter):
             within = rows.only(token_N < table.known[slot_N]) if module else rows
             ids_N = table.tokens[slot_N, token_N]
             if module == head.num_modules - 1:
-                attend = self._runner.attend(within, leaves)
-                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, attend, leaves.rows_R))
+                mix = self._runner.mix(within, leaves)
+                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, mix, leaves.rows_R))
             else:
-                hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.attend(within))
+                hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])
         return torch.stack(outputs[: self._hidden.shape[1]], 1)
 

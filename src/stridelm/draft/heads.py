@@ -12,9 +12,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from stridelm.attention.base import Mix
+from stridelm.cache.layout import LayerStates
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.decoder import Attend, DecoderSpec, LayerKV, WeightSlot
+from stridelm.models.layers.decoder import DecoderSpec, WeightSlot
 from stridelm.models.layers.linear import set_products
 from stridelm.models.loader import fill, fill_randomly, screaming
 from stridelm.run.heads import TargetRuntime
@@ -46,13 +48,9 @@ class DraftHead(LoadableModule):
     """T modules; of more than one, each is applied once, in turn."""
 
     @property
-    def kv_layout(self) -> tuple[LayerKV, ...]:
+    def layer_states(self) -> LayerStates:
         """One layer a module."""
         raise NotImplementedError
-
-    @property
-    def query_heads(self) -> int:
-        return self.spec.num_heads
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H] what the first module reads of the target's states at these rows."""
@@ -64,11 +62,11 @@ class DraftHead(LoadableModule):
         ids_N: torch.Tensor,
         hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: Attend,
+        mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[N, H] what the next module, or the same one, is fed; with `wanted`, [M, H] of these rows alone, for which
-        `attend` gives values: the others leave keys and values behind."""
+        `mix` gives values: the others leave keys and values behind."""
         raise NotImplementedError
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:

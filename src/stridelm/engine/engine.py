@@ -73,7 +73,7 @@ class Engine:
         sampler = Sampler(self.sampling, self.tokens)
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
-            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.keys[0].dtype, loaded.deterministic
+            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.dtype, loaded.deterministic
         )
         self.drafters = Drafters(loaded.target, sampler, self.tokens, runtime)
         self.verifier = Verifier(sampler, self.tokens)

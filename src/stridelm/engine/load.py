@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from stridelm.attention import BACKENDS, MADE_FOR
-from stridelm.attention.base import AttentionBackend
+from stridelm.attention.base import AttentionBackend, HeadsInput
 from stridelm.builtin import builtin_path
-from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
+from stridelm.cache.layout import LayerStates, bytes_per_token
+from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import heads_of
 from stridelm.draft.settle import settle
-from stridelm.kernels.ops import QKRope
-from stridelm.models.layers.decoder import Decoder, LayerKV
+from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
@@ -68,7 +68,7 @@ def load(config: EngineConfig) -> LoadedModel:
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
     empty = build_empty(hf_config, path)
-    attention.check(empty.kv_layout, empty.spec.num_heads, dtype)
+    attention.check(empty.layer_states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:
         config.refuse_capture_options("steps are captured on a GPU with attention='triton' alone")
@@ -83,7 +83,7 @@ def load(config: EngineConfig) -> LoadedModel:
     kept = int(graphs * 2**30) if captures and config.may_capture else 0
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
     room = MemoryBudget(device, free_memory(device), activations + kept + memory_need.parameters * dtype.itemsize)
-    pages = count_pages(config, (*model.kv_layout, *memory_need.layers), target.max_length, dtype, room)
+    pages = count_pages(config, (*model.layer_states, *memory_need.layers), target.max_length, dtype, room)
     logger.info(
         "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
         path,
@@ -91,7 +91,7 @@ def load(config: EngineConfig) -> LoadedModel:
         dtype,
         size(weight_bytes(empty, dtype)),  # the model's own may be packed by now
         size(activations) if device.type == "cuda" else "not measured",
-        size(max(pages.values()) * config.page_size * bytes_per_token(model.kv_layout, dtype)),
+        size(max(pages.values()) * config.page_size * bytes_per_token(model.layer_states, dtype)),
         pages,
         config.page_size,
     )
@@ -105,7 +105,7 @@ def load(config: EngineConfig) -> LoadedModel:
         eos_id=None if tokenizer is None else tokenizer.eos_id,
         eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
         target=target,
-        pool=PagePool(model.kv_layout, pages, config.page_size, dtype, device),
+        pool=PagePool(model.layer_states, pages, config.page_size, dtype, device),
         pages=pages,
         attention=attention,
         device=device,
@@ -212,24 +212,24 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
     """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's: in float32, as
     they are copied where any request's are edited."""
 
-    def attend(layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q_NHD = qkv_NXD[:, : rope.heads].contiguous()
+    def mix(layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q_NHD = inputs.qkv_NXD[:, : inputs.rope.heads].contiguous()
         return torch.zeros_like(q_NHD)  # beside the queries, as attention's own output is
 
     ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
-    hidden_NH = model(ids_N, ids_N, attend)
+    hidden_NH = model(ModelInput(ids_N, ids_N, mix))
     return model.logits(hidden_NH.index_select(0, ids_N[:decisions])).to(torch.float32, copy=True)
 
 
 def count_pages(
-    config: EngineConfig, layout: tuple[LayerKV, ...], max_length: int, dtype: torch.dtype, room: MemoryBudget
+    config: EngineConfig, states: LayerStates, max_length: int, dtype: torch.dtype, room: MemoryBudget
 ) -> dict[str, int]:
     """Page group -> pages: as configured, else as many as are of use and fit the memory fraction. Warns if they hold
     no whole context.
 
     Raises ValueError if there is no room for them.
     """
-    page_bytes = config.page_size * bytes_per_token(layout, dtype)
+    page_bytes = config.page_size * bytes_per_token(states, dtype)
     if config.num_pages is not None:
         count = config.num_pages
         room.check(count, page_bytes)
@@ -246,4 +246,4 @@ def count_pages(
             max_length,
             "free memory" if config.num_pages is None else "raise num_pages",
         )
-    return dict.fromkeys((layer.group for layer in layout), count)
+    return dict.fromkeys((state.group for state in states), count)

@@ -100,7 +100,7 @@ def on_device(
     logits = forward(batch)
     timer.end("forward")
     verdict = engine.verifier.verify(batch, draft, logits.decisions)
-    engine.runner.compact(batch, draft, verdict)
+    engine.loaded.pool.keep(batch, draft, verdict)
     engine.tokens.advance(slots, batch.reals + verdict.kept)
     table = tabulate(verdict, batch.reals)
     timer.end("sampling")

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from stridelm.attention.base import AttentionBackend
-from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
+from stridelm.cache.layout import LayerStates, bytes_per_token
+from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.kernels.ops import Ops
-from stridelm.models.layers.decoder import Decoder, LayerKV
-from stridelm.run.eager import EagerRunner, PagedAttend
+from stridelm.models.layers.decoder import Decoder
+from stridelm.run.eager import EagerRunner, PagedMix
 from stridelm.run.padded import Frame, frame
 from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
@@ -33,10 +34,7 @@ class Head(Protocol):
     ops: Ops
 
     @property
-    def kv_layout(self) -> tuple[LayerKV, ...]: ...
-
-    @property
-    def query_heads(self) -> int: ...
+    def layer_states(self) -> LayerStates: ...
 
 
 @dataclass(frozen=True)
@@ -290,14 +288,14 @@ class HeadRunner:
         self._head = head
         self._serving = runtime
         device = runtime.model.norm.device
-        runtime.attention.check(head.kv_layout, head.query_heads, runtime.dtype)
-        page_bytes = runtime.page_size * bytes_per_token(head.kv_layout, runtime.dtype)
+        runtime.attention.check(head.layer_states, runtime.dtype)
+        page_bytes = runtime.page_size * bytes_per_token(head.layer_states, runtime.dtype)
         MemoryBudget(device, free_memory(device)).check(max(runtime.pages.values()), page_bytes)
-        self.pool = PagePool(head.kv_layout, runtime.pages, runtime.page_size, runtime.dtype, device)
+        self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device)
 
-    def attend(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedAttend:
-        """What the head calls to attend: layer i of its own layout, for these rows. All leave their entries; with
+    def mix(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedMix:
+        """What the head calls to mix: layer i of its own, for these rows. All leave their entries; with
         `leaves` given, those alone look, and what comes back is theirs."""
         geometry, wanted = (rows.geometry, None) if leaves is None else (leaves.geometry, leaves.rows_R)
-        prepared = self._serving.attention.prepare(geometry, self.pool.layout, self._head.query_heads)
-        return PagedAttend(self.pool, self._head.ops, prepared, rows.slots, wanted)
+        prepared = self._serving.attention.prepare(geometry)
+        return PagedMix(self.pool, self._head.ops, prepared, rows.slots, wanted)

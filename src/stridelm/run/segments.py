@@ -113,8 +113,7 @@ class Segments:
         self._segments: dict[Kind, Segment | None] = {}
         """None: there was no memory for it."""
         spec = runner.model.spec
-        dtype = runner.pool.keys[0].dtype
-        self._most = max_rows_per_tile(spec.num_heads // spec.num_kv_heads, dtype, deterministic)
+        self._most = max_rows_per_tile(spec.num_heads // spec.num_kv_heads, runner.pool.dtype, deterministic)
 
     def forward(self, batch: ForwardBatch) -> Logits:
         """What `EagerRunner.forward` gives."""

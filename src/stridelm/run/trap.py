@@ -52,8 +52,8 @@ class PageTrap:
         self._page_size = pool.page_size
         self._groups: dict[str, tuple[int, int]] = {}
         """Page group -> its first layer, its last page."""
-        for number, (layer, keys) in enumerate(zip(pool.layout, pool.keys, strict=True)):
-            self._groups.setdefault(layer.group, (number, keys.shape[0] // pool.page_size - 1))
+        for number, state in enumerate(pool.states):
+            self._groups.setdefault(state.group, (number, pool.pages[state.group]))
 
     def check(self, batch: ForwardBatch, base_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
         """Raise PageFault for the first wrong entry, else the first wrong slot, of a page group.

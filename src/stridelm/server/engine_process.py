@@ -113,7 +113,7 @@ def _facts(engine: Engine) -> Ready:
         vocab_size=target.vocab_size,
         hidden_size=parts.model.spec.hidden_size,
         device=str(parts.device),
-        dtype=str(parts.pool.keys[0].dtype).removeprefix("torch."),
+        dtype=str(parts.pool.dtype).removeprefix("torch."),
         pages=engine.ledger.total(),
         page_size=engine.ledger.page_size,
         mask_ids=list(target.mask_token_ids),

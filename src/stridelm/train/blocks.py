@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import QKRope
+from stridelm.attention.base import HeadsInput
 from stridelm.kernels.plain import roped
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import by_row, by_sequence, masked_attention
 
 CHUNKS = 4
@@ -41,15 +41,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
-class BlockAttend:
-    """The model's `attend` for B sequences of T real rows, and block rows in chunks behind them."""
+class BlockMix:
+    """The model's `mix` for B sequences of T real rows, and block rows in chunks behind them."""
 
     batch: int
     length: int
     chunks: tuple[Chunk, ...]
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
+    def __call__(self, layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(inputs.qkv_NXD, inputs.rope))
         t = self.length
         real = F.scaled_dot_product_attention(
             q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
@@ -129,6 +129,6 @@ def block_logits(
     slots = block_BM.shape[1] // anchors
     ids = torch.cat((real_BT, block_BM), dim=1).flatten()
     positions = block_positions(anchors_A, length, slots).repeat(batch)
-    attend = BlockAttend(batch, length, block_chunks(anchors_A, length, slots, chunks))
-    logits = model.logits(model(ids, positions, attend)).unflatten(0, (batch, -1))
+    mix = BlockMix(batch, length, block_chunks(anchors_A, length, slots, chunks))
+    logits = model.logits(model(ModelInput(ids, positions, mix))).unflatten(0, (batch, -1))
     return logits[:, :length], logits[:, length:].unflatten(1, (anchors, slots))

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.progress import bar
-from stridelm.train.dense import CachedAttend, flat_positions
+from stridelm.train.dense import CachedMix, flat_positions
 from stridelm.train.settings import ContinuationSettings
 from stridelm.train.tokens import TokenFile
 from stridelm.train.windows import Windows, step_generator
@@ -184,9 +184,9 @@ def go_on(
 ) -> torch.Tensor:
     """The prompts continued to `length` tokens, greedily or at temperature 1: [B, length] int64."""
     batch, start = prompts_BP.shape
-    attend = CachedAttend(batch, length)
+    mix = CachedMix(batch, length)
     rows = torch.cat((prompts_BP, prompts_BP.new_zeros(batch, length - start)), dim=1)
-    hidden = model(prompts_BP.flatten(), flat_positions(batch, start, rows.device), attend)
+    hidden = model(ModelInput(prompts_BP.flatten(), flat_positions(batch, start, rows.device), mix))
     hidden = hidden.view(batch, start, -1)[:, -1]
     for position in range(start, length):
         scores = model.logits(hidden).float()
@@ -194,7 +194,7 @@ def go_on(
         noise = torch.empty_like(scores).exponential_(generator=generator).log_()
         rows[:, position] = token = (scores - noise.masked_fill_(greedy_B[:, None], 0.0)).argmax(-1)
         if position + 1 < length:
-            hidden = model(token, torch.full_like(token, position), attend)
+            hidden = model(ModelInput(token, torch.full_like(token, position), mix))
     return rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import QKRope
+from stridelm.attention.base import HeadsInput
 from stridelm.kernels.plain import roped
 
 ALIGNED = 8
@@ -29,18 +29,18 @@ def by_row(x_BHTD: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
-class DenseAttend:
-    """The model's `attend` for `batch` sequences of equal length, one after another in the flat rows."""
+class DenseMix:
+    """The model's `mix` for `batch` sequences of equal length, one after another in the flat rows."""
 
     batch: int
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
+    def __call__(self, layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(inputs.qkv_NXD, inputs.rope))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return by_row(out)
 
 
-class CachedAttend:
+class CachedMix:
     """The same for sequences that grow: every call of a layer brings rows behind those that it was brought before, all
     of a sequence at first and one of each from then on."""
 
@@ -50,8 +50,8 @@ class CachedAttend:
         self._filled: dict[int, int] = {}
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
+    def __call__(self, layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(inputs.qkv_NXD, inputs.rope))
         rows, start = q.shape[2], self._filled.get(layer, 0)
         assert rows == 1 or not start
         if not start:

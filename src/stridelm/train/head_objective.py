@@ -13,9 +13,9 @@ import torch
 
 from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.continuations import Continuations, Plan, live_tokens
-from stridelm.train.dense import DenseAttend, flat_positions
+from stridelm.train.dense import DenseMix, flat_positions
 from stridelm.train.head_kinds import HeadKind
 from stridelm.train.objective import EVAL_TOKENS, Validation, compiled, precision
 from stridelm.train.unrolled import unrolled
@@ -99,7 +99,7 @@ def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) 
 
     batch, length = ids_BL.shape
     positions = flat_positions(batch, length, ids_BL.device)
-    return States(target(ids_BL.flatten(), positions, DenseAttend(batch), tap), inputs)
+    return States(target(ModelInput(ids_BL.flatten(), positions, DenseMix(batch), tap)), inputs)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stridelm.models.layers.decoder import Decoder, WeightSlot
-from stridelm.train.dense import DenseAttend, flat_positions
+from stridelm.models.layers.decoder import Decoder, ModelInput, WeightSlot
+from stridelm.train.dense import DenseMix, flat_positions
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def compiled(function: Callable[..., T], wanted: bool) -> Callable[..., T]:
 def plain_hidden(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:
     """Causal forward over B sequences: [B * T, hidden]."""
     batch, length = ids_BT.shape
-    return model(ids_BT.flatten(), flat_positions(batch, length, ids_BT.device), DenseAttend(batch))
+    return model(ModelInput(ids_BT.flatten(), flat_positions(batch, length, ids_BT.device), DenseMix(batch)))
 
 
 def next_token_loss(model: Decoder, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

@@ -22,15 +22,15 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
+from stridelm.attention.base import HeadsInput
 from stridelm.draft.heads import DraftHead
-from stridelm.kernels.ops import QKRope
 from stridelm.kernels.plain import roped
 from stridelm.train.dense import by_row, by_sequence, flat_positions, masked_attention
 from stridelm.types import States
 
 
-class ChainAttend:
-    """A head's `attend` while it is unrolled: its first call brings the folded entries of B sequences, every further
+class ChainMix:
+    """A head's `mix` while it is unrolled: its first call brings the folded entries of B sequences, every further
     one an entry of each chain."""
 
     def __init__(self, batch: int, first: int) -> None:
@@ -38,8 +38,8 @@ class ChainAttend:
         self.batch, self.first = batch, first
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q, k, v = (by_sequence(x, self.batch) for x in roped(qkv_NXD, rope))
+    def __call__(self, layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q, k, v = (by_sequence(x, self.batch) for x in roped(inputs.qkv_NXD, inputs.rope))
         self._parts.append((k, v))
         chained = len(self._parts) - 1
         if not chained:
@@ -70,16 +70,16 @@ def unrolled(head: DraftHead, states: States, rows_BL: torch.Tensor, first: int,
     """
     batch, length = rows_BL.shape
     device, entries = rows_BL.device, length - 2
-    attend = ChainAttend(batch, first)
+    mix = ChainMix(batch, first)
     own = (torch.arange(batch, device=device)[:, None] * length + torch.arange(entries, device=device)).flatten()
     ids, positions = rows_BL[:, 1 : 1 + entries], flat_positions(batch, entries, device)
-    out = head.forward(0, ids.flatten(), head.features(states, own), positions, attend)
+    out = head.forward(0, ids.flatten(), head.features(states, own), positions, mix)
     hidden = out.unflatten(0, (batch, entries))[:, first:]
     yield hidden
     for step in range(2, depth + 1):
         starts = hidden.shape[1] - 1
         ids = rows_BL[:, first + step : first + step + starts]
         positions = flat_positions(batch, starts, device) + first + step - 1
-        out = head.forward(0, ids.flatten(), hidden[:, :starts].flatten(0, 1), positions, attend)
+        out = head.forward(0, ids.flatten(), hidden[:, :starts].flatten(0, 1), positions, mix)
         hidden = out.unflatten(0, (batch, starts))
         yield hidden

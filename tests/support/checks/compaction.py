@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from stridelm.cache.layout import LayerStates
 from stridelm.cache.pool import PagePool
 from stridelm.kernels.triton_rows import Pools, compact
-from stridelm.models.layers.decoder import LayerKV
 from stridelm.types import DeviceGeometry
 
 PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
@@ -19,13 +19,13 @@ PAGES = -(-(LONGEST + WIDTH) // PAGE_SIZE)
 """That a request holds."""
 
 
-def pool(layout: tuple[LayerKV, ...], requests: int, dtype: torch.dtype, device: str) -> PagePool:
+def pool(layout: LayerStates, requests: int, dtype: torch.dtype, device: str) -> PagePool:
     """Random keys and values, which the pool itself moves in torch."""
     pages = {layer.group: requests * PAGES for layer in layout}
     made = PagePool(layout, pages, PAGE_SIZE, dtype, torch.device(device))
     made.pools.clear()
     generator = torch.Generator().manual_seed(0)
-    for tensor in (*made.keys, *made.values):
+    for tensor in made.tensors:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return made
 
@@ -46,15 +46,15 @@ def moves(seed: int, requests: int, depth: int, device: str) -> tuple[torch.Tens
     return source, target
 
 
-def check_compact(layout: tuple[LayerKV, ...], requests: int, depth: int, dtype: torch.dtype, device: str) -> None:
+def check_compact(layout: LayerStates, requests: int, depth: int, dtype: torch.dtype, device: str) -> None:
     """The kernel moves what the pool's own way moves, and nothing else."""
     moved, wanted = (pool(layout, requests, dtype, device) for _ in range(2))
-    pools = Pools.of((*moved.keys, *moved.values))
+    pools = Pools.of(moved.tensors)
     for seed in range(3):
         source, target = moves(seed, requests, depth, device)
         compact(pools, source, target)
         wanted.compact(layout[0].group, source, target)
-        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+        for got, expected in zip(moved.tensors, wanted.tensors, strict=True):
             assert torch.equal(got, expected)
 
 

@@ -61,12 +61,12 @@ class Spoiler:
             return
         victim = spans[len(spans) // 2].request
         index = victim.computed // PAGE_SIZE if self.is_last else 0
-        table = self.engine.ledger.table(victim, "main")
-        row = table if self.where == "ledger" else self.engine.pages.tables["main"][victim.slot]
+        table = self.engine.ledger.table(victim, "full")
+        row = table if self.where == "ledger" else self.engine.pages.tables["full"][victim.slot]
         self.undo.append((row, index, int(row[index])))
         row[index] = self.page
         self.says = (
-            f"request {victim.id}, layer 0, page group main: entry {index} of its page table is page {self.page}; "
+            f"request {victim.id}, layer 0, page group full: entry {index} of its page table is page {self.page}; "
             f"the group has pages 1 to {PAGES}."
         )
         self.page = None

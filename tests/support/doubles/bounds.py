@@ -13,28 +13,17 @@ import torch
 
 from stridelm import LLM
 from stridelm.attention import BACKENDS
-from stridelm.attention.base import PreparedAttention
-from stridelm.attention.reference import ReferenceAttention
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.attention.base import AttentionBackend
+from stridelm.attention.reference import ReferenceAttention, ReferenceHeads
+from stridelm.cache.layout import HeadsKV
 from stridelm.types import DeviceGeometry, Geometry
 from support.doubles.stand import Stand
 
 BOUNDS = "bounds"
 
 
-class BoundsAttention:
-    device: ClassVar[str | None] = None
-    reads_device: ClassVar[bool] = True
-
-    def __init__(self, deterministic: bool) -> None:
-        self._reference = ReferenceAttention(deterministic)
-
-    def check(self, layout: tuple[LayerKV, ...], query_heads: int, dtype: torch.dtype) -> None:
-        """Any model will do."""
-
-    def prepare(
-        self, geometry: Geometry | DeviceGeometry, layout: tuple[LayerKV, ...], query_heads: int
-    ) -> PreparedAttention:
+class BoundsHeads(ReferenceHeads):
+    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
         assert isinstance(geometry, DeviceGeometry)
         bases = (geometry.starts + geometry.reals).repeat_interleave(torch.tensor(geometry.bounds))
         drafted = geometry.draft_rows >= 0
@@ -52,7 +41,12 @@ class BoundsAttention:
             page_size=geometry.page_size,
             has_ordered=not geometry.is_chain,
         )
-        return self._reference.prepare(host, layout, query_heads)
+        super().__init__(backend, host)
+
+
+class BoundsAttention(ReferenceAttention):
+    reads_device = True
+    mixers: ClassVar = {HeadsKV: BoundsHeads}
 
 
 @dataclass

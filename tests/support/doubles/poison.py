@@ -62,7 +62,7 @@ class PoisonedPool:
         self._run, engine.run = engine.run, self._listening  # type: ignore[method-assign]
 
     def _listening(self, plan: StepPlan, transaction: Transaction) -> Run:
-        self._reserved = {page for table in transaction.tables("main") for page in table}
+        self._reserved = {page for table in transaction.tables("full") for page in table}
         return self._run(plan, transaction)
 
     def step(self) -> None:
@@ -96,7 +96,7 @@ class PoisonedPool:
 
     def _tensors(self) -> list[torch.Tensor]:
         pool = self._engine.loaded.pool
-        return [*pool.keys, *pool.values]
+        return pool.tensors
 
 
 def check_pages(poisoned: Engine, clean: Engine, asked: Sequence[Request]) -> int:

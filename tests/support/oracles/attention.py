@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stridelm.attention import BACKENDS, flash_infer
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.cache.layout import HeadsKV
 from stridelm.types import DeviceGeometry, Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -53,7 +53,7 @@ class Case:
     """A step, the pool of one layer and the queries of its rows. Every piece has its own request."""
 
     pieces: list[Piece]
-    kv: LayerKV
+    kv: HeadsKV
     heads: int
     page_size: int
     dtype: torch.dtype
@@ -71,10 +71,10 @@ class Case:
     def attend(self, backend: str) -> torch.Tensor:
         """[N, H, D] by the backend."""
         made = BACKENDS.get(backend)(backend not in INEXACT)
-        made.check((self.kv,), self.heads, self.dtype)
+        made.check((self.kv,), self.dtype)
         shape = geometry(self)
-        prepared = made.prepare(on_device(shape) if made.reads_device else shape, (self.kv,), self.heads)
-        return prepared.attend(self.kv, self.queries, self.keys, self.values)
+        prepared = made.prepare(on_device(shape) if made.reads_device else shape)
+        return prepared.mixer(self.kv).attend(self.kv, self.queries, self.keys, self.values)
 
 
 def on_device(shape: Geometry) -> DeviceGeometry:
@@ -111,6 +111,7 @@ def make(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 16,
+    value_dim: int | None = None,
     window: int | None = None,
     page_size: int = 4,
     dtype: torch.dtype = torch.float32,
@@ -130,16 +131,17 @@ def make(
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
 
+    wide = value_dim or head_dim
     return Case(
         list(pieces),
-        LayerKV("main", kv_heads, head_dim, window),
+        HeadsKV("main", window, heads, kv_heads, head_dim, wide, head_dim**-0.5),
         heads,
         page_size,
         dtype,
         device,
         tables,
         noise(slots, kv_heads, head_dim),
-        noise(slots, kv_heads, head_dim),
+        noise(slots, kv_heads, wide),
         noise(len(rows), heads, head_dim) * 2,
         rows,
     )
@@ -178,7 +180,7 @@ def geometry(case: Case) -> Geometry:
 
 def naive(case: Case, soft_cap: float | None = None) -> torch.Tensor:
     """[N, H, D] float64: softmax(q k / sqrt(D)) v over what each row may see; NaN for dead rows."""
-    out = torch.full(case.queries.shape, float("nan"), dtype=torch.float64)
+    out = torch.full((*case.queries.shape[:2], case.kv.value_dim), float("nan"), dtype=torch.float64)
     per_head = case.heads // case.kv.kv_heads
     keys, values = case.keys.cpu().double(), case.values.cpu().double()
     for n, (i, row) in enumerate(case.rows):
@@ -196,7 +198,7 @@ def naive(case: Case, soft_cap: float | None = None) -> torch.Tensor:
         q = case.queries[n].cpu().double()
         k = keys[slots].repeat_interleave(per_head, 1)
         v = values[slots].repeat_interleave(per_head, 1)
-        scores = torch.einsum("hd,lhd->hl", q, k) * case.kv.head_dim**-0.5
+        scores = torch.einsum("hd,lhd->hl", q, k) * case.kv.scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         out[n] = torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
@@ -229,7 +231,7 @@ def check_attention(backend: str, case: Case) -> None:
     """The backend agrees with the definition at every live row, and is finite at the others; or it has no kernels for
     the case and says so."""
     if backend == "flashinfer" and (
-        case.dtype not in flash_infer.DTYPES or case.kv.head_dim not in flash_infer.HEAD_DIMS
+        case.dtype not in flash_infer.DTYPES or case.kv.key_dim not in flash_infer.HEAD_DIMS
     ):
         with pytest.raises(ValueError, match="the flashinfer backend"):
             case.attend(backend)

@@ -7,7 +7,11 @@ import random
 import pytest
 import torch
 
+from stridelm.attention import BACKENDS
+from stridelm.cache.layout import HeadsKV
+from support.doubles.means import MeanState
 from support.oracles.attention import (
+    INEXACT,
     Piece,
     backends,
     check_attention,
@@ -43,6 +47,26 @@ def test_head_sizes(backend: str, head_dim: int) -> None:
     """Head sizes from 16 to 256, powers of two or not."""
     for dtype in DTYPES:
         check_attention(backend, make(random_pieces(head_dim, 4), head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_keys_and_values_of_two_widths(backend: str) -> None:
+    """Served, or refused when the model is loaded."""
+    case = make(random_pieces(5, 4), head_dim=24, value_dim=16, window=9)
+    if backend == "reference":
+        check_attention(backend, case)
+        check_row_invariance(backend, case, 0)
+    else:
+        with pytest.raises(ValueError, match="need attention='reference'"):
+            case.attend(backend)
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+def test_unknown_layers_are_refused(backend: str) -> None:
+    """A kind of layer state that a backend has no mixer for is named when the model is loaded."""
+    made = BACKENDS.get(backend)(backend not in INEXACT)
+    with pytest.raises(ValueError, match="MeanState, only with HeadsKV"):
+        made.check((HeadsKV.of(4, 2, 64), MeanState("full", None, 8)), torch.bfloat16)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 129, 1000])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stridelm.attention.flash_infer import LONG, FlashInferAttention, is_causal, paged_tables, visible
+from stridelm.cache.layout import HeadsKV
 from stridelm.engine.load import pick_attention
-from stridelm.models.layers.decoder import LayerKV
 from support.checks.engine import check_backend
 from support.doubles.flash_infer import NAME, BatchPrefillWithPagedKVCacheWrapper, install
 from support.oracles.attention import Case, Piece, check_attention, check_values, geometry, make, naive, random_pieces
@@ -110,13 +110,13 @@ def test_attention(window: int | None, dtype: torch.dtype) -> None:
 def test_steps_and_layers() -> None:
     """Layers of different windows plan once a step each; steps of every kind follow one another on one backend."""
     backend = FlashInferAttention(False)
-    layout = tuple(LayerKV("main", 2, 64, window) for window in (None, 7, None, 3))
+    layout = tuple(HeadsKV.of(4, 2, 64, window, "main") for window in (None, 7, None, 3))
     for seed, pieces in enumerate((PLAIN, [Piece(0, 2 * LONG)], random_pieces(1, 4), PLAIN)):
         case = make(pieces, head_dim=64, dtype=torch.float16, seed=seed)
-        prepared = backend.prepare(geometry(case), layout, case.heads)
+        mixer = backend.prepare(geometry(case)).mixer(layout[0])
         for case.kv in layout:
-            check_values(prepared.attend(case.kv, case.queries, case.keys, case.values), naive(case))
-        assert len(prepared._planned) == 3
+            check_values(mixer.attend(case.kv, case.queries, case.keys, case.values), naive(case))
+        assert len(mixer._planned) == 3
     kinds = {(kv.window, kernels) for kv, kernels in backend._wrappers}
     assert kinds == {(window, kernels) for window in (None, 7, 3) for kernels in ("fa2", "auto")}
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stridelm.cache.pool import MemoryBudget, PagePool, bytes_per_token, free_memory
-from stridelm.models.layers.decoder import LayerKV
+from stridelm.cache.layout import HeadsKV, bytes_per_token
+from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
+from support.doubles.means import MeanState
 
-LAYOUT = (LayerKV("main", 2, 8), LayerKV("other", 1, 4), LayerKV("main", 3, 8, window=5))
+LAYOUT = (
+    HeadsKV.of(4, 2, 8, group="main"),
+    HeadsKV("other", None, heads=2, kv_heads=1, key_dim=4, value_dim=6, scale=1.0),
+    MeanState("main", 5, width=7),
+)
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 MIB = 2**20
 
@@ -20,27 +25,33 @@ def pool() -> PagePool:
 def test_shapes() -> None:
     """One more page than is handed out, for what padding writes; zeroed, so that reading it is harmless."""
     tensors = pool()
-    assert [tuple(k.shape) for k in tensors.keys] == [(24, 2, 8), (16, 1, 4), (24, 3, 8)]
-    assert all(bool((t == 0).all()) for t in (*tensors.keys, *tensors.values))
+    shapes = [{name: tuple(tensor.shape) for name, tensor in entries.items()} for entries in tensors.entries]
+    assert shapes == [
+        {"keys": (24, 2, 8), "values": (24, 2, 8)},
+        {"keys": (16, 1, 4), "values": (16, 1, 6)},
+        {"rows": (24, 7)},
+    ]
+    assert all(bool((t == 0).all()) for t in tensors.tensors)
 
 
 def test_compact_moves_a_group() -> None:
     """An accepted path is moved as if read first and written then, in all layers of its group and in no other."""
     tensors = pool()
-    for t in (*tensors.keys, *tensors.values):
-        t.copy_(torch.arange(t.shape[0], dtype=t.dtype)[:, None, None].expand_as(t))
-    before = [t.clone() for t in (*tensors.keys, *tensors.values)]
+    for t in tensors.tensors:
+        t.copy_(torch.arange(t.shape[0], dtype=t.dtype).view(-1, *[1] * (t.dim() - 1)).expand_as(t))
+    before = [t.clone() for t in tensors.tensors]
     tensors.compact("main", torch.tensor([7, 9, 13, 0, 0]), torch.tensor([6, 7, 8, 0, 0]))
-    for layer, after, old in zip((*LAYOUT, *LAYOUT), (*tensors.keys, *tensors.values), before):
+    groups = ("main", "main", "other", "other", "main")
+    for group, after, old in zip(groups, tensors.tensors, before, strict=True):
         expected = old.clone()
-        if layer.group == "main":
+        if group == "main":
             expected[6], expected[7], expected[8] = old[7], old[9], old[13]
         assert torch.equal(after, expected)
 
 
 def test_bytes_per_token() -> None:
-    """Keys and values of every layer, in the pool's dtype."""
-    assert bytes_per_token(LAYOUT, torch.bfloat16) == 2 * 2 * (2 * 8 + 1 * 4 + 3 * 8)
+    """Whatever every layer keeps, in the pool's dtype."""
+    assert bytes_per_token(LAYOUT, torch.bfloat16) == 2 * (2 * 2 * 8 + (4 + 6) + 7)
     assert bytes_per_token(LAYOUT, torch.float64) == 4 * bytes_per_token(LAYOUT, torch.bfloat16)
 
 

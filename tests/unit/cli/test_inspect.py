@@ -54,7 +54,7 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert facts["weight_bytes"] == 4 * facts["parameters"]
     ours = loader.build_empty(loader.load_config(path), path)
     for name, size in facts["kv_bytes_per_token"].items():
-        assert size == bytes_per_token(ours.kv_layout, loader.DTYPES[name])
+        assert size == bytes_per_token(ours.layer_states, loader.DTYPES[name])
     assert facts["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width
 
 

@@ -209,7 +209,7 @@ class PoisonedDraft(PoisonedPool):
     def _tensors(self) -> list[torch.Tensor]:
         drafter = self._engine.drafters.get("model")
         assert isinstance(drafter, ModelDrafter)
-        return [*drafter._runner.pool.keys, *drafter._runner.pool.values]
+        return drafter._runner.pool.tensors
 
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from stridelm import LLM
+from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import MemoryBudget
 from stridelm.config import EngineConfig
 from stridelm.engine import load
 from stridelm.engine.load import count_pages, largest_step, peak_activations, run_rows
-from stridelm.models.layers.decoder import Decoder, LayerKV
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
-LAYOUT = (LayerKV("main", 2, 8),)
+LAYOUT = (HeadsKV.of(2, 2, 8, group="main"),)
 PAGE_BYTES = 16 * 2 * 2 * 8 * 4
 MIB = 2**20
 
@@ -161,8 +162,8 @@ def test_an_engine_is_sized_by_what_is_left(sized: Callable[..., LLM], caplog: p
     """The pool is the fraction of what a step leaves, and one line says what memory goes to."""
     caplog.set_level(logging.INFO, "stridelm.engine.load")
     page = 16 * 2 * 2 * 2 * 16 * 4  # tokens, keys and values, layers, heads, width, float32
-    assert sized(0).engine.loaded.pages == {"main": 16 * MIB // page}
-    assert sized(32 * MIB).engine.loaded.pages == {"main": 8 * MIB // page}
+    assert sized(0).engine.loaded.pages == {"full": 16 * MIB // page}
+    assert sized(32 * MIB).engine.loaded.pages == {"full": 8 * MIB // page}
     line = next(r.getMessage() for r in reversed(caplog.records) if "weights" in r.getMessage())
     assert "KV 8.0 MiB" in line
     assert f"{8 * MIB // page}" in line

@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.cache.layout import HeadsKV
 from stridelm.kernels import OPS, ops_for
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import Pools, TritonOps, compact
-from stridelm.models.layers.decoder import LayerKV
 from support.checks.compaction import check_compact
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, noise
 from support.doubles.interpreter import INTERPRETED
@@ -71,7 +71,7 @@ def test_views(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sizes", [[(2, 8)], [(1, 6), (3, 24)], [(2, 32), (1, 8)]], ids=str)
 def test_compact(sizes: list[tuple[int, int]], requests: int, depth: int) -> None:
     """Fewer entries than are moved at once, and more; layers of one width or several, in 16-byte vectors or not."""
-    layout = tuple(LayerKV("main", kv_heads, size) for kv_heads, size in sizes)
+    layout = tuple(HeadsKV.of(kv_heads, kv_heads, size, group="main") for kv_heads, size in sizes)
     for dtype in (torch.float32, torch.bfloat16):
         check_compact(layout, requests, depth, dtype, "cpu")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from stridelm.attention.base import HeadsInput
 from stridelm.kernels.ops import QKRope
 from stridelm.kernels.plain import roped, rotate
 from stridelm.models import MODELS
+from stridelm.models.layers.decoder import ModelInput
 from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.models.loader import load_model
 from support.checks.linear import check_row_bits
@@ -26,13 +28,13 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
 
-    def attend(layer: int, qkv: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        q, k, v = roped(qkv, rope)
+    def mix(layer: int, inputs: HeadsInput) -> torch.Tensor:
+        q, k, v = roped(inputs.qkv_NXD, inputs.rope)
         return q + (k * v).repeat_interleave(q.shape[1] // k.shape[1], 1)
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         picked = rows[:, 0]
-        return model.logits(model(ids[picked], positions[picked], attend))
+        return model.logits(model(ModelInput(ids[picked], positions[picked], mix)))
 
     with torch.inference_mode():
         check_row_bits(run, torch.arange(64)[:, None])

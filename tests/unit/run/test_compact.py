@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import PagePool
 from stridelm.draft.base import TreeShape
-from stridelm.models.layers.decoder import LayerKV
-from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE
 from support.checks import compaction
 from support.doubles.interpreter import INTERPRETED
@@ -29,8 +28,8 @@ def test_compact(page_size: int) -> None:
         pieces = [Piece(rng.randrange(20), rng.randint(1, 3), random_tree(rng, width)) for _ in range(4)]
         case = make(pieces, page_size=page_size, seed=seed)
         pool = PagePool((case.kv,), {"main": len(case.keys) // page_size - 1}, page_size, case.dtype, CPU)
-        pool.keys[0].copy_(case.keys)
-        pool.values[0].copy_(case.values)
+        pool.entries[0]["keys"].copy_(case.keys)
+        pool.entries[0]["values"].copy_(case.values)
         leaves = [rng.randrange(-1, width) for _ in pieces]
         paths = [piece.path(leaf) for piece, leaf in zip(pieces, leaves)]
         shape = TreeShape.of(pieces[0].parents, [CANDIDATE] * width, CPU)
@@ -45,13 +44,13 @@ def test_compact(page_size: int) -> None:
             },
         )
         batch: Any = type("B", (), {"geometry": geometry(case)})
-        EagerRunner(None, pool, None).compact(batch, draft, verdict)  # type: ignore[arg-type]
+        pool.keep(batch, draft, verdict)
         for i, (piece, path) in enumerate(zip(pieces, paths)):
             for storage in range(piece.base + len(path)):
                 depth = storage - piece.base
                 source = case.slot(i, storage if depth < 0 else piece.base + path[depth])
-                assert torch.equal(pool.keys[0][case.slot(i, storage)], case.keys[source])
-                assert torch.equal(pool.values[0][case.slot(i, storage)], case.values[source])
+                assert torch.equal(pool.entries[0]["keys"][case.slot(i, storage)], case.keys[source])
+                assert torch.equal(pool.entries[0]["values"][case.slot(i, storage)], case.values[source])
 
 
 @INTERPRETED
@@ -60,18 +59,18 @@ def test_two_ways(requests: int) -> None:
     """The kernel leaves the very pool that torch does, in page groups of several layers."""
     from stridelm.kernels.triton_rows import Pools
 
-    layout = (LayerKV("main", 2, 8), LayerKV("other", 1, 6), LayerKV("main", 1, 24))
+    layout = (HeadsKV.of(2, 2, 8, group="main"), HeadsKV.of(1, 1, 6, group="other"), HeadsKV.of(1, 1, 24, group="main"))
     moved, wanted = (compaction.pool(layout, requests, torch.bfloat16, "cpu") for _ in range(2))
     for group, layers in {"main": (0, 2), "other": (1,)}.items():
-        moved.pools[group] = Pools.of([tensor for n in layers for tensor in (moved.keys[n], moved.values[n])])
+        moved.pools[group] = Pools.of([tensor for n in layers for tensor in moved.entries[n].values()])
     paths = compaction.Paths(requests, ("main", "other"), "cpu")
     for seed in range(4):
         paths.draw(seed)
         for pool in (moved, wanted):
-            EagerRunner(None, pool, None).compact(paths.batch, paths.draft, paths.verdict)  # type: ignore[arg-type]
-        for got, expected in zip((*moved.keys, *moved.values), (*wanted.keys, *wanted.values), strict=True):
+            pool.keep(paths.batch, paths.draft, paths.verdict)
+        for got, expected in zip(moved.tensors, wanted.tensors, strict=True):
             assert torch.equal(got, expected)
 
 
 def test_torch_moves_on_a_cpu() -> None:
-    assert not PagePool((LayerKV("main", 2, 8),), {"main": 2}, 4, torch.float32, CPU).pools
+    assert not PagePool((HeadsKV.of(2, 2, 8, group="main"),), {"main": 2}, 4, torch.float32, CPU).pools

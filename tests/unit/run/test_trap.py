@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
-from stridelm.cache.pool import PagePool
-from stridelm.models.layers.decoder import LayerKV
-from stridelm.run.eager import _places
+from stridelm.cache.layout import HeadsKV
+from stridelm.cache.pool import PagePool, draft_places
 from stridelm.run.trap import PageFault, PageTrap
 from stridelm.types import DeviceGeometry, Geometry
 from support.checks.identity import LENGTH, check_identity, mixed_jobs, trusting_neighbours
@@ -35,7 +34,12 @@ def _registered() -> Iterator[None]:
 
 # By itself
 
-LAYOUT = (LayerKV("other", 1, 4), LayerKV("main", 2, 8), LayerKV("main", 3, 8), LayerKV("other", 1, 4))
+LAYOUT = (
+    HeadsKV.of(1, 1, 4, group="other"),
+    HeadsKV.of(2, 2, 8, group="main"),
+    HeadsKV.of(3, 3, 8, group="main"),
+    HeadsKV.of(1, 1, 4, group="other"),
+)
 FIRST = {"other": 0, "main": 1}
 
 
@@ -50,7 +54,7 @@ def batch(case: Case, shape: Geometry | DeviceGeometry) -> Any:
 
 
 def check(spoilt: Any, pool: PagePool) -> None:
-    PageTrap(pool).check(spoilt, *_places(spoilt.geometry, torch.device("cpu")))
+    PageTrap(pool).check(spoilt, *draft_places(spoilt.geometry, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -139,7 +143,7 @@ def test_table_of_another(stand: Stand, backend: str, where: str, monkeypatch: p
     for _ in range(2):
         engine.step()
     first, second = engine.queue.running
-    spoiler.page, spoiler.is_last = engine.ledger.table(first, "main")[first.computed // PAGE_SIZE], True
+    spoiler.page, spoiler.is_last = engine.ledger.table(first, "full")[first.computed // PAGE_SIZE], True
     with pytest.raises(PageFault, match=r"^request b, .* row 1 writes to slot .*, as row 0 of request a does"):
         engine.step()
     while engine.busy:

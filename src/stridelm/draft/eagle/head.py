@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from stridelm.attention.base import Mix
+from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import (
-    Attend,
     Attention,
     Decoder,
     DecoderSpec,
     GatedMLP,
-    LayerKV,
     WeightSlot,
     inner_slots,
 )
@@ -50,8 +50,8 @@ class EagleHead(DraftHead):
         self._rope = Rope(spec.rope, target.rope.length)
 
     @property
-    def kv_layout(self) -> tuple[LayerKV, ...]:
-        return (LayerKV(self._target[0].kv_layout[0].group, self.spec.num_kv_heads, self.spec.head_dim),)
+    def layer_states(self) -> LayerStates:
+        return (HeadsKV.of(self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim),)
 
     def prepare(self, device: torch.device) -> None:
         """Compute the rotation's tables, which the layer's own config gives."""
@@ -70,12 +70,12 @@ class EagleHead(DraftHead):
         x_NC: torch.Tensor,
         residual_NH: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: Attend,
+        mix: Mix,
         wanted_M: torch.Tensor | None,
     ) -> torch.Tensor:
         angles = (positions_N, self._rope.cos, self._rope.sin)
         # add_norm may write into what it adds to, and that may be the caller's.
-        attended = self.attention(x_NC, angles, attend)
+        attended = self.attention(x_NC, angles, mix)
         residual = residual_NH if wanted_M is None else residual_NH.index_select(0, wanted_M)
         x, h = self.ops.add_norm(attended, residual, self.mlp_norm, self.spec.norm_eps)
         return x + self.mlp(h, self.ops)
@@ -96,11 +96,11 @@ class Eagle1Head(EagleHead):
         ids_N: torch.Tensor,
         hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: Attend,
+        mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = self.join(torch.cat((self.embed(ids_N), hidden_NH), dim=-1))
-        return self._layer(x, x, positions_N, attend, wanted_M)
+        return self._layer(x, x, positions_N, mix, wanted_M)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         return self._target[0].logits(hidden_MH)
@@ -148,14 +148,14 @@ class Eagle3Head(EagleHead):
         ids_N: torch.Tensor,
         hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: Attend,
+        mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         eps = self.spec.norm_eps
         token = self.ops.norm(self.embed(ids_N), self.token_norm, eps)
         hidden = self.ops.norm(hidden_NH, self.hidden_norm, eps)
         residual = hidden if self.norm_before_residual else hidden_NH
-        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, attend, wanted_M)
+        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, mix, wanted_M)
 
     def own_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """[M, Vd] over the tokens that the head can say."""

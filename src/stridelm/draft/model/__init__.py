@@ -27,12 +27,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from stridelm.cache.layout import FULL
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span, within_bounds
 from stridelm.draft.given import Given
 from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, load_config, load_model
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -48,12 +49,11 @@ MARKERS = ("medusa_num_heads", "draft_vocab_size", "speculators_model_type")
 
 
 class WholeModel:
-    """A decoder as a head: with KV in a page group of the target's."""
+    """A decoder as a head: its KV lies where a request's pages are all kept, whatever its windows are."""
 
-    def __init__(self, model: Decoder, group: str) -> None:
+    def __init__(self, model: Decoder) -> None:
         self.ops = model.ops
-        self.query_heads = model.spec.num_heads
-        self.kv_layout = tuple(replace(layer, group=group) for layer in model.kv_layout)
+        self.layer_states = tuple(replace(state, group=FULL) for state in model.layer_states)
 
 
 class ModelDrafter(Drafter):
@@ -77,9 +77,7 @@ class ModelDrafter(Drafter):
         )
         spec = self.model.spec
         self.model.ops.prepare(runtime.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
-        group = runtime.model.kv_layout[0].group
-        whole = WholeModel(self.model, group)
-        self._runner = HeadRunner(whole, runtime)
+        self._runner = HeadRunner(WholeModel(self.model), runtime)
         self._folded = torch.zeros(target.max_num_seqs + 1, dtype=torch.int64, device=target.device)
         """[S] leading entries that are made of known tokens."""
 
@@ -100,7 +98,7 @@ class ModelDrafter(Drafter):
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
         path = target.heads[cls.name]
         small = build_empty(load_config(path), path)
-        layers = WholeModel(small, model.kv_layout[0].group).kv_layout
+        layers = WholeModel(small).layer_states
         return MemoryNeed(sum(parameter.numel() for parameter in small.parameters()), layers)
 
     @property
@@ -162,7 +160,7 @@ class ModelDrafter(Drafter):
     def _run(self, ids_N: torch.Tensor, rows: HeadRows) -> torch.Tensor:
         # The target may have ids behind this model's last; what is drawn for padding is -1.
         ids_N = ids_N.clamp(0, self.model.spec.vocab_size - 1)
-        return self.model(ids_N, rows.position_N, self._runner.attend(rows))
+        return self.model(ModelInput(ids_N, rows.position_N, self._runner.mix(rows)))
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
         """[R, V]: of ids that this model does not have, none is ever drawn."""

@@ -14,8 +14,10 @@ from typing import cast
 import torch
 from torch import nn
 
+from stridelm.attention.base import Mix
+from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.draft.heads import DraftHead
-from stridelm.models.layers.decoder import Attend, Block, Decoder, DecoderSpec, LayerKV, WeightSlot, block_slots
+from stridelm.models.layers.decoder import Block, Decoder, DecoderSpec, WeightSlot, block_slots
 from stridelm.models.layers.linear import Linear
 from stridelm.types import States
 
@@ -75,9 +77,9 @@ class MtpHead(DraftHead):
         self.parts = nn.ModuleList(MtpModule(self.spec, number) for number in range(modules))
 
     @property
-    def kv_layout(self) -> tuple[LayerKV, ...]:
+    def layer_states(self) -> LayerStates:
         s = self.spec
-        return (LayerKV(self._target[0].kv_layout[0].group, s.num_kv_heads, s.head_dim),) * self.num_modules
+        return (HeadsKV.of(s.num_heads, s.num_kv_heads, s.head_dim),) * self.num_modules
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H]: the target's state behind its final norm."""
@@ -89,7 +91,7 @@ class MtpHead(DraftHead):
         ids_N: torch.Tensor,
         hidden_NH: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: Attend,
+        mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """States behind the module's norm."""
@@ -99,7 +101,7 @@ class MtpHead(DraftHead):
         x = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
         block, angles = part.block, (positions_N, target.rope.cos, target.rope.sin)
         h = ops.norm(x, block.attention_norm, eps)
-        attended = block.attention(h, angles, attend)
+        attended = block.attention(h, angles, mix)
         x, h = ops.add_norm(x if wanted_M is None else x.index_select(0, wanted_M), attended, block.mlp_norm, eps)
         return ops.add_norm(x, block.mlp(h, ops), part.norm, eps)[1]
 

@@ -1,7 +1,7 @@
 """The dense decoder that llama, mistral, qwen2 and qwen3 share, over flat rows.
 
-A row is a token with a position. Which other rows it may see is none of the model's business: it hands queries, keys
-and values to `attend` and gets values back. Serving passes attention over pages, training passes dense attention.
+A row is a token with a position. Which other rows it may see is none of the model's business: it hands what a layer
+mixes to `mix` and gets each row's share back. Serving passes attention over pages, training passes dense attention.
 """
 
 from __future__ import annotations
@@ -13,20 +13,13 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
+from stridelm.attention.base import HeadsInput, Mix
+from stridelm.cache.layout import FULL, HeadsKV, LayerStates
 from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.types import OVERRUN
-
-
-class Attend(Protocol):
-    """Causal attention of one layer over rows and whatever KV the caller keeps."""
-
-    def __call__(self, layer: int, qkv_NXD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-        """qkv_NXD: projections, H query heads before G key and G value heads; `rope` says how queries and keys are
-        made of theirs. Returns values, [N, H, D]."""
-        ...
 
 
 class Tap(Protocol):
@@ -37,17 +30,16 @@ class Tap(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class LayerKV:
-    """What one layer keeps a token: its page group, its row layout and how far back it sees (None: everything)."""
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
+class ModelInput:
+    """N rows on their way through a model."""
 
-    group: str
-    kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-    def bytes_per_token(self, itemsize: int) -> int:
-        return 2 * self.kv_heads * self.head_dim * itemsize
+    ids_N: torch.Tensor
+    """int64."""
+    positions_N: torch.Tensor
+    """int64."""
+    mix: Mix
+    tap: Tap | None = None
 
 
 _SIZES = (
@@ -126,10 +118,10 @@ class Attention(nn.Module):
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
         self.eps = spec.norm_eps
 
-    def forward(self, x: torch.Tensor, angles: Angles, attend: Attend) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: Angles, mix: Mix) -> torch.Tensor:
         qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         rope = QKRope(self.heads, self.kv_heads, *angles, self.qk_norm, self.eps)
-        return self.o(attend(self.layer, qkv_NXD, rope).flatten(1))
+        return self.o(mix(self.layer, HeadsInput(qkv_NXD, rope)).flatten(1))
 
 
 class GatedMLP(nn.Module):
@@ -212,19 +204,17 @@ class Decoder(nn.Module):
         assert isinstance(weight, nn.Parameter)
         self.head.weight = weight
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend, tap: Tap | None = None
-    ) -> torch.Tensor:
+    def forward(self, rows: ModelInput) -> torch.Tensor:
         ops, eps = self.ops, self.spec.norm_eps
-        angles = (positions, self.rope.cos, self.rope.sin)
+        angles = (rows.positions_N, self.rope.cos, self.rope.sin)
         blocks = cast("list[Block]", list(self.blocks))
         norms_behind = [block.attention_norm for block in blocks[1:]] + [self.norm]
-        x = self.embed(ids)
+        x = self.embed(rows.ids_N)
         h = ops.norm(x, blocks[0].attention_norm, eps)
         for layer, (block, norm) in enumerate(zip(blocks, norms_behind, strict=True)):
-            if tap is not None:
-                tap(layer, x)
-            x, h = ops.add_norm(x, block.attention(h, angles, attend), block.mlp_norm, eps)
+            if rows.tap is not None:
+                rows.tap(layer, x)
+            x, h = ops.add_norm(x, block.attention(h, angles, rows.mix), block.mlp_norm, eps)
             x, h = ops.add_norm(x, block.mlp(h, ops), norm, eps)
         return h
 
@@ -232,10 +222,10 @@ class Decoder(nn.Module):
         return self.head(hidden_MH)
 
     @property
-    def kv_layout(self) -> tuple[LayerKV, ...]:
-        """Each layer's KV, in layer order. One page group for now: windows are masked, not freed."""
+    def layer_states(self) -> LayerStates:
+        """What each layer remembers. Windows are masked, not freed."""
         s = self.spec
-        return tuple(LayerKV("main", s.num_kv_heads, s.head_dim, window) for window in s.windows)
+        return tuple(HeadsKV.of(s.num_heads, s.num_kv_heads, s.head_dim, window, FULL) for window in s.windows)
 
     def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every tensor of a Hugging Face checkpoint of this family, and where it goes."""
