@@ -24,7 +24,7 @@ from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams, StructuredOutputs
-from stridelm.run.malloc import TIDY_S, give_back_memory
+from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
@@ -65,6 +65,7 @@ BEAT_S = 0.5
 
 def main() -> None:
     """Serve until told to stop. `python -m stridelm.server.engine_process`, started by supervisor.py."""
+    share_arenas()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
     end_with(orders.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, after its clients were served

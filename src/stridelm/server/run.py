@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -13,7 +14,7 @@ from types import FrameType
 import uvicorn
 
 from stridelm.config import EngineConfig
-from stridelm.run.malloc import TIDY_S, give_back_memory
+from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
 from stridelm.server.app import build_app
 from stridelm.server.config import ServerConfig
 from stridelm.server.limits import Guard, Limits
@@ -32,6 +33,7 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     Raises ValueError for what cannot be served, RuntimeError if the engine cannot be loaded, OSError for an address
     that cannot be listened at.
     """
+    share_arenas()
     service = Service(config, engine)
     with listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
         try:
@@ -55,6 +57,13 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; choose another host or port") from error
     return listener
+
+
+def _tidy() -> None:
+    """Give back what requests left. Tracebacks and what they hold, bodies of megabytes among it, are cycles, and
+    a server without traffic makes nothing new that would have them collected."""
+    gc.collect()
+    give_back_memory()
 
 
 class _Server(uvicorn.Server):
@@ -88,9 +97,9 @@ class _Server(uvicorn.Server):
         """Ten times a second, while it serves."""
         self._guard.sweep(self.server_state.connections)  # type: ignore[arg-type]
         now = time.monotonic()
-        if now - self._tidied > TIDY_S:  # large answers were freed in pieces, which glibc would keep
+        if now - self._tidied > TIDY_S:
             self._tidied = now
-            asyncio.get_running_loop().run_in_executor(None, give_back_memory)
+            asyncio.get_running_loop().run_in_executor(None, _tidy)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
