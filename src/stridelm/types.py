@@ -10,6 +10,7 @@ M decision rows of a step (rows from whose logits a token may be drawn), K = W +
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -35,6 +36,26 @@ class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class PageCounts(tuple[int, ...]):
+    """Pages of each page group, in the ledger's order."""
+
+    __slots__ = ()
+
+    def __add__(self, other: tuple[int, ...]) -> PageCounts:  # type: ignore[override]
+        return PageCounts(map(operator.add, self, other))
+
+    def __sub__(self, other: tuple[int, ...]) -> PageCounts:
+        return PageCounts(map(operator.sub, self, other))
+
+    def all(self, count: int) -> PageCounts:
+        """So many of each group."""
+        return PageCounts((count,) * len(self))
+
+    def cover(self, need: tuple[int, ...]) -> bool:
+        """Whether these are as many as are needed, in every group."""
+        return all(map(operator.ge, self, need))
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_preemption(stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float) -> None:
     """Requests that lose their pages and are computed again, with drafts in flight, say the same."""
-    stand = stands("mistral" if caching else "qwen3", dtype)
+    stand = stands("qwen3", dtype)  # of a model that slides, see test_page_groups.py
     features = ["nothing", "everything", "samples", "stop_token_ids"]
     check_crowd(stand, temperature, features, enable_prefix_caching=caching)
 

@@ -32,11 +32,22 @@ def balance(ledger: Ledger) -> None:
 
 
 class Requests(RuleBasedStateMachine):
-    """Requests come, run steps that are kept or left, and go; two page groups, prompts from a small alphabet."""
+    """Requests come, run steps that are kept or left, and go; page groups of different need, prompts from a small
+    alphabet."""
 
-    @initialize(size=st.integers(1, 5), total=st.integers(4, 24), caching=st.booleans(), seed=st.integers(0, 2**30))
-    def start(self, size: int, total: int, caching: bool, seed: int) -> None:
-        self.ledger = Ledger({"main": total, "other": total + 3}, size, prefix_caching=caching, strict=True)
+    @initialize(
+        size=st.integers(1, 5),
+        total=st.integers(4, 24),
+        window=st.integers(1, 9),
+        caching=st.booleans(),
+        seed=st.integers(0, 2**30),
+    )
+    def start(self, size: int, total: int, window: int, caching: bool, seed: int) -> None:
+        groups = {"main": total, "other": total + 3, "sliding": total - 1}
+        self.ledger = Ledger(
+            groups, size, windows={"main": None, "sliding": window}, prefix_caching=caching, strict=True
+        )
+        self.window = window
         self.running: list[Request] = []
         self.rng = random.Random(seed)
         self.names = 0
@@ -54,7 +65,7 @@ class Requests(RuleBasedStateMachine):
         self.ledger.admit(one)
         self.running.append(one)
         assert one.computed == hit < one.known and hit % self.ledger.page_size == 0
-        assert self.ledger.available() >= available - idle
+        assert self.ledger.available().cover(available - idle)
         assert not (scored and hit), "rows that are to be scored must be run"
 
     @precondition(lambda self: self.running)
@@ -84,10 +95,16 @@ class Requests(RuleBasedStateMachine):
             # The door would have appended these: accepted tokens and the one behind them.
             one.output_ids += [self.rng.randrange(2) for _ in range(max(0, one.computed - one.known) + 1)]
             assert one.computed == end + rows
-            assert len(self.ledger.table(one, "main")) == -(-one.computed // self.ledger.page_size)
+            whole = -(-one.computed // self.ledger.page_size)
+            assert all(self.ledger.table(one, "main")) and len(self.ledger.table(one, "main")) == whole
+            # Of the sliding group, the pages of whatever the next row sees, and no other.
+            seen = range(max(0, one.computed - self.window + 1), one.computed)
+            needed = {index // self.ledger.page_size for index in seen}
+            held = {i for i, page in enumerate(self.ledger.table(one, "sliding")) if page}
+            assert needed <= held <= needed | {(one.computed - self.window + 1) // self.ledger.page_size}
 
     def _spans(self, drafts: int) -> list[Span]:
-        spans, spare = [], self.ledger.available()
+        spans, spare = [], min(self.ledger.available())
         for one in self.rng.sample(self.running, self.rng.randint(1, len(self.running))):
             owed = one.known - one.computed
             real = self.rng.randint(1, owed)
@@ -106,7 +123,7 @@ class Requests(RuleBasedStateMachine):
         promised, available = self.ledger.reclaimable(one), self.ledger.available()
         self.ledger.release(one)
         assert one.computed == 0
-        assert self.ledger.available() >= available + promised
+        assert self.ledger.available().cover(available + promised)
 
     @rule()
     def flush(self) -> None:

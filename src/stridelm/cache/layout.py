@@ -64,15 +64,15 @@ LayerStates = tuple[LayerState, ...]
 """A model's layers, in order."""
 
 
-def bytes_per_token(layout: Iterable[LayerState], dtype: torch.dtype) -> int:
+def bytes_per_token(states: Iterable[LayerState], dtype: torch.dtype) -> int:
     """Memory that one token's entries take over all layers."""
-    return sum(state.bytes_per_token(dtype) for state in layout)
+    return sum(state.bytes_per_token(dtype) for state in states)
 
 
-def windows_of(layout: Iterable[LayerState]) -> dict[str, int | None]:
-    """Page group -> how far back its layers look; None: over everything, as the widest of them does."""
+def windows_of(states: Iterable[LayerState]) -> dict[str, int | None]:
+    """Page group -> how far back its pages are needed, as the layer that looks furthest does; None: all of them."""
     reaches: dict[str, int | None] = {}
-    for state in layout:
-        known = reaches.get(state.group, 0)
+    for state in states:
+        known = reaches.get(state.group, None if state.group == FULL else 0)
         reaches[state.group] = None if known is None or state.window is None else max(known, state.window)
     return reaches

@@ -1,19 +1,26 @@
 """The ledger: the one owner of every page and of every request's `computed`.
 
 Nothing else moves `computed`. It grows by a prefix hit (`admit`) and by `commit`, and falls to zero by `release`
-(finish, abort, preemption). Page groups share one notion of a request's length and keep separate pages; there is one
-group today, and every table here is indexed by group already.
+(finish, abort, preemption).
+
+Page groups share one notion of a request's length and keep separate pages, each by its own need: a group whose layers
+look at everything keeps all of a request's pages, and one with a window those that the next row's window reaches. What
+the window has left goes back while the request runs, and its place in the table names the null page:
+
+    computed 70, window 20, pages of 16       storage  0    16   32   48   64
+    full                                      table    [7   12   3    9    4 ]
+    window_20                                 table    [0   0    0    5    11]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stridelm.cache.pages import Pages
 from stridelm.cache.prefix import extend, followed
 from stridelm.cache.transaction import Transaction
-from stridelm.types import Request, Span
+from stridelm.types import PageCounts, Request, Span
 
 
 @dataclass(slots=True)
@@ -21,24 +28,38 @@ class Lease:
     """What one running request holds."""
 
     tables: dict[str, list[int]]
+    """Page group -> page of each stretch of storage; 0 where its window has left it. All are as long."""
+    left: dict[str, int]
+    """Page group -> leading pages that its window has left."""
     names: list[bytes] = field(default_factory=list)
     named: int = 0
     """Leading pages that have been made findable."""
 
+    def pages(self, group: str) -> list[int]:
+        """Those that are held."""
+        return self.tables[group][self.left[group] :]
+
 
 class Ledger:
-    """Pages of all groups, leases of all running requests.
-
-    groups: page group -> number of pages. strict: check the balance at every step, not only when idle.
-    """
+    """Pages of all groups, leases of all running requests."""
 
     def __init__(
-        self, groups: dict[str, int], page_size: int, *, prefix_caching: bool = True, strict: bool = False
+        self,
+        groups: dict[str, int],
+        page_size: int,
+        *,
+        windows: Mapping[str, int | None] | None = None,
+        prefix_caching: bool = True,
+        strict: bool = False,
     ) -> None:
+        """groups: page group -> number of pages. windows: how far back its layers look, own token included; everything,
+        if none is given. strict: check the balance at every step, not only when idle."""
         self.page_size = page_size
         self.strict = strict
         self._prefix_caching = prefix_caching
         self._pages = {group: Pages(total) for group, total in groups.items()}
+        self._windows = {group: (windows or {}).get(group) for group in groups}
+        self._is_windowed = any(self._windows.values())
         self._leases: dict[str, Lease] = {}
         self._waiting_names: dict[str, list[bytes]] = {}
         self.peak = 0
@@ -46,54 +67,87 @@ class Ledger:
 
     # What the planner asks. Nothing below this line and above `admit` changes anything but memoised hashes.
 
-    def available(self) -> int:
-        return min(pages.available for pages in self._pages.values())
+    def available(self) -> PageCounts:
+        return PageCounts(pages.available for pages in self._pages.values())
 
-    def total(self) -> int:
-        return min(pages.total for pages in self._pages.values())
+    def total(self) -> PageCounts:
+        return PageCounts(pages.total for pages in self._pages.values())
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
     def missing(self, request: Request, end: int) -> int:
-        """Pages to add so that the request's tables cover storage [0, end)."""
+        """Pages to add to each group's table so that they cover storage [0, end)."""
         lease = self._leases.get(request.id)
         have = len(next(iter(lease.tables.values()))) if lease else 0
         return max(0, self.pages_for(end) - have)
 
-    def reclaimable(self, request: Request) -> int:
+    def most_held(self, tokens: int, rows: int = 1) -> PageCounts:
+        """Pages that a request holds at most on its way to so many tokens, run so many rows at a time."""
+        whole = self.pages_for(tokens)
+        windows = self._windows.values()
+        return PageCounts(whole if w is None else min(whole, self.pages_for(w + rows) + 1) for w in windows)
+
+    def growth(self, request: Request, pages: int) -> PageCounts:
+        """How many more it comes to hold of each group while so many are added to its tables."""
+        lease = self._leases.get(request.id)
+        if not self._is_windowed:
+            return PageCounts((pages,) * len(self._pages))
+        most = self.most_held((pages + (len(next(iter(lease.tables.values()))) if lease else 0)) * self.page_size)
+        held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
+        return PageCounts(min(pages, max(0, m - h)) for m, h in zip(most, held, strict=True))
+
+    def reclaimable(self, request: Request) -> PageCounts:
         """Pages that releasing this request would make available."""
         lease = self._leases.get(request.id)
         if lease is None:
-            return 0
-        return min(
-            sum(self._pages[group].holders(page) == 1 for page in table) for group, table in lease.tables.items()
+            return PageCounts((0,) * len(self._pages))
+        return PageCounts(
+            sum(pages.holders(page) == 1 for page in lease.pages(group)) for group, pages in self._pages.items()
         )
 
-    def match(self, request: Request) -> tuple[int, int]:
+    def match(self, request: Request) -> tuple[int, PageCounts]:
         """(tokens that a prefix hit would give, idle pages it would take). At least one token is left to compute."""
-        hit = self._hit(request)
-        idle = max((sum(self._pages[group].is_idle(page) for page in pages) for group, pages in hit.items()), default=0)
-        return min((len(pages) for pages in hit.values()), default=0) * self.page_size, idle
+        length, hit = self._hit(request)
+        idle = (sum(map(pages.is_idle, filter(None, hit[group]))) for group, pages in self._pages.items())
+        return length * self.page_size, PageCounts(idle)
 
-    def _hit(self, request: Request) -> dict[str, list[int]]:
-        """Page group -> pages that already hold the request's longest cached prefix, the same length in each."""
+    def _hit(self, request: Request) -> tuple[int, dict[str, list[int]]]:
+        """(pages of the request's longest cached prefix, page group -> a table of them).
+
+        Of a group with a window, only what the row behind the prefix sees must be there.
+        """
+        nothing: dict[str, list[int]] = {group: [] for group in self._pages}
         if not self._prefix_caching or request.params.reads_prompt:
-            return {}
+            return 0, nothing
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])
         extend(names, tokens, self.page_size, request.params.cache_salt)
         behind = max(1, 0 if request.draft_kv is None else request.draft_kv.lookahead)
-        hit: dict[str, list[int]] = {group: [] for group in self._pages}
-        for index in range((len(tokens) - behind) // self.page_size):
-            key = self._key(request, names[index], tokens, index)
-            found = {group: pages.find(key) for group, pages in self._pages.items()}
-            if any(page is None for page in found.values()):
+        most = (len(tokens) - behind) // self.page_size
+        found = {group: self._found(request, names[:most], group) for group in self._pages}
+        runs = {group: _runs(table) for group, table in found.items()}
+        for length in range(min(map(len, found.values())), 0, -1):
+            left = {group: self._left_behind(group, length * self.page_size) for group in found}
+            if all(run[length - 1] >= length - left[group] for group, run in runs.items()):
+                return length, {g: [0] * left[g] + table[left[g] : length] for g, table in found.items()}
+        return 0, nothing
+
+    def _found(self, request: Request, names: list[bytes], group: str) -> list[int]:
+        """The page of each name in a group's cache; 0 of one that is not there, and where everything is needed, those
+        before the first of them."""
+        table = []
+        for index, name in enumerate(names):
+            page = self._pages[group].find(self._key(request, name, request.token_ids, index)) or 0
+            if not page and self._windows[group] is None:
                 break
-            for group, page in found.items():
-                assert page is not None
-                hit[group].append(page)
-        return hit
+            table.append(page)
+        return table
+
+    def _left_behind(self, group: str, computed: int) -> int:
+        """Leading pages that no row from storage index `computed` on sees."""
+        window = self._windows[group]
+        return 0 if window is None else max(0, computed - window + 1) // self.page_size
 
     def _key(self, request: Request, name: bytes, tokens: list[int], index: int) -> bytes:
         """By what the request finds its page number `index`: its name, or with a follower the name that says its KV is
@@ -106,13 +160,12 @@ class Ledger:
     def admit(self, request: Request) -> None:
         """Open a lease. A prefix hit gives the request its first pages, computed already."""
         assert request.id not in self._leases and request.computed == 0
-        hit = self._hit(request)
-        lease = Lease(tables={group: list(hit.get(group, ())) for group in self._pages})
-        for group, pages in hit.items():
-            for page in pages:
+        length, hit = self._hit(request)
+        left = {group: self._left_behind(group, length * self.page_size) for group in hit}
+        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), named=length)
+        for group in hit:
+            for page in lease.pages(group):
                 self._pages[group].share(page)
-        lease.names = self._waiting_names.pop(request.id, [])
-        lease.named = min((len(pages) for pages in hit.values()), default=0)
         self._leases[request.id] = lease
         request.computed = lease.named * self.page_size
         request.stats.cached_tokens = max(request.stats.cached_tokens, request.computed)
@@ -137,8 +190,8 @@ class Ledger:
         self._waiting_names.pop(request.id, None)
         request.computed = request.rows_in_flight = request.tokens_in_flight = 0
         if lease is not None:
-            for group, table in lease.tables.items():
-                self._pages[group].drop(reversed(table))
+            for group, pages in self._pages.items():
+                pages.drop(reversed(lease.pages(group)))
 
     def _name_full_pages(self, request: Request, lease: Lease) -> None:
         lookahead = 0 if request.draft_kv is None else request.draft_kv.lookahead
@@ -151,7 +204,8 @@ class Ledger:
             name = lease.names[index]
             for digest in dict.fromkeys((name, self._key(request, name, tokens, index))):
                 for group, table in lease.tables.items():
-                    self._pages[group].name(table[index], digest)
+                    if index >= lease.left[group]:
+                        self._pages[group].name(table[index], digest)
         lease.named = full
 
     # Pages, for the transaction.
@@ -163,11 +217,18 @@ class Ledger:
             table.extend(self._pages[group].take(missing))
 
     def trim(self, request: Request) -> None:
-        """Give back pages behind the last computed token and whatever is in flight behind it."""
+        """Give back pages behind the last computed token and whatever is in flight behind it, and those that windows
+        have left."""
         keep = self.pages_for(request.computed + request.rows_in_flight)
-        for group, table in self._leases[request.id].tables.items():
+        lease = self._leases[request.id]
+        for group, table in lease.tables.items():
             self._pages[group].drop(reversed(table[keep:]))
             del table[keep:]
+            old, left = lease.left[group], self._left_behind(group, request.computed)
+            if left > old:
+                self._pages[group].drop(table[old:left])
+                table[old:left] = [0] * (left - old)
+                lease.left[group] = left
 
     def table(self, request: Request, group: str) -> list[int]:
         return self._leases[request.id].tables[group]
@@ -193,6 +254,7 @@ class Ledger:
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError naming the leak unless free + cached + held == total in every group, every lease belongs
         to a running request, and every hold is some lease's."""
+        running = tuple(running)
         ids = {request.id for request in running}
         strays = sorted(set(self._leases) - ids)
         if strays:
@@ -205,8 +267,17 @@ class Ledger:
                 )
             holds: dict[int, int] = {}
             for lease in self._leases.values():
-                for page in lease.tables[group]:
+                for page in lease.pages(group):
                     holds[page] = holds.get(page, 0) + 1
+            for request in running:
+                if request.id not in self._leases:
+                    continue
+                left, table = self._left_behind(group, request.computed), self._leases[request.id].tables[group]
+                if any(table[:left]) or not all(table[left:]):
+                    raise RuntimeError(
+                        f"page group {group}: request {request.id} of {request.computed} computed "
+                        f"tokens holds pages {table}, and its window has left {left} of them"
+                    )
             wrong = [
                 f"page {page} held {pages.holders(page)} times, in {holds.get(page, 0)} tables"
                 for page in range(1, pages.total + 1)
@@ -214,3 +285,11 @@ class Ledger:
             ]
             if wrong:
                 raise RuntimeError(f"page group {group}: {'; '.join(wrong[:8])}")
+
+
+def _runs(table: list[int]) -> list[int]:
+    """How many pages stand behind one another up to and with each entry; 0 where there is none."""
+    runs: list[int] = []
+    for page in table:
+        runs.append((runs[-1] if runs else 0) + 1 if page else 0)
+    return runs

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -122,18 +124,21 @@ class MemoryBudget:
         """What pages may be cut from."""
         return max(0, self.free - self.activations)
 
-    def page_count(self, page_bytes: int, fraction: float, cap: int) -> int:
-        """Pages that the fraction of what is left has room for, at most `cap`.
+    def page_counts(self, page_bytes: Mapping[str, int], fraction: float, useful: Mapping[str, int]) -> dict[str, int]:
+        """Page group -> pages that the fraction of what is left has room for, at most as many as are of use. Where it
+        has not room for all of those, each group gets its part.
 
-        Raises ValueError, saying how much is missing, if there is not even room for one page.
+        Raises ValueError, saying how much is missing, if there is not even room for one page of each.
         """
-        room = int(self.left * fraction)
-        if room < page_bytes:
+        room, one = int(self.left * fraction), sum(page_bytes.values())
+        if room < one:
             raise ValueError(
-                f"no room for KV: {fraction:g} of {self} is {size(room)}, {size(page_bytes - room)} less than a page "
+                f"no room for KV: {fraction:g} of {self} is {size(room)}, {size(one - room)} less than a page "
                 f"takes; raise kv_memory_fraction{self._remedy} or free memory"
             )
-        return min(cap, room // page_bytes)
+        wanted = {group: useful[group] * page_bytes[group] for group in page_bytes}
+        part = Fraction(min(room, sum(wanted.values())), sum(wanted.values()))
+        return {group: max(1, int(wanted[group] * part) // page_bytes[group]) for group in page_bytes}
 
     def check(self, pages: int, page_bytes: int) -> None:
         """Raise ValueError, saying how much is missing, if what is left has no room for so many pages."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stridelm.cache.layout import windows_of
 from stridelm.cache.ledger import Ledger
 from stridelm.cache.transaction import Transaction
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
@@ -62,7 +63,11 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.groups = tuple(loaded.pages)
         self.ledger = Ledger(
-            loaded.pages, config.page_size, prefix_caching=config.enable_prefix_caching, strict=config.strict
+            loaded.pages,
+            config.page_size,
+            windows=windows_of(loaded.pool.states),
+            prefix_caching=config.enable_prefix_caching,
+            strict=config.strict,
         )
         self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device)
         self.sampling = SamplingTable(config.max_num_seqs, loaded.target.vocab_size, loaded.device)

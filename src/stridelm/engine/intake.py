@@ -143,11 +143,12 @@ class Intake:
 
     def _check_fit(self, request: Request) -> None:
         window = request.rows_by_depth[-1] if request.all_or_nothing else 0
-        need = self.ledger.pages_for(self.longest(request) + window)
-        if need > self.ledger.total():
+        need = self.ledger.most_held(self.longest(request) + window, smallest_budget(request))
+        total = self.ledger.total()
+        if not total.cover(need):
+            short, have = max(zip(need, total, strict=True), key=lambda pair: pair[0] - pair[1])
             raise ValueError(
-                f"the request may need {need} pages of KV and the pool has {self.ledger.total()}; "
-                f"lower max_tokens or raise num_pages"
+                f"the request may need {short} pages of KV and the pool has {have}; lower max_tokens or raise num_pages"
             )
         rows = smallest_budget(request)
         if rows > self.max_tokens_per_step:

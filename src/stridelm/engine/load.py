@@ -4,6 +4,7 @@ is logged with its reason."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend, HeadsInput
 from stridelm.builtin import builtin_path
-from stridelm.cache.layout import LayerStates, bytes_per_token
+from stridelm.cache.layout import FULL, LayerStates, bytes_per_token, windows_of
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
@@ -84,6 +85,8 @@ def load(config: EngineConfig) -> LoadedModel:
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
     room = MemoryBudget(device, free_memory(device), activations + kept + memory_need.parameters * dtype.itemsize)
     pages = count_pages(config, (*model.layer_states, *memory_need.layers), target.max_length, dtype, room)
+    if FULL not in pages and drafts_with_kv(target):  # page ids for KV that another drafter than the default's may keep
+        pages[FULL] = _useful_pages(config, {FULL: None}, target.max_length)[FULL]
     logger.info(
         "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
         path,
@@ -91,7 +94,7 @@ def load(config: EngineConfig) -> LoadedModel:
         dtype,
         size(weight_bytes(empty, dtype)),  # the model's own may be packed by now
         size(activations) if device.type == "cuda" else "not measured",
-        size(max(pages.values()) * config.page_size * bytes_per_token(model.layer_states, dtype)),
+        size(sum(pages[state.group] * config.page_size * state.bytes_per_token(dtype) for state in model.layer_states)),
         pages,
         config.page_size,
     )
@@ -111,6 +114,12 @@ def load(config: EngineConfig) -> LoadedModel:
         device=device,
         deterministic=deterministic,
     )
+
+
+def drafts_with_kv(target: TargetInfo) -> bool:
+    """Whether a drafter that keeps KV of its own can serve this model."""
+    kinds = (DRAFTERS.get(name) for name in DRAFTERS)
+    return any(kind.keeps_kv and kind.why_not(target) is None for kind in kinds)
 
 
 def check_given(target: TargetInfo, named: int) -> None:
@@ -224,26 +233,48 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
 def count_pages(
     config: EngineConfig, states: LayerStates, max_length: int, dtype: torch.dtype, room: MemoryBudget
 ) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction. Warns if they hold
-    no whole context.
+    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction, in the proportion in
+    which they are of use. Warns if they hold no whole context.
 
     Raises ValueError if there is no room for them.
     """
-    page_bytes = config.page_size * bytes_per_token(states, dtype)
+    windows = windows_of(states)
+    page_bytes = {
+        group: config.page_size * bytes_per_token([state for state in states if state.group == group], dtype)
+        for group in windows
+    }
     if config.num_pages is not None:
-        count = config.num_pages
-        room.check(count, page_bytes)
+        counts = dict.fromkeys(windows, config.num_pages)
+        room.check(config.num_pages, sum(page_bytes.values()))
     else:
         fraction = config.kv_memory_fraction
         if fraction is None:
             fraction = GPU_MEMORY_FRACTION if room.device.type == "cuda" else CPU_MEMORY_FRACTION
-        useful = config.max_num_seqs * -(-(max_length + MAX_DRAFT_ROWS) // config.page_size)
-        count = room.page_count(page_bytes, fraction, useful)
-    if count * config.page_size < max_length:
+        counts = room.page_counts(page_bytes, fraction, _useful_pages(config, windows, max_length))
+    whole = min((counts[group] for group, window in windows.items() if window is None), default=None)
+    if whole is not None and whole * config.page_size < max_length:
         logger.warning(
             "KV has room for %d tokens and a context may have %d; what is longer is refused: %s or lower max_model_len",
-            count * config.page_size,
+            whole * config.page_size,
             max_length,
             "free memory" if config.num_pages is None else "raise num_pages",
         )
-    return dict.fromkeys((state.group for state in states), count)
+    return counts
+
+
+def _useful_pages(config: EngineConfig, windows: Mapping[str, int | None], max_length: int) -> dict[str, int]:
+    """Page group -> pages beyond which there is nobody to use them: contexts of full length, or the windows and, of a
+    step in flight and the one behind it, the rows."""
+    longest = max_length + MAX_DRAFT_ROWS
+
+    def pages(tokens: int) -> int:
+        return -(-tokens // config.page_size)
+
+    useful = {}
+    for group, window in windows.items():
+        whole = config.max_num_seqs * pages(longest)
+        if window is not None:
+            each = pages(window) + pages(MAX_DRAFT_ROWS) + 1
+            whole = min(whole, config.max_num_seqs * each + 2 * pages(config.max_num_batched_tokens))
+        useful[group] = whole
+    return useful

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from stridelm.attention.base import AttentionBackend
-from stridelm.cache.layout import LayerStates, bytes_per_token
+from stridelm.cache.layout import FULL, LayerStates, bytes_per_token
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder
@@ -290,7 +290,7 @@ class HeadRunner:
         device = runtime.model.norm.device
         runtime.attention.check(head.layer_states, runtime.dtype)
         page_bytes = runtime.page_size * bytes_per_token(head.layer_states, runtime.dtype)
-        MemoryBudget(device, free_memory(device)).check(max(runtime.pages.values()), page_bytes)
+        MemoryBudget(device, free_memory(device)).check(runtime.pages[FULL], page_bytes)
         self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device)
 
     def mix(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedMix:

@@ -7,6 +7,8 @@ reads and writes there.
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 import torch
 
@@ -64,36 +66,33 @@ class PageTables:
 
     def __init__(self, groups: tuple[str, ...], slots: int, width: int, device: torch.device) -> None:
         self.tables = {group: torch.zeros(slots + 1, width, dtype=torch.int32, device=device) for group in groups}
-        self._copied: list[list[int]] = [[] for _ in range(slots)]
-        """By slot: the pages of the first group that the device has. Groups grow and shrink together."""
+        self._copied: dict[str, list[list[int]]] = {group: [[] for _ in range(slots)] for group in groups}
+        """Page group -> by slot, the pages that the device has."""
 
     def update(self, spans: tuple[Span, ...], transaction: Transaction) -> None:
         """Bring the rows of a step's requests up to date: one small copy where any of them has new pages."""
-        tables = {group: transaction.tables(group) for group in self.tables}
-        first = next(iter(tables.values()))
-        changes: list[tuple[int, int, int]] = []
-        for place, (span, pages) in enumerate(zip(spans, first, strict=True)):
-            slot = span.request.slot
-            have = self._copied[slot]
-            if have != pages:
-                start, end = _agreeing(have, pages), max(len(have), len(pages))
-                changes += [(place, slot, index) for index in range(start, end)]
-                self._copied[slot] = list(pages)
-        if not changes:
-            return
         for group, target in self.tables.items():
-            rows = [(slot, index, _entry(tables[group][place], index)) for place, slot, index in changes]
-            packed = upload(np.array(rows, dtype=np.int64).T, target.device)
-            target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
+            copied, changes = self._copied[group], []
+            for span, pages in zip(spans, transaction.tables(group), strict=True):
+                slot = span.request.slot
+                have = copied[slot]
+                if have != pages:
+                    changes += _changes(slot, have, pages)
+                    copied[slot] = list(pages)
+            if changes:
+                packed = upload(np.array(changes, dtype=np.int64).T, target.device)
+                target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
 
 
-def _entry(pages: list[int], index: int) -> int:
-    return pages[index] if index < len(pages) else 0
-
-
-def _agreeing(have: list[int], want: list[int]) -> int:
-    """Leading entries that are the same."""
-    most = min(len(have), len(want))
-    if have[:most] == want[:most]:
-        return most
-    return next(i for i in range(most) if have[i] != want[i])
+def _changes(slot: int, have: list[int], want: list[int]) -> list[tuple[int, int, int]]:
+    """(slot, index, page) of each entry that is another now; behind a table stands the null page."""
+    # Mostly a page is added, or one is left behind by a window: what is the same is not looked at one by one.
+    start, end = 0, min(len(have), len(want))
+    while start < end:
+        middle = (start + end + 1) // 2
+        if have[start:middle] == want[start:middle]:
+            start = middle
+        else:
+            end = middle - 1
+    pairs = enumerate(zip_longest(have[start:], want[start:], fillvalue=0), start)
+    return [(slot, index, new) for index, (old, new) in pairs if old != new]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stridelm.cache.layout import windows_of
 from stridelm.cache.pool import PagePool
 from stridelm.types import DeviceGeometry, ForwardBatch, Request
 
@@ -31,6 +32,8 @@ class _Rows:
     storage_N: torch.Tensor
     live_N: torch.Tensor
     """bool; the others are padding."""
+    start_R: torch.Tensor
+    """Storage index of each span's first row."""
     end_R: torch.Tensor
     """One past the highest storage index that attention may read for a span."""
 
@@ -41,15 +44,18 @@ class _Rows:
         real_N = geometry.draft_rows < 0
         storage_N = torch.where(real_N, geometry.positions, base_R[span_N] + geometry.draft_rows)
         if isinstance(geometry, DeviceGeometry):
+            start_R = geometry.starts.to(torch.int64)
             end_R = (geometry.starts + geometry.counts).to(torch.int64)
         else:
+            start_R = torch.tensor(geometry.starts, device=base_R.device)
             end_R = base_R.scatter_reduce(0, span_N, storage_N + 1, "amax")
-        return cls(span_N, storage_N, real_N | (geometry.ancestors != 0), end_R)
+        return cls(span_N, storage_N, real_N | (geometry.ancestors != 0), start_R, end_R)
 
 
 class PageTrap:
     def __init__(self, pool: PagePool) -> None:
         self._page_size = pool.page_size
+        self._windows = windows_of(pool.states)
         self._groups: dict[str, tuple[int, int]] = {}
         """Page group -> its first layer, its last page."""
         for number, state in enumerate(pool.states):
@@ -58,8 +64,9 @@ class PageTrap:
     def check(self, batch: ForwardBatch, base_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
         """Raise PageFault for the first wrong entry, else the first wrong slot, of a page group.
 
-        A span reads the entries of storage [0, end of its rows), each a page from 1 on. A row writes to its own storage
-        index, where no other row writes; padding writes to the null page.
+        A span reads the entries of storage from 0, or from where the first row's window begins, to the end of its rows,
+        each a page from 1 on. A row writes to its own storage index, where no other row writes; padding writes to the
+        null page.
 
         base_R: storage index of each span's first draft row. tables: page group -> [R, P] page ids.
         """
@@ -68,7 +75,7 @@ class PageTrap:
         for group, pages in tables.items():
             # Behind a table stands the null page, so that whoever reaches beyond it is seen there.
             pages_RP = torch.nn.functional.pad(pages.to(torch.int64), (0, 1))
-            entry = _wrong_entry(rows, pages_RP, self._groups[group][1], self._page_size)
+            entry = _wrong_entry(rows, pages_RP, self._groups[group][1], self._page_size, self._windows[group])
             found.append(torch.cat((entry, _wrong_slot(rows, pages_RP, batch.slots[group], self._page_size))))
         looked = torch.stack(found).tolist()  # the one wait for the device
         for group, (span, index, page, row, slot, other) in zip(tables, looked, strict=True):
@@ -89,10 +96,13 @@ class PageTrap:
         )
 
 
-def _wrong_entry(rows: _Rows, pages_RP: torch.Tensor, last: int, page_size: int) -> torch.Tensor:
+def _wrong_entry(rows: _Rows, pages_RP: torch.Tensor, last: int, page_size: int, window: int | None) -> torch.Tensor:
     """[3]: span, index and page of the first entry that is read and is no page of the group; all -1 if none is."""
     width = pages_RP.shape[1]
-    read_RP = torch.arange(width, device=pages_RP.device) * page_size < rows.end_R[:, None]
+    first_P = torch.arange(width, device=pages_RP.device) * page_size
+    read_RP = first_P < rows.end_R[:, None]
+    if window is not None:
+        read_RP &= first_P + page_size > rows.start_R[:, None] - window + 1
     at = _first(read_RP & ((pages_RP < 1) | (pages_RP > last)))
     return torch.where(at < 0, -1, torch.stack((at // width, at % width, pages_RP.flatten()[at])))
 

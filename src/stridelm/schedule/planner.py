@@ -19,7 +19,7 @@ from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import blocked, least_span
 from stridelm.schedule.step_budget import Allocation, StepBudget
-from stridelm.types import Request, StepPlan
+from stridelm.types import PageCounts, Request, StepPlan
 
 
 class Planner:
@@ -73,18 +73,23 @@ def _read_all(
     admitted: list[Allocation] = []
     refused: ServiceOrder | None = None
     behind = deque(allocations)
-    kept = sum(budget.promised(allocation) for allocation in allocations) if slots else 0
+    kept = budget.pages.all(0)
+    for allocation in allocations if slots else ():
+        kept += budget.promised(allocation)
     for turn, request in newcomers:
         if len(admitted) == slots:
             refused = turn
             break
         while behind and turns[behind[0].request] < turn:
-            kept -= _read_on(behind.popleft(), budget)
+            ahead = behind.popleft()
+            kept -= budget.promised(ahead)
+            _read_on(ahead, budget)
+            kept += budget.promised(ahead)
         if budget.rows == 0:
             break
         allocation = budget.open_waiting(request)
         real, depth = least_span(request, allocation.uncomputed)
-        crowded = bool(allocations or admitted) and budget.promised(allocation) > budget.pages - kept
+        crowded = bool(allocations or admitted) and not (budget.pages - kept).cover(budget.promised(allocation))
         if crowded or not budget.take(allocation, real, depth):
             refused = turn if crowded or allocation.request.rows_by_depth[depth] + real <= budget.rows else None
             break
@@ -131,28 +136,26 @@ def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation]
     return allocations, preempted, short
 
 
-def _victims(behind: deque[Request], lacking: int, view: PageView) -> list[Request]:
+def _victims(behind: deque[Request], lacking: PageCounts, view: PageView) -> list[Request]:
     """The worst-ranked requests whose pages make up for `lacking`; none if all of them would not."""
     victims: list[Request] = []
     for request in reversed(behind):
         gain = view.reclaimable(request)
-        if gain == 0:
+        if not any(found for found, short in zip(gain, lacking, strict=True) if short > 0):
             continue
         victims.append(request)
         lacking -= gain
-        if lacking <= 0:
+        if all(short <= 0 for short in lacking):
             return victims
     return []
 
 
-def _read_on(allocation: Allocation, budget: StepBudget) -> int:
-    """Give a request its other real rows, as far as there are rows and pages. Returns the pages that this takes."""
-    pages = allocation.pages
+def _read_on(allocation: Allocation, budget: StepBudget) -> None:
+    """Give a request its other real rows, as far as there are rows and pages."""
     if allocation.request.all_or_nothing:
         _read_on_to_window(allocation, budget)
     else:
         budget.take(allocation, budget.most_real(allocation, allocation.uncomputed), 0)
-    return allocation.pages - pages
 
 
 def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:

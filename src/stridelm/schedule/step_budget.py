@@ -1,6 +1,8 @@
-"""What a plan in the making has left to spend, and what each request has been granted so far.
+"""What a plan in the making has left to spend, and what each request has been allocated so far.
 
-A purse is made and thrown away within one `plan`; spending from it touches neither the queue nor the cache.
+A budget is made and thrown away within one `plan`; spending from it touches neither the queue nor the cache. A step
+adds as many pages to a request's table in one page group as in another. What differs is how many a group has left, how
+many of a prefix hit lay idle in it, and how many the request gives back as a window moves on.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 
 from stridelm.schedule.limits import PageView
 from stridelm.schedule.rows import first_row, uncomputed_rows
-from stridelm.types import Request, Span
+from stridelm.types import PageCounts, Request, Span
 
 
 @dataclass(slots=True)
@@ -19,11 +21,14 @@ class Allocation:
     request: Request
     start: int
     uncomputed: int
-    offset: int = 0
-    """Correction to `missing` for a waiting request: the hit's pages need no adding, idle ones are taken."""
+    hit: int = 0
+    """Pages of the prefix hit of a waiting request: they need no adding."""
+    idle: PageCounts | None = None
+    """Those of them that nobody holds: they are taken when the request is first given rows."""
     real: int = 0
     depth: int = 0
     pages: int = 0
+    """Added to each table."""
 
     @property
     def rows(self) -> int:
@@ -48,22 +53,24 @@ class StepBudget:
         self.pages = view.available()
 
     def open(self, request: Request) -> Allocation:
-        """An empty grant for a running request."""
+        """An empty allocation for a running request."""
         start = first_row(request)
         return Allocation(request, start, uncomputed_rows(request, start))
 
     def open_waiting(self, request: Request) -> Allocation:
-        """An empty grant for a waiting request, which would start behind its prefix hit."""
+        """An empty allocation for a waiting request, which would start behind its prefix hit."""
         hit, idle = self.view.match(request)
         assert 0 <= hit < request.known, f"prefix hit of {hit} tokens leaves request {request.id} no row to run"
-        return Allocation(request, hit, request.known - hit, idle - self.view.missing(request, hit))
+        return Allocation(request, hit, request.known - hit, self.view.missing(request, hit), idle)
 
-    def lacking(self, allocation: Allocation, rows: int) -> int:
-        """Pages short, 0 or less if none, for the grant to have `rows` rows in all."""
-        return self._pages(allocation, rows) - allocation.pages - self.pages
+    def lacking(self, allocation: Allocation, rows: int) -> PageCounts:
+        """Pages short, 0 or less where none are, for the allocation to have `rows` rows in all."""
+        return self._more(allocation, self._pages(allocation, rows)) - self.pages
 
     def affords(self, allocation: Allocation, rows: int) -> bool:
-        return rows - allocation.rows <= self.rows and self.lacking(allocation, rows) <= 0
+        if rows - allocation.rows > self.rows:
+            return False
+        return self.pages.cover(self._more(allocation, self._pages(allocation, rows)))
 
     def most_real(self, allocation: Allocation, wanted: int) -> int:
         """Most real rows up to `wanted` that can be paid for. Page need grows with rows: halve."""
@@ -76,20 +83,22 @@ class StepBudget:
         return low
 
     def take(self, allocation: Allocation, real: int, depth: int) -> bool:
-        """Widen the grant to `real` rows and the draft of `depth`, if rows and pages allow."""
+        """Widen the allocation to `real` rows and the draft of `depth`, if rows and pages allow."""
         more_rows = real + allocation.request.rows_by_depth[depth] - allocation.rows
         if more_rows > self.rows:
             return False
         pages = self._pages(allocation, allocation.rows + more_rows)
-        if pages - allocation.pages > self.pages:
-            return False
+        if pages != allocation.pages or allocation.idle is not None:  # mostly, a row finds room in its page
+            more = self._more(allocation, pages)
+            if not self.pages.cover(more):
+                return False
+            self.pages -= more
         self.rows -= more_rows
-        self.pages -= pages - allocation.pages
-        allocation.real, allocation.depth, allocation.pages = real, depth, pages
+        allocation.real, allocation.depth, allocation.pages, allocation.idle = real, depth, pages, None
         return True
 
-    def promised(self, allocation: Allocation) -> int:
-        """Pages to keep for the request beyond this grant, so that admitting another does not preempt it
+    def promised(self, allocation: Allocation) -> PageCounts:
+        """Pages to keep for the request beyond this allocation, so that admitting another does not preempt it
         soon: its known tokens, and one page to grow into unless it ends before that."""
         request = allocation.request
         window = request.rows_by_depth[-1] if request.all_or_nothing else 0
@@ -97,7 +106,13 @@ class StepBudget:
         if request.params.max_tokens is not None:
             last = len(request.prompt_ids) + request.params.max_tokens - 1 + window
             need = min(need, self._pages(allocation, last - allocation.start))
-        return max(0, need - allocation.pages)
+        growth = self.view.growth(request, max(0, need - allocation.pages))
+        return growth if allocation.idle is None else growth + allocation.idle
 
     def _pages(self, allocation: Allocation, rows: int) -> int:
-        return self.view.missing(allocation.request, allocation.start + rows) + allocation.offset
+        return self.view.missing(allocation.request, allocation.start + rows) - allocation.hit
+
+    def _more(self, allocation: Allocation, pages: int) -> PageCounts:
+        """What has to be paid for so many in all."""
+        more = self.pages.all(pages - allocation.pages)
+        return more if allocation.idle is None else more + allocation.idle

@@ -115,7 +115,7 @@ def _facts(engine: Engine) -> Ready:
         hidden_size=parts.model.spec.hidden_size,
         device=str(parts.device),
         dtype=str(parts.pool.dtype).removeprefix("torch."),
-        pages=engine.ledger.total(),
+        pages=max(engine.ledger.total()),
         page_size=engine.ledger.page_size,
         mask_ids=list(target.mask_token_ids),
     )

@@ -52,7 +52,7 @@ class PoisonedPool:
     def __init__(self, engine: Engine) -> None:
         assert not engine.config.enable_prefix_caching
         self._engine = engine
-        pages = engine.ledger.total()
+        (pages,) = engine.ledger.total()
         self._idle = [QUIET] * (pages + 1)
         self._poison(range(1, pages + 1))
         self.watched = 0

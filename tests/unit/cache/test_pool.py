@@ -67,20 +67,30 @@ def test_bytes_per_token() -> None:
 )
 def test_page_count(free: int, activations: int, fraction: float, cap: int, pages: int) -> None:
     """As many pages as the fraction of what a step leaves free holds, and no more than are of use."""
-    assert MemoryBudget(CPU, free, activations).page_count(1000, fraction, cap) == pages
+    room = MemoryBudget(CPU, free, activations)
+    assert room.page_counts({"full": 1000}, fraction, {"full": cap}) == {"full": pages}
+
+
+def test_page_counts_of_two_groups() -> None:
+    """All that is of use, or of each group its part."""
+    sizes, useful = {"full": 1000, "window": 300}, {"full": 500, "window": 20}
+    assert MemoryBudget(CPU, 506_000).page_counts(sizes, 1.0, useful) == useful
+    half = MemoryBudget(CPU, 506_000).page_counts(sizes, 0.5, useful)
+    assert half == {"full": 250, "window": 10}
+    assert MemoryBudget(CPU, 1300).page_counts(sizes, 1.0, useful) == {"full": 1, "window": 1}
 
 
 def test_no_room_for_a_page() -> None:
     """The error says what is free, what of it a step takes and how much is missing; it names what would help."""
     with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory") as plain:
-        MemoryBudget(CPU, 4 * MIB).page_count(3 * MIB, 0.5, 7)
+        MemoryBudget(CPU, 4 * MIB).page_counts({"full": 3 * MIB}, 0.5, {"full": 7})
     assert "0.5 of 4.0 MiB free on cpu is 2.0 MiB, 1.0 MiB less than a page takes" in str(plain.value)
     with pytest.raises(ValueError, match="raise kv_memory_fraction, lower max_num_batched_tokens or free") as beside:
-        MemoryBudget(GPU, 4 * MIB, 3 * MIB).page_count(3 * MIB, 1.0, 7)
+        MemoryBudget(GPU, 4 * MIB, 3 * MIB).page_counts({"full": 3 * MIB}, 1.0, {"full": 7})
     assert "1.0 MiB free on cuda:1, beside 3.0 MiB for activations and captured steps, is" in str(beside.value)
     assert "2.0 MiB less than a page takes" in str(beside.value)
     with pytest.raises(ValueError, match="0 B free on cuda:1"):
-        MemoryBudget(GPU, 4 * MIB, 5 * MIB).page_count(1, 1.0, 7)
+        MemoryBudget(GPU, 4 * MIB, 5 * MIB).page_counts({"full": 1}, 1.0, {"full": 7})
 
 
 def test_pages_that_were_asked_for() -> None:

@@ -20,7 +20,7 @@ from stridelm.schedule.limits import Budget
 from stridelm.schedule.planner import Planner
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import least_span, smallest_budget
-from stridelm.types import Request, Span, Status, StepPlan
+from stridelm.types import PageCounts, Request, Span, Status, StepPlan
 
 LAW = settings(max_examples=400, deadline=None, database=None, derandomize=True)
 
@@ -41,18 +41,21 @@ class SimulatedCache:
 
     # What the planner may ask.
 
-    def available(self) -> int:
-        return len(self.free) + len(self.idle) - self.withheld
+    def available(self) -> PageCounts:
+        return PageCounts((len(self.free) + len(self.idle) - self.withheld,))
 
     def missing(self, request: Request, end: int) -> int:
         return max(0, -(-end // self.page_size) - len(self.tables.get(request.id, ())))
 
-    def reclaimable(self, request: Request) -> int:
-        return sum(self.holders[page] == 1 for page in self.tables.get(request.id, ()))
+    def growth(self, request: Request, pages: int) -> PageCounts:
+        return PageCounts((pages,))
 
-    def match(self, request: Request) -> tuple[int, int]:
+    def reclaimable(self, request: Request) -> PageCounts:
+        return PageCounts((sum(self.holders[page] == 1 for page in self.tables.get(request.id, ())),))
+
+    def match(self, request: Request) -> tuple[int, PageCounts]:
         pages = self._hit(request)
-        return len(pages) * self.page_size, sum(self.holders[page] == 0 for page in pages)
+        return len(pages) * self.page_size, PageCounts((sum(self.holders[page] == 0 for page in pages),))
 
     # What the engine does with a plan.
 
@@ -66,7 +69,7 @@ class SimulatedCache:
 
     def reserve(self, span: Span) -> None:
         count = self.missing(span.request, span.end)
-        assert count <= self.available(), "the plan overdrew the pool"
+        assert count <= min(self.available()), "the plan overdrew the pool"
         for _ in range(count):
             page = self.free.pop() if self.free else self._evict()
             self.holders[page] = 1
@@ -273,7 +276,7 @@ class Simulation:
         """Pages that someone else holds for this step."""
         self.cache.withheld = 0
         if step < len(self.scenario.shortages):
-            self.cache.withheld = min(self.scenario.shortages[step], self.cache.available())
+            self.cache.withheld = min(self.scenario.shortages[step], *self.cache.available())
 
     def plan(self) -> StepPlan:
         before = self.state()
@@ -428,7 +431,7 @@ def check_turns(plan: StepPlan, sim: Simulation) -> None:
     uncomputed = {request: least_span(request, request.known - request.computed) for request in running}
     needs = [(real + request.rows_by_depth[depth], request) for request, (real, depth) in uncomputed.items()]
     pages = sum(sim.cache.missing(request, request.computed + rows) for rows, request in needs)
-    if pages > sim.cache.available() or sum(rows for rows, _ in needs) > sim.scenario.budget.tokens:
+    if pages > min(sim.cache.available()) or sum(rows for rows, _ in needs) > sim.scenario.budget.tokens:
         return
     last, first = running[-1], waiting[0]
     unfair = first.priority <= last.priority and place(first, sim) < place(last, sim)

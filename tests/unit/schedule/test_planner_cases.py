@@ -11,7 +11,7 @@ import pytest
 import stridelm.schedule
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, Planner, Queue, smallest_budget
-from stridelm.types import Request, Status, StepPlan
+from stridelm.types import PageCounts, Request, Status, StepPlan
 from support.doubles.depths import AtMost
 
 
@@ -25,17 +25,21 @@ class Pages:
     shared: dict[str, int] = field(default_factory=dict)
     hits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def available(self) -> int:
-        return self.free
+    def available(self) -> PageCounts:
+        return PageCounts((self.free,))
 
     def missing(self, request: Request, end: int) -> int:
         return max(0, -(-end // self.page_size) - self.tables.get(request.id, 0))
 
-    def reclaimable(self, request: Request) -> int:
-        return self.tables.get(request.id, 0) - self.shared.get(request.id, 0)
+    def growth(self, request: Request, pages: int) -> PageCounts:
+        return PageCounts((pages,))
 
-    def match(self, request: Request) -> tuple[int, int]:
-        return self.hits.get(request.id, (0, 0))
+    def reclaimable(self, request: Request) -> PageCounts:
+        return PageCounts((self.tables.get(request.id, 0) - self.shared.get(request.id, 0),))
+
+    def match(self, request: Request) -> tuple[int, PageCounts]:
+        length, idle = self.hits.get(request.id, (0, 0))
+        return length, PageCounts((idle,))
 
 
 def request(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import HeadsInput, Mix
-from stridelm.cache.layout import FULL, HeadsKV, LayerStates
+from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.linear import Linear
@@ -223,9 +223,9 @@ class Decoder(nn.Module):
 
     @property
     def layer_states(self) -> LayerStates:
-        """What each layer remembers. Windows are masked, not freed."""
+        """What each layer remembers."""
         s = self.spec
-        return tuple(HeadsKV.of(s.num_heads, s.num_kv_heads, s.head_dim, window, FULL) for window in s.windows)
+        return tuple(HeadsKV.of(s.num_heads, s.num_kv_heads, s.head_dim, window) for window in s.windows)
 
     def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Every tensor of a Hugging Face checkpoint of this family, and where it goes."""
