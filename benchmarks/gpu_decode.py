@@ -245,7 +245,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
     )
     engine = Engine(config, load(config))
     if mode == "unlapped":
-        engine.lag = 0
+        engine.steps.lag = 0
     return engine
 
 

@@ -136,7 +136,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
         while engine.busy:
             engine.step()
     engine.check()
-    graphs = engine.graphs
+    graphs = None if engine.capture is None else engine.capture.pool
     kv = sum(tensor.nbytes for tensor in engine.loaded.pool.tensors)
     return {
         "ready_s": ready,

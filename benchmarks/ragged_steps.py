@@ -135,7 +135,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
     mean = (k + 1) // 2 if k % 2 else k // 2  # a whole number, so that a uniform step can have as many rows
     rng = random.Random(0)
     rule = Dictated(engine.loaded.device)
-    engine.verifier._rules["trust"] = rule  # the one seam that this benchmark opens
+    engine.device.verifier._rules["trust"] = rule  # the one seam that this benchmark opens
     prompts = encode(engine, load_prompts())
     most = SKIPPED * k + (settings.steps + 2) * k
     params = SamplingParams(
@@ -149,7 +149,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
     timed: list[tuple[bool, int, float]] = []
     uniform = [mean] * settings.streams
     # A step's rows follow from the counts of the step before it; and a call waits for the step `lag` calls ago.
-    told = deque([uniform] * (engine.lag + 1))
+    told = deque([uniform] * (engine.steps.lag + 1))
     try:
         for number in range(SKIPPED + settings.steps):
             ragged_next = number % 2 == 0
@@ -164,7 +164,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
             told.append(counts)
             told.popleft()
     finally:
-        engine.verifier._rules.pop("trust")
+        engine.device.verifier._rules.pop("trust")
         for i in range(settings.streams):
             engine.abort(f"ragged-{i}")
     return step_row(timed, k, settings.streams, mean)

@@ -92,8 +92,7 @@ class TextEngine:
                 name_tokens(output, self._tokenizer)
             except Exception as error:
                 del request.output_ids[text.tokens :]  # nobody was told of them
-                self.engine.fail(request, error)
-                output = self.engine.outputs.pop()
+                output = self.engine.fail(request, error)
             if output.finished:
                 del self._texts[request.id]
             outputs.append(output)

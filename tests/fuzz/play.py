@@ -254,7 +254,7 @@ class _Player:
         held = {group: count["held"] for group, count in engine.ledger.counts().items() if count["held"]}
         if held:
             raise Found("ledger", f"nobody is left and pages are held: {held}")
-        if self.text._texts or engine.emitter._inside._prompts or engine.flights:
+        if self.text._texts or engine.roster.inside._prompts or engine.steps.flights:
             raise Found("engine", f"nobody is left and something is kept of {list(self.text._texts)}")
         lost = [i for i, said in enumerate(self.said) if said.request and said.request.finish_reason is None]
         if lost:

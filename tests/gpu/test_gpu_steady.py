@@ -40,15 +40,15 @@ def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
     def compiled(**kernel: Any) -> None:
         raise AssertionError(f"compiled {kernel.get('repr')}")
 
-    assert engine.graphs is not None
-    graphs = engine.graphs.graphs
+    assert engine.capture is not None
+    graphs = engine.capture.pool.graphs
     patch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert engine.graphs.graphs == graphs
+    assert engine.capture.pool.graphs == graphs
 
 
 @pytest.mark.parametrize("params", PARAMS)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stridelm.draft import DRAFTERS
-from stridelm.engine.step import Run
+from stridelm.engine.device_step import Run
 from stridelm.llm import RequestOutput
 from stridelm.types import Draft
 from support.checks.identity import check_identity, mixed_jobs, prompts, sampling

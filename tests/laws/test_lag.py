@@ -41,7 +41,7 @@ def test_identity(stand: LaggingStand, temperature: float) -> None:
     jobs = mixed_jobs(stand, 8, temperature, features, seed=3)
     llm = stand.llm(page_size=4)
     check_identity(stand, jobs, trusting_neighbours(stand, temperature)[:2], llm=llm)
-    assert llm.engine.lag == 1 and not llm.engine.flights
+    assert llm.engine.steps.lag == 1 and not llm.engine.steps.flights
 
 
 @pytest.mark.parametrize("chunk", [1, 7])
@@ -74,7 +74,7 @@ def test_aborts_in_flight(stand: LaggingStand) -> None:
             doomed.append(engine.add(f"doomed-{len(spare)}", job.prompt, job.request).id)
         if doomed and rng.random() < 0.5:
             name = doomed.pop(rng.randrange(len(doomed)))
-            in_flight += any(span.request.id == name for flight in engine.flights for span in flight.plan.spans)
+            in_flight += any(span.request.id == name for flight in engine.steps.flights for span in flight.plan.spans)
             engine.abort(name)
         engine.step()
     assert in_flight > 0

@@ -321,7 +321,7 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
     owner, name = {
         "propose": (llm.engine.drafters, "propose"),
         "forward": (llm.engine.runner, "forward"),
-        "verify": (llm.engine.verifier, "_inputs"),
+        "verify": (llm.engine.device.verifier, "_inputs"),
         "compact": (llm.engine.loaded.pool, "keep"),
         "commit": (llm.engine.ledger, "advance"),
         "observe": (llm.engine.drafters, "observe"),

@@ -6,7 +6,7 @@ can serve; a model with another kind is refused when it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -122,6 +122,26 @@ class AttentionBackend:
     def prepare(self, geometry: Geometry | DeviceGeometry) -> PreparedAttention:
         """One step made ready. Valid until the next call."""
         return PreparedAttention(self, geometry)
+
+    def static_kind(self, geometry: DeviceGeometry, states: LayerStates, dtype: torch.dtype) -> Hashable | None:
+        """What a captured forward pass of such a step depends on beside its size; None: it cannot be captured."""
+        return None
+
+    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: DeviceGeometry) -> StaticAttention:
+        """What captured layers are to read, for so many rows of so many spans, none of which reaches further. like: a
+        step of this kind, for the width of its tables."""
+        raise NotImplementedError
+
+
+class StaticAttention(Protocol):
+    """A geometry of a fixed size, into which steps are copied: what is missing to the size is padding."""
+
+    geometry: DeviceGeometry
+    nbytes: int
+
+    def fill(self, geometry: DeviceGeometry) -> None:
+        """Let the layers that were captured over it read this step from now on."""
+        ...
 
 
 class PreparedAttention:

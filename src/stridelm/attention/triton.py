@@ -8,6 +8,7 @@ the host knows; a tile beyond what its span turns out to have ends at once.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -16,13 +17,15 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.kernels.attention import max_rows_per_tile, paged_attention
 from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
 from stridelm.upload import upload
 
 SHORT = 16
 """Rows of a span up to which it counts as short."""
+NOWHERE = 1 << 30
+"""First row of a tile that has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,95 @@ class TritonAttention(AttentionBackend):
     device = "cuda"
     reads_device = True
     mixers: ClassVar = {HeadsKV: TritonHeads}
+
+    def static_kind(self, geometry: DeviceGeometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
+        heads = (state for state in states if isinstance(state, HeadsKV))
+        most = {max_rows_per_tile(state.heads // state.kv_heads, dtype, self.deterministic) for state in heads}
+        # In deterministic mode rows on side branches have tiles of their own, which are not captured. Nor are models
+        # whose tiles have room for a single row.
+        if (self.deterministic and not geometry.is_chain) or 1 in most:
+            return None
+        short = max((bound for bound in geometry.bounds if bound <= SHORT), default=0)
+        is_long = max(geometry.bounds) > SHORT
+        return tuple(
+            (rows, 0 if not short else 1 if short == 1 else min(SHORT, rows), rows if is_long else 0)
+            for rows in sorted(most)
+        )
+
+    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: DeviceGeometry) -> StaticTiles:
+        return StaticTiles(cast(Tiling, kind), rows, spans, reach, like)
+
+
+Tiling = tuple[tuple[int, int, int], ...]
+"""For each number of rows that a tile may have at most, the rows of a tile of short spans, and of the others: 0 where
+there are none."""
+
+
+class StaticTiles:
+    """The launches of a step of so many rows and spans, and all that they read. Padding is rows without ancestors, and
+    tiles beyond what their span has."""
+
+    def __init__(self, tiling: Tiling, rows: int, spans: int, reach: int, like: DeviceGeometry) -> None:
+        device = like.firsts.device
+        self._tiling, self._size = tiling, (rows, spans)
+        self._rows = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self._spans = torch.zeros(4, spans, dtype=torch.int32, device=device)
+        self._tiles = [table.clone() for table in _tiles((), tiling, rows, spans, device)]
+        positions, ancestors = self._rows
+        firsts, counts, starts, reals = self._spans
+        tables = {
+            group: torch.zeros(spans, table.shape[1], dtype=torch.int32, device=device)
+            for group, table in like.tables.items()
+        }
+        self.geometry = DeviceGeometry(
+            bounds=(),
+            firsts=firsts,
+            counts=counts,
+            starts=starts,
+            reals=reals,
+            draft_rows=ancestors,
+            ancestors=ancestors,
+            positions=positions,
+            tables=tables,
+            page_size=like.page_size,
+            max_keys=reach,
+            is_chain=True,
+        )
+        tiles = iter(self._tiles)
+        for most, *heights in tiling:
+            columns = ((next(tiles), height) for height in heights if height)
+            self.geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in columns)
+        self.nbytes = sum(x.nbytes for x in (self._rows, self._spans, *tables.values(), *self._tiles))
+
+    def fill(self, geometry: DeviceGeometry) -> None:
+        rows, spans = geometry.positions.shape[0], geometry.firsts.shape[0]
+        self._rows[:, :rows] = torch.stack((geometry.positions, geometry.ancestors))
+        self._rows[:, rows:].zero_()
+        self._spans[:, :spans] = torch.stack((geometry.firsts, geometry.counts, geometry.starts, geometry.reals))
+        for group, table in self.geometry.tables.items():
+            table[:spans] = geometry.tables[group]
+        tiles = _tiles(geometry.bounds, self._tiling, *self._size, self._rows.device)
+        for ours, theirs in zip(self._tiles, tiles, strict=True):
+            ours.copy_(theirs)
+
+
+@lru_cache(maxsize=256)
+def _tiles(
+    bounds: tuple[int, ...], tiling: Tiling, rows: int, spans: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """[2, T] int32 span and first row of each tile, for each of the tiling's launches; padded with tiles of no rows."""
+    tables = []
+    for _, *heights in tiling:
+        for height, short in zip(heights, (True, False), strict=True):
+            if height:
+                tiles = tiles_of(bounds, height, short=short)
+                each = -(-SHORT // height) if height > 1 else 1
+                room = spans * each if short else spans + rows // height
+                table = np.full((2, room), NOWHERE, dtype=np.int32)
+                table[0] = 0
+                table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
+                tables.append(upload(table, device))
+    return tuple(tables)
 
 
 @lru_cache(maxsize=256)

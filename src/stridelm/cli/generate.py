@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if trace is not None:
             from stridelm.engine.trace import JsonTracer
 
-            llm.engine.tracer = JsonTracer(llm.engine, trace)
+            llm.engine.tracer = JsonTracer(llm.engine.ledger, llm.engine.stats, llm.engine.tokenizer, trace)
         return _complete(llm, prompt, params, args.json)
 
 

@@ -9,27 +9,29 @@ pass (run/segments.py) are captured, each by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
+from stridelm.engine.device_step import DeviceStep, Run
 from stridelm.engine.kinds import DRAFTING, REQUESTS, Inputs, Kind, padded_size
 from stridelm.engine.proposals import FromHost, Proposing
-from stridelm.engine.step import Run, on_device
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
 from stridelm.run.graphs import GraphPool, reach_of
-from stridelm.run.padded import Frame, build_on_bounds, frame
-from stridelm.sample.table import Feature
+from stridelm.run.padded import Frame, frame
+from stridelm.sample.table import Feature, SamplingTable
+from stridelm.schedule.limits import Budget
 from stridelm.schedule.rows import window_leftover
 from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Request, Span, StepPlan
 
 if TYPE_CHECKING:
-    from stridelm.engine.engine import Engine
+    from stridelm.run.segments import Segments
 
 MIN_ROWS = 64
 """Rows that a captured step may always have, padding included."""
@@ -38,14 +40,14 @@ MIN_ROWS = 64
 class Graph:
     """One captured step with its inputs."""
 
-    def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
-        device = engine.loaded.device
-        self._inputs = Inputs(kind.requests, device)
-        self._proposed = None if kind.is_chain is None else FromHost(kind, device)
+    def __init__(self, device: DeviceStep, sampling: SamplingTable, kind: Kind, like: Request, pool: GraphPool) -> None:
+        where = device.device
+        self._inputs = Inputs(kind.requests, where)
+        self._proposed = None if kind.is_chain is None else FromHost(kind, where)
         # The graph reads this layout's tensors for as long as it lives.
-        self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, device)
-        engine.sampling.assume(kind.features)
-        captured = pool.capture(lambda: _body(engine, kind, like, self._inputs, self._layout, self._proposed))
+        self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, where)
+        sampling.assume(kind.features)
+        captured = pool.capture(lambda: _half(device, kind, like, self._inputs, self._layout, self._proposed))
         self._graph: torch.cuda.CUDAGraph | None = None
         if captured is not None:
             self._graph, run = captured
@@ -74,9 +76,23 @@ G = TypeVar("G", Graph, Proposing)
 class Capture:
     """The captured steps of an engine, and parts of steps: at its start, or when they are first needed."""
 
-    def __init__(self, engine: Engine, pool: GraphPool) -> None:
-        self._engine = engine
-        self._pool = pool
+    def __init__(
+        self,
+        device: DeviceStep,
+        sampling: SamplingTable,
+        pool: GraphPool,
+        segments: Segments | None,
+        typical: Callable[[SamplingParams], Request],
+        budget: Budget,
+    ) -> None:
+        """segments: the forward passes of steps that are not captured whole. typical: a request that nobody sent, with
+        these parameters. budget: of a step."""
+        self.device = device
+        self.pool = pool
+        self._sampling = sampling
+        self._segments = segments
+        self._typical = typical
+        self._budget = budget
         self._graphs: dict[Kind, Graph | None] = {}
         """None: there was no memory for it."""
         self._proposing: dict[Kind, Proposing | None] = {}
@@ -91,11 +107,20 @@ class Capture:
         """Those of which what is proposed was captured by itself."""
         return tuple(kind for kind, graph in self._proposing.items() if graph is not None)
 
-    def run(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
-        """Replay the step; None if it is not of a kind that can be captured, or graphs may take no more memory.
+    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+        """Run the device's half of a step: a replay if it was captured whole, else part by part."""
+        draft = self.device.begin(plan, transaction)
+        replayed = None if detailed else self.replay(plan, draft)
+        if replayed is not None:
+            return replayed
+        forward = None if self._segments is None else self._segments.forward
+        return self.device.finish(plan, transaction, draft, self.propose, forward)
+
+    def replay(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
+        """The step by replay; None if it is not of a kind that can be captured, or graphs may take no more memory.
         draft: what the host proposed, if it did."""
         kind = self._kind(plan.spans, draft)
-        graph = None if kind is None else self._graph(kind, _typical(plan.spans))
+        graph = None if kind is None else self._graph(kind, _like(plan.spans))
         if graph is None:
             return None
         graph.replay(plan.spans, draft)
@@ -105,7 +130,7 @@ class Capture:
     def propose(self, drafter: Drafter, group: Group) -> Draft:
         """What the drafter proposes, by replay if it can be."""
         kind = None if drafter.host_bound else self._about(group.spans)
-        graph = None if kind is None else self._proposing_of(kind, _typical(group.spans))
+        graph = None if kind is None else self._proposing_of(kind, _like(group.spans))
         return drafter.propose(group) if graph is None else graph.replay(group.spans)
 
     def at_start(self) -> None:
@@ -132,23 +157,22 @@ class Capture:
 
     def _once(self, made: dict[Kind, G | None], make: type[G], kind: Kind, like: Request) -> G | None:
         if kind not in made:
-            graph = make(self._engine, kind, like, self._pool)
+            graph = make(self.device, self._sampling, kind, like, self.pool)
             made[kind] = graph if graph.is_captured else None
         return made[kind]
 
     def _expected(self) -> Iterator[tuple[Kind, Request]]:
-        engine = self._engine
-        largest = padded_size(min(engine.config.max_num_seqs, REQUESTS[-1]))
+        largest = padded_size(min(self._budget.requests, REQUESTS[-1]))
         for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
             for temperature, features in ((0.0, Feature(0)), (1.0, Feature.SAMPLED)):
-                like = engine.intake.request("", [0], SamplingParams(temperature=temperature, max_tokens=1))
+                like = self._typical(SamplingParams(temperature=temperature, max_tokens=1))
                 depth = len(like.rows_by_depth) - 1
                 kind = Kind(
                     requests=size,
                     real=depth + 1 if like.all_or_nothing else 1,  # what a trusted window emitted is run again
                     draft=like.rows_by_depth[-1],
                     depth=depth,
-                    reach=reach_of(1, engine.tokens.tokens.shape[1]),
+                    reach=self._reach(1),
                     speculation=like.speculation,
                     features=features,
                 )
@@ -157,7 +181,7 @@ class Capture:
 
     def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | None:
         """What a whole step is; None if it cannot be captured."""
-        if self._engine.tracer is not None or (draft is not None and draft.probs is not None):
+        if draft is not None and draft.probs is not None:
             return None
         for span in spans:
             request = span.request
@@ -169,18 +193,18 @@ class Capture:
         if kind is None:
             return None
         padded = kind.requests * (kind.real + kind.draft)
-        if padded > max(self._engine.config.max_num_batched_tokens, MIN_ROWS):
+        if padded > max(self._budget.tokens, MIN_ROWS):
             return None
         return kind if draft is None else replace(kind, is_chain=draft.is_chain)
 
     def _about(self, spans: tuple[Span, ...]) -> Kind | None:
         """What spans have in common; None if they are too many or speculate in different ways."""
-        engine, speculation = self._engine, spans[0].request.speculation
+        speculation = spans[0].request.speculation
         if len(spans) > REQUESTS[-1] or any(span.request.speculation != speculation for span in spans):
             return None
         features = Feature(0)
         for span in spans:
-            features |= engine.sampling.features(span.request.slot)
+            features |= self._sampling.features(span.request.slot)
         if features & Feature.GRAMMAR:  # its matchers run on the host
             return None
         deepest = max(spans, key=lambda span: span.depth)
@@ -189,31 +213,34 @@ class Capture:
             real=max(span.real for span in spans),
             draft=deepest.draft,
             depth=deepest.depth,
-            reach=reach_of(max(span.end for span in spans), engine.tokens.tokens.shape[1]),
+            reach=self._reach(max(span.end for span in spans)),
             speculation=speculation,
             features=features,
-            lists=engine.sampling.generation if features & Feature.LISTED else 0,
+            lists=self._sampling.generation if features & Feature.LISTED else 0,
         )
 
+    def _reach(self, end: int) -> int:
+        return reach_of(end, self.device.tokens.tokens.shape[1])
 
-def _typical(spans: Sequence[Span]) -> Request:
+
+def _like(spans: Sequence[Span]) -> Request:
     """All are of one kind, but for who looks at histories: if any does, so does the graph."""
     return max((span.request for span in spans), key=lambda request: request.params.uses_history)
 
 
-def _body(engine: Engine, kind: Kind, like: Request, inputs: Inputs, layout: Frame, proposed: FromHost | None) -> Run:
+def _half(
+    device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: Frame, proposed: FromHost | None
+) -> Run:
     """The step of `kind.requests` requests like the given one, read from `inputs`; proposed: by the host."""
     spans, slots = kind.stand_ins(like), inputs.slots
     layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
 
     def propose() -> Draft:
-        return engine.drafters.propose(spans, slots) if proposed is None else proposed.draft()
+        return device.drafters.propose(spans, slots) if proposed is None else proposed.draft()
 
-    def build(draft: Draft) -> ForwardBatch:
+    def lay_out(draft: Draft) -> ForwardBatch:
         if draft.width:
             draft.valid = inputs.within(draft)
-        return build_on_bounds(
-            spans, layout, draft, engine.tokens, engine.pages, slots, engine.ledger.page_size, kind.reach
-        )
+        return device.on_layout(spans, layout, draft, slots, kind.reach)
 
-    return on_device(engine, spans, slots, propose, build, engine.runner.forward)
+    return device.half(spans, slots, propose, lay_out, device.runner.forward)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from stridelm.engine.introspect import Introspection, OfTokens
+from stridelm.engine.device_step import Run
+from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome
+from stridelm.engine.roster import Roster
 from stridelm.engine.stats import count_acceptance
 from stridelm.types import Request, Span, StepOutput
-
-if TYPE_CHECKING:
-    from stridelm.engine.engine import Engine
-    from stridelm.engine.step import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +30,11 @@ class _End:
 
 
 class Emitter:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._inside = Introspection()
+    def __init__(self, roster: Roster, eos_id: int | None, max_length: int) -> None:
+        """eos_id: the tokenizer's own end of text. max_length: of a context."""
+        self._roster = roster
+        self._eos_id = eos_id
+        self._max_length = max_length
 
     def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> None:
         """Read a step's outcome into the engine's outputs; finished requests leave the engine here, and those that
@@ -44,17 +43,17 @@ class Emitter:
         alive: the spans whose requests are still the ones that were launched.
         """
         now = time.perf_counter()
-        engine = self._engine
-        engine.stats.steps += 1
-        engine.stats.rows += run.rows
-        told = {} if run.detail is None else self._inside.read(run.detail)
+        roster, stats = self._roster, self._roster.stats
+        stats.steps += 1
+        stats.rows += run.rows
+        told = {} if run.detail is None else roster.inside.read(run.detail)
         for i, span in enumerate(spans):
             if not alive[i]:
                 continue
             request = span.request
             count_acceptance(request, outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
-            engine.stats.drafted += outcome.drafted[i]
-            engine.stats.accepted += outcome.accepted[i]
+            stats.drafted += outcome.drafted[i]
+            stats.accepted += outcome.accepted[i]
             if not outcome.tokens[i]:
                 continue
             had = len(request.output_ids)
@@ -62,13 +61,8 @@ class Emitter:
                 output = self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
             except Exception as error:
                 del request.output_ids[had:]  # nobody was told of them
-                engine.fail(request, error)
-            else:
-                engine.outputs.append(output)
-
-    def forget(self, request: Request) -> None:
-        """Drop what is kept of a request that ends."""
-        self._inside.forget(request)
+                output = roster.fail(request, error)
+            roster.outputs.append(output)
 
     def _emit_span(
         self,
@@ -78,7 +72,6 @@ class Emitter:
         told: OfTokens,
         now: float,
     ) -> StepOutput:
-        engine = self._engine
         first = not request.output_ids
         taken, end = 0, None
         for token in tokens:
@@ -90,7 +83,7 @@ class Emitter:
         stats = request.stats
         stats.steps += 1
         stats.first_token_s = stats.first_token_s or now
-        engine.stats.emitted += taken
+        self._roster.stats.emitted += taken
         output = StepOutput(
             request,
             tokens[:taken],
@@ -104,12 +97,12 @@ class Emitter:
             self._add_prompt(output)
         if end is not None:
             stats.finished_s = now
-            engine.finish(request, end.reason, end.stop_reason)
+            self._roster.finish(request, end.reason, end.stop_reason)
         return output
 
     def _add_prompt(self, output: StepOutput) -> None:
         """What was told of the prompt's rows goes with the first tokens."""
-        params, prompt = output.request.params, self._inside.prompt(output.request)
+        params, prompt = output.request.params, self._roster.inside.prompt(output.request)
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = prompt.logprobs
         if output.hidden_states is not None and prompt.states is not None:
@@ -117,20 +110,20 @@ class Emitter:
 
     def _end_at(self, request: Request, token: int) -> _End | None:
         """Why this token, the output's last so far, ends it; None if it does not."""
-        engine, params, count = self._engine, request.params, len(request.output_ids)
+        params, count = request.params, len(request.output_ids)
         if count > params.min_tokens:
             silent = not params.include_stop_str_in_output
-            if token == engine.loaded.eos_id and not params.ignore_eos:  # needs no stop reason
+            if token == self._eos_id and not params.ignore_eos:  # needs no stop reason
                 return _End("stop", None, silent)
-            if token in request.stop_ids or (token in engine.loaded.eos_ids and not params.ignore_eos):
+            if token in request.stop_ids or (token in self._roster.eos_ids and not params.ignore_eos):
                 return _End("stop", token, silent)
-        guide = engine.sampling.guide(request.slot)
+        guide = self._roster.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()
             if guide.broken is not None:  # what was drawn all the same is not shown
                 return _End("abort", guide.broken, silent=True)
             if guide.ended:  # of a model without an end of text
                 return _End("stop")
-        if count == params.max_tokens or request.known >= engine.loaded.target.max_length:
+        if count == params.max_tokens or request.known >= self._max_length:
             return _End("length")
         return None

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from stridelm.engine.device_step import Detail
 from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
 from stridelm.types import ForwardBatch, Logprob, Request, Span
 from stridelm.upload import upload
-
-if TYPE_CHECKING:
-    from stridelm.engine.step import Detail
 
 Entries = list[dict[int, Logprob]]
 

@@ -6,17 +6,14 @@ captured all the same: they are many small launches, for which the host would ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from stridelm.engine.device_step import DeviceStep
 from stridelm.engine.kinds import Inputs, Kind
 from stridelm.run.graphs import GraphPool
+from stridelm.sample.table import SamplingTable
 from stridelm.types import Draft, Request, Span
-
-if TYPE_CHECKING:
-    from stridelm.engine.engine import Engine
 
 
 def packed(draft: Draft, valid: torch.Tensor) -> torch.Tensor:
@@ -52,16 +49,16 @@ class Proposing:
     """One drafter's captured `propose`, for steps of which only that is captured. Drafts with probabilities are not:
     those are too many to keep a copy of."""
 
-    def __init__(self, engine: Engine, kind: Kind, like: Request, pool: GraphPool) -> None:
-        device = engine.loaded.device
-        self._inputs = inputs = Inputs(kind.requests, device)
-        self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
+    def __init__(self, device: DeviceStep, sampling: SamplingTable, kind: Kind, like: Request, pool: GraphPool) -> None:
+        where = device.device
+        self._inputs = inputs = Inputs(kind.requests, where)
+        self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=where)
         """As `packed`, not in the memory that graphs share: another runs before the draft is verified."""
         spans = kind.stand_ins(like)
-        engine.sampling.assume(kind.features)
+        sampling.assume(kind.features)
 
         def body() -> Draft:
-            draft = engine.drafters.propose(spans, inputs.slots)
+            draft = device.drafters.propose(spans, inputs.slots)
             rows.copy_(packed(draft, inputs.within(draft)))
             return draft
 

@@ -3,48 +3,29 @@
     plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
 
 The device runs ahead of the host: a step is launched on bounds, and lands (its verdict is read, committed and emitted)
-when the engine's lag says so. On a CPU the lag is zero and a step lands at once.
+when the lag says so. On a CPU the lag is zero and a step lands at once. From propose to observe everything is the
+device's (engine/device_step.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.engine.outcome import Reading, tabulate
-from stridelm.engine.step_timer import StepTimer
-from stridelm.run.eager import Logits
-from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
+from stridelm.engine.device_step import Run
+from stridelm.engine.emit import Emitter
+from stridelm.engine.outcome import Outcome, Reading
+from stridelm.engine.roster import Roster
+from stridelm.faults import TracerFault
+from stridelm.schedule import Planner
+from stridelm.types import Draft, ForwardBatch, StepPlan
 
-if TYPE_CHECKING:
-    from stridelm.engine.engine import Engine
-
-
-@dataclass(slots=True)
-class Detail:
-    """What traces, log-probabilities and hidden states are read from."""
-
-    draft: Draft
-    batch: ForwardBatch
-    logits: Logits
-    verdict: Verdict
-
-
-@dataclass(slots=True)
-class Run:
-    """What the device's part of a step leaves behind. Of a captured step the table is overwritten by its next replay:
-    it is read in time."""
-
-    rows: int
-    table: torch.Tensor
-    """As `tabulate` makes it."""
-    timer: StepTimer
-    detail: Detail | None
-    """None of a captured step: its graphs share their memory."""
+Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
 
 
 @dataclass(slots=True)
@@ -57,63 +38,72 @@ class Flight:
     reading: Reading
 
 
-@torch.inference_mode()
-def step(engine: Engine) -> None:
-    """Launch a step and land those that are due: what they gave each request is in `engine.outputs`. Nothing to launch:
-    land one."""
-    flight = launch(engine)
-    lag = engine.lag_behind(flight)
-    if flight is not None:
-        engine.flights.append(flight)
-    while len(engine.flights) > lag:
-        land(engine, engine.flights.popleft())
+class Device(Protocol):
+    """Runs the device's half of a step: eagerly, or as far as it is captured by replay."""
+
+    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+        """detailed: what the step leaves is read, so that it must not be a replay's."""
+        ...
 
 
-def launch(engine: Engine) -> Flight | None:
-    """Everything up to the host's look at the verdict. None if nothing could run."""
-    plan = engine.planner.plan(engine.queue, engine.ledger)
-    idle = not (plan.spans or plan.preempted or engine.queue.empty or engine.flights)
-    assert not idle, "requests are queued and none can run"
-    plan = engine.enter(plan)
-    if not plan.spans:
-        return None
-    with engine.ledger.reserve(plan.spans) as transaction:
-        run = engine.run(plan, transaction)
-        reading = Reading(run.table)
-        transaction.hold()
-    return Flight(plan, transaction, run, reading)
+class Steps:
+    def __init__(self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int) -> None:
+        """lag: launched steps that the host leaves unread while it plans the next."""
+        self.planner = planner
+        self.roster = roster
+        self.device = device
+        self.emitter = emitter
+        self.lag = lag
+        self.flights: deque[Flight] = deque()
+        self.tracer: Tracer | None = None
 
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Launch a step and land those that are due: what they gave each request is in the roster's outputs. Nothing to
+        launch: land one."""
+        flight = self.launch()
+        if flight is not None:
+            self.flights.append(flight)
+        lag = self._lag_behind(flight)
+        while len(self.flights) > lag:
+            self.land(self.flights.popleft())
 
-def on_device(
-    engine: Engine,
-    spans: tuple[Span, ...],
-    slots: torch.Tensor,
-    propose: Callable[[], Draft],
-    build: Callable[[Draft], ForwardBatch],
-    forward: Callable[[ForwardBatch], Logits],
-) -> Run:
-    """The device's part, from propose to observe. It reads nothing back, so that it can be captured whole."""
-    timer = StepTimer(engine.timed)
-    draft = propose()
-    batch = build(draft)
-    timer.end("draft")
-    logits = forward(batch)
-    timer.end("forward")
-    verdict = engine.verifier.verify(batch, draft, logits.decisions)
-    engine.loaded.pool.keep(batch, draft, verdict)
-    engine.tokens.advance(slots, batch.reals + verdict.kept)
-    table = tabulate(verdict, batch.reals)
-    timer.end("sampling")
-    engine.drafters.observe(spans, slots, batch, logits, verdict)
-    timer.end("draft")
-    return Run(batch.ids.shape[0], table, timer, Detail(draft, batch, logits, verdict))
+    def launch(self) -> Flight | None:
+        """Everything up to the host's look at the verdict. None if nothing could run."""
+        roster = self.roster
+        plan = self.planner.plan(roster.queue, roster.ledger)
+        idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
+        assert not idle, "requests are queued and none can run"
+        plan = roster.enter(plan)
+        if not plan.spans:
+            return None
+        with roster.ledger.reserve(plan.spans) as transaction:
+            run = self.device.run(plan, transaction, detailed=self.tracer is not None)
+            reading = Reading(run.table)
+            transaction.hold()
+        return Flight(plan, transaction, run, reading)
 
+    def land(self, flight: Flight) -> None:
+        """Commit what was accepted and emit what was said. Requests that left since get nothing."""
+        outcome = flight.reading.outcome()
+        alive = flight.transaction.commit(outcome.kept, outcome.reals)
+        flight.run.timer.add_to(self.roster.stats.part_ms)
+        self._trace(flight.plan, flight.run, outcome)
+        self.emitter.emit(flight.plan.spans, flight.run, outcome, alive)
 
-def land(engine: Engine, flight: Flight) -> None:
-    """Commit what was accepted and emit what was said. Requests that left since get nothing."""
-    outcome = flight.reading.outcome()
-    alive = flight.transaction.commit(outcome.kept, outcome.reals)
-    run = flight.run
-    run.timer.add_to(engine.stats.part_ms)
-    engine.trace(flight.plan, run, outcome)
-    engine.emitter.emit(flight.plan.spans, run, outcome, alive)
+    def _lag_behind(self, flight: Flight | None) -> int:
+        """Launched steps to leave unread behind this one. Log-probabilities, hidden states and traces are read off the
+        step's own tensors, so it lands at once; with nothing launched, what is in flight lands."""
+        if flight is None or self.tracer is not None or flight.run.timer.timed:
+            return 0
+        return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag
+
+    def _trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:
+        """Raises TracerFault."""
+        if self.tracer is None:
+            return
+        assert run.detail is not None
+        try:
+            self.tracer(plan, run.detail.draft, run.detail.batch, outcome)
+        except Exception as error:
+            raise TracerFault from error

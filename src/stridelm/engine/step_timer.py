@@ -13,6 +13,7 @@ class StepTimer:
     `timed`."""
 
     def __init__(self, timed: bool) -> None:
+        self.timed = timed
         self._events: list[tuple[str, torch.cuda.Event]] | None = [] if timed else None
         self.end("start")
 

@@ -30,15 +30,15 @@ One line a step and request, written after the commit and before stop rules cut 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 
+from stridelm.cache.ledger import Ledger
 from stridelm.engine.outcome import Outcome
+from stridelm.engine.stats import EngineStats
+from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Span, StepPlan
-
-if TYPE_CHECKING:
-    from stridelm.engine.engine import Engine
 
 Line = dict[str, Any]
 
@@ -46,12 +46,14 @@ Line = dict[str, Any]
 class JsonTracer:
     """What `Engine.tracer` calls. Reads the device at every step: for looking, not for speed."""
 
-    def __init__(self, engine: Engine, out: TextIO) -> None:
-        self._engine = engine
+    def __init__(self, ledger: Ledger, stats: EngineStats, tokenizer: Tokenizer | None, out: TextIO) -> None:
+        self._ledger = ledger
+        self._stats = stats
+        self._tokenizer = tokenizer
         self._out = out
 
     def __call__(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
-        pools = self._engine.ledger.counts()
+        pools = self._ledger.counts()
         admitted = {request.id for request in plan.admitted}
         first = 0
         for i, span in enumerate(plan.spans):
@@ -68,7 +70,7 @@ class JsonTracer:
     def _head(self, span: Span, admitted: bool, before: int) -> Line:
         request = span.request
         return {
-            "step": self._engine.stats.steps + 1,
+            "step": self._stats.steps + 1,
             "request": request.id,
             "admitted": admitted,
             "drafter": request.speculation.drafter,
@@ -112,16 +114,15 @@ class JsonTracer:
 
     def _pages(self, span: Span, before: int, pools: dict[str, dict[str, int]]) -> Line:
         """Groups as they are after the commit; what the span held in the step follows from its bound."""
-        ledger, request = self._engine.ledger, span.request
+        ledger, request = self._ledger, span.request
         held = ledger.pages_for(before + span.rows)
         return {
             group: {"committed": list(ledger.table(request, group)), "held": held, "pool": pools[group]}
-            for group in self._engine.groups
+            for group in pools
         }
 
     def _token(self, token: int) -> Line:
-        tokenizer = self._engine.tokenizer
-        return {"token": token, "text": None if tokenizer is None else tokenizer.token_text(token)}
+        return {"token": token, "text": None if self._tokenizer is None else self._tokenizer.token_text(token)}
 
 
 def _proposals(rows: list[Line]) -> list[Line]:

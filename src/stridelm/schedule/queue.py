@@ -1,6 +1,6 @@
 """Who waits, who runs, and in which slot. The only place that moves a request between the two.
 
-    add --> waiting --apply(admitted)--> running --finish--> out
+    add --> waiting --apply(admitted)--> running
                ^                            |
                +-----apply(preempted)-------+           remove: out, from either
 
@@ -85,11 +85,6 @@ class Queue:
             request.slot = heapq.heappop(self._free_slots)
             request.status = Status.RUNNING
             insort(self._running, request, key=_rank)
-
-    def finish(self, request: Request) -> None:
-        """Let a running request go. Its slot is free for the next admission, and reads -1 from here on."""
-        assert request.status is Status.RUNNING
-        self._drop(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Take a request out, waiting or running; None if there is none of that id (it may just have

@@ -235,8 +235,7 @@ class Loop:
         try:
             return _delta(output)
         except Exception as error:
-            self.engine.fail(output.request, error)
-            return _delta(self.engine.outputs.pop())
+            return _delta(self.engine.fail(output.request, error))
 
     def _report(self) -> Report | None:
         """Every so often while there is work, and once when it has ended."""

@@ -32,17 +32,18 @@ class Spoiler:
         """The entry: the one that is written to, or the table's first."""
         self.says = ""
         self.where = where
-        monkeypatch.setattr(self.engine, "run", self._around(self.engine.run))
+        device = self.engine.steps.device
+        monkeypatch.setattr(device, "run", self._around(device.run))
         if where == "device":
             monkeypatch.setattr(self.engine.pages, "update", self._behind(self.engine.pages.update))
 
     def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def spoilt(plan: StepPlan, transaction: Transaction) -> Any:
+        def spoilt(plan: StepPlan, transaction: Transaction, *, detailed: bool) -> Any:
             self.undo: list[tuple[Any, int, int]] = []
             if self.where == "ledger":
                 self._spoil(plan.spans)
             try:
-                return run(plan, transaction)
+                return run(plan, transaction, detailed=detailed)
             finally:
                 for row, index, page in self.undo:
                     row[index] = page

@@ -54,17 +54,17 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
         "admit to the token table": (engine.tokens, "admit", lambda slot, *_: _running(engine, slot)),
         "admit to the sampling table": (engine.sampling, "set", lambda slot, request, *_: [request]),
         "admit to the drafter": (engine.drafters, "admit", lambda request: [request]),
-        "plan": (engine.planner, "plan", lambda queue, pages: _planned(queue)),
+        "plan": (engine.steps.planner, "plan", lambda queue, pages: _planned(queue)),
         "reserve": (engine.ledger, "grow", lambda request, end: [request]),
         "propose": (engine.drafters, "propose", lambda spans, *_: _spans(spans)),
         "forward": (engine.runner, "forward", _spans),
-        "verify": (engine.verifier, "_inputs", lambda batch, draft, logits, indices: _spans(batch)),
-        "sample": (engine.verifier._sampler, "draw", _of_slots(engine)),
-        "compact": (engine.runner, "compact", lambda batch, *_: _spans(batch)),
+        "verify": (engine.device.verifier, "_inputs", lambda batch, draft, logits, indices: _spans(batch)),
+        "sample": (engine.device.verifier._sampler, "draw", _of_slots(engine)),
+        "compact": (engine.loaded.pool, "keep", lambda batch, *_: _spans(batch)),
         "commit": (engine.ledger, "advance", lambda request, rows: [request]),
         "observe": (engine.drafters, "observe", lambda spans, *_: _spans(spans)),
-        "introspect": (engine.emitter._inside, "read", lambda detail: _spans(detail.batch)),
-        "emit": (engine.emitter, "_end_at", lambda request, *_: [request]),
+        "introspect": (engine.roster.inside, "read", lambda detail: _spans(detail.batch)),
+        "emit": (engine.steps.emitter, "_end_at", lambda request, *_: [request]),
     }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stridelm.cache.transaction import Transaction
+from stridelm.engine.device_step import Run
 from stridelm.engine.engine import Engine
-from stridelm.engine.step import Run
 from stridelm.params import SamplingParams
 from stridelm.types import StepPlan
 from support.checks.identity import prompts
@@ -59,11 +59,12 @@ class PoisonedPool:
         """Pages checked, over all steps."""
         self._reserved: set[int] = set()
         """Pages that the step just launched may write to, though a verdict read behind it may have given them back."""
-        self._run, engine.run = engine.run, self._listening  # type: ignore[method-assign]
+        self._run = engine.steps.device.run
+        engine.steps.device.run = self._listening  # type: ignore[method-assign]
 
-    def _listening(self, plan: StepPlan, transaction: Transaction) -> Run:
+    def _listening(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
         self._reserved = {page for table in transaction.tables("full") for page in table}
-        return self._run(plan, transaction)
+        return self._run(plan, transaction, detailed=detailed)
 
     def step(self) -> None:
         """One step of the engine. Raises AssertionError if a page was written that nobody holds."""

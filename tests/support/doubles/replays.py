@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stridelm.engine.capture import Capture
+from stridelm.engine.device_step import Run
 from stridelm.engine.engine import Engine
-from stridelm.engine.step import Run
 from stridelm.types import Draft
 
 
@@ -39,5 +38,5 @@ class ReplayPool:
 def replays(engine: Engine) -> ReplayPool:
     """Have the engine run whole steps as captured ones, as far as they are of a kind that can be."""
     pool = ReplayPool()
-    engine.capture = Capture(engine, pool)  # type: ignore[arg-type]
+    engine.capture_into(pool, None)  # type: ignore[arg-type]
     return pool

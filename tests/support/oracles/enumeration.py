@@ -48,7 +48,7 @@ class EveryContinuation(Drafter):
 def overheard(llm: LLM) -> Iterator[dict[Path, torch.Tensor]]:
     """What the door draws from at each row of the first deciding step: path behind the prompt -> probabilities."""
     heard: dict[Path, torch.Tensor] = {}
-    verifier = llm.engine.verifier
+    verifier = llm.engine.device.verifier
     verify = verifier.verify
 
     def listening(batch: ForwardBatch, draft: Draft, logits: torch.Tensor) -> Verdict:

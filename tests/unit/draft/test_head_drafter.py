@@ -112,7 +112,7 @@ def test_on_bounds(tmp_path: Path, name: str) -> None:
         for kind in kinds:
             ahead = engine(options, attention=BOUNDS, **kind)  # no tracer: a step stays unread
             assert [output.outputs[0].token_ids for output in ahead.generate(prompts(3), params)] == said
-            assert ahead.engine.lag == 1
+            assert ahead.engine.steps.lag == 1
             ahead.check()
 
 

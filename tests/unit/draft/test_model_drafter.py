@@ -180,7 +180,7 @@ def test_the_target_s_own_weights_whatever_happens(
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, twin, num_pages=pages, attention=BOUNDS if lags else "auto")
-    assert llm.engine.lag == int(lags)
+    assert llm.engine.steps.lag == int(lags)
     for seed in range(2):
         outputs = llm.generate([job[:6] for job in prompts(5, seed)], mixed(5, max_tokens=30, temperature=float(seed)))
         all_accepted(outputs, least=3)
@@ -192,12 +192,12 @@ def test_depth_0_for_long(target: Path, twin: Path) -> None:
     """However long nothing was drafted, the first draft after it is whole."""
     llm = load(target, twin)
     seen = watch(llm, twin)
-    llm.engine.planner.depths = AtMost(0)
+    llm.engine.steps.planner.depths = AtMost(0)
     (request,) = [llm.engine.add("a", [1, 2, 3], mixed(1, max_tokens=80)[0])]
     while len(request.output_ids) < 40:
         llm.engine.step()
     assert seen.checked == 0
-    llm.engine.planner.depths = Configured()
+    llm.engine.steps.planner.depths = Configured()
     llm.engine.step()
     assert seen.checked == 1 and seen.accepted == DEPTHS[0]
     llm.engine.abort("a")

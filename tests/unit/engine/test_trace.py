@@ -33,7 +33,7 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
 
 def traced(llm: LLM) -> io.StringIO:
     out = io.StringIO()
-    llm.engine.tracer = JsonTracer(llm.engine, out)
+    llm.engine.tracer = JsonTracer(llm.engine.ledger, llm.engine.stats, llm.engine.tokenizer, out)
     return out
 
 

@@ -23,6 +23,7 @@ from stridelm.params import Speculation
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
+from stridelm.schedule import Budget
 from stridelm.types import Request, Span, StepPlan
 from stridelm.verify import exact
 from support.checks.draw_kernels import TRUNCATED
@@ -218,7 +219,7 @@ class Recorder:
     made: ClassVar[list[tuple[capture.Kind, Request]]] = []
     is_captured = True
 
-    def __init__(self, engine: Any, kind: capture.Kind, like: Request, pool: Any) -> None:
+    def __init__(self, device: Any, sampling: Any, kind: capture.Kind, like: Request, pool: Any) -> None:
         self.made.append((kind, like))
         self.run = SimpleNamespace(table=torch.zeros(kind.requests))
 
@@ -246,14 +247,9 @@ def step_of(table: SamplingTable, *asked: dict[str, Any]) -> StepPlan:
 
 
 def capture_of(table: SamplingTable) -> Capture:
-    engine: Any = SimpleNamespace(
-        tracer=None,
-        sampling=table,
-        tokens=SimpleNamespace(tokens=torch.zeros(3, 100)),
-        config=SimpleNamespace(max_num_batched_tokens=64),
-    )
-    pool: Any = SimpleNamespace(is_full=False)
-    return Capture(engine, pool)
+    device: Any = SimpleNamespace(tokens=SimpleNamespace(tokens=torch.zeros(3, 100)))
+    unused: Any = None
+    return Capture(device, table, unused, None, unused, Budget(64, 3))
 
 
 def test_edited_steps_are_captured(made: list[tuple[capture.Kind, Request]]) -> None:
@@ -262,10 +258,10 @@ def test_edited_steps_are_captured(made: list[tuple[capture.Kind, Request]]) -> 
     steps = capture_of(table)
     bias: dict[str, Any] = {"logit_bias": {3: 1.0}}
     for rope in range(2):
-        assert steps.run(step_of(table, {}, {"presence_penalty": 1.0 + rope}, bias)) is not None
+        assert steps.replay(step_of(table, {}, {"presence_penalty": 1.0 + rope}, bias)) is not None
     ((kind, like),) = made
     assert kind.features == Feature.PENALTIES | Feature.BIAS | Feature.SAMPLED and like.id == "1"
-    steps.run(step_of(table, {}, bias))
+    steps.replay(step_of(table, {}, bias))
     assert [request.id for _, request in made] == ["1", "0"]
 
 
@@ -276,7 +272,7 @@ def test_a_list_that_grew_is_captured_anew(made: list[tuple[capture.Kind, Reques
     steps = capture_of(table)
 
     def run(**params: Any) -> int:
-        steps.run(step_of(table, params))
+        steps.replay(step_of(table, params))
         return len(made)
 
     few, many = {3: 1.0}, dict.fromkeys(range(20), 1.0)
@@ -316,7 +312,7 @@ def test_an_engine_says_the_same(
     for job in [*jobs, *lossy]:
         job.params = replace(job.params, max_tokens=9, min_tokens=min(job.params.min_tokens, 9), presence_penalty=0.3)
     llm = stand.llm(attention=lagging, page_size=4)
-    sampler = llm.engine.verifier._sampler
+    sampler = llm.engine.device.verifier._sampler
     with_extra = []
 
     def draw(logits: torch.Tensor, rows: Rows, slots: list[int], stream: int = 0) -> torch.Tensor:

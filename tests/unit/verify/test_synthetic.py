@@ -239,7 +239,7 @@ def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
     """(live levels of the draft, tokens emitted) of every deciding span."""
     heard: list[tuple[int, int]] = []
-    verifier = llm.engine.verifier
+    verifier = llm.engine.device.verifier
     verify = verifier.verify
 
     def listening(batch: ForwardBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
@@ -314,7 +314,7 @@ def test_the_same_alone_in_a_batch_and_with_a_lag(stand: Stand) -> None:
             assert_same(output, wanted, (job.speculation, options))
             assert output.metrics is not None and wanted.metrics is not None
             assert output.metrics.accepted_at == wanted.metrics.accepted_at
-        assert llm.engine.lag == ("attention" in options)
+        assert llm.engine.steps.lag == ("attention" in options)
 
 
 @pytest.mark.parametrize("name", KINDS)

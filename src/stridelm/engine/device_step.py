@@ -1,0 +1,137 @@
+"""The device's half of a step: propose to observe. It reads nothing back, so that it can be captured whole
+(engine/capture.py); what is not captured runs through the same code, part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from stridelm.cache.transaction import Transaction
+from stridelm.draft.base import Drafter, Group
+from stridelm.draft.dispatch import Drafters
+from stridelm.engine.outcome import tabulate
+from stridelm.engine.step_timer import StepTimer
+from stridelm.run.batch import build
+from stridelm.run.eager import EagerRunner, Logits
+from stridelm.run.padded import Frame, build_on_bounds, frame, shape_of
+from stridelm.run.state import PageTables, TokenTable
+from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
+from stridelm.upload import upload
+from stridelm.verify.verifier import Verifier
+
+Forward = Callable[[ForwardBatch], Logits]
+
+
+@dataclass(slots=True)
+class Detail:
+    """What traces, log-probabilities and hidden states are read from."""
+
+    draft: Draft
+    batch: ForwardBatch
+    logits: Logits
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Run:
+    """What the device's half of a step leaves behind. Of a captured step the table is overwritten by its next replay:
+    it is read in time."""
+
+    rows: int
+    table: torch.Tensor
+    """As `tabulate` makes it."""
+    timer: StepTimer
+    detail: Detail | None
+    """None of a captured step: its graphs share their memory."""
+
+
+class DeviceStep:
+    def __init__(
+        self,
+        runner: EagerRunner,
+        drafters: Drafters,
+        verifier: Verifier,
+        tokens: TokenTable,
+        pages: PageTables,
+        page_size: int,
+    ) -> None:
+        self.runner = runner
+        self.drafters = drafters
+        self.tokens = tokens
+        self.pages = pages
+        self.page_size = page_size
+        self.device = tokens.tokens.device
+        self.on_bounds = runner.attention.reads_device
+        """The device finds lengths and pages by itself, and steps are planned on bounds."""
+        self.timed = False
+        self.verifier = verifier
+
+    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+        """The whole half, eagerly. detailed: it always is."""
+        return self.finish(plan, transaction, self.begin(plan, transaction))
+
+    def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
+        """What the host has to do first: page tables, and a draft if it is the host's alone to propose."""
+        self.pages.update(plan.spans, transaction)
+        if not self.drafters.on_host(plan.spans):
+            return None
+        return self.drafters.propose(plan.spans, self._slots(plan.spans))
+
+    def finish(
+        self,
+        plan: StepPlan,
+        transaction: Transaction,
+        draft: Draft | None,
+        ask: Callable[[Drafter, Group], Draft] | None = None,
+        forward: Forward | None = None,
+    ) -> Run:
+        """The rest. draft: of the host; None: it is still to be proposed. ask: how a drafter is asked for what it
+        proposes, forward: how rows go through the model, where there is a quicker way than to call them."""
+        spans, slots = plan.spans, self._slots(plan.spans)
+
+        def propose() -> Draft:
+            return self.drafters.propose(spans, slots, ask) if draft is None else draft
+
+        def lay_out(draft: Draft) -> ForwardBatch:
+            if not self.on_bounds:
+                return build(spans, draft, self.tokens, slots, transaction, tuple(self.pages.tables), self.page_size)
+            layout = frame(shape_of(spans), draft.width, slots.device)
+            return self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
+
+        return self.half(spans, slots, propose, lay_out, forward or self.runner.forward)
+
+    def on_layout(
+        self, spans: tuple[Span, ...], layout: Frame, draft: Draft, slots: torch.Tensor, reach: int
+    ) -> ForwardBatch:
+        """The batch of spans whose lengths the device finds; reach: a bound on every span's end."""
+        return build_on_bounds(spans, layout, draft, self.tokens, self.pages, slots, self.page_size, reach)
+
+    def half(
+        self,
+        spans: tuple[Span, ...],
+        slots: torch.Tensor,
+        propose: Callable[[], Draft],
+        lay_out: Callable[[Draft], ForwardBatch],
+        forward: Forward,
+    ) -> Run:
+        """Propose, forward, verify, commit, observe. slots: [R] int64 each span's row of the request table."""
+        timer = StepTimer(self.timed)
+        draft = propose()
+        batch = lay_out(draft)
+        timer.end("draft")
+        logits = forward(batch)
+        timer.end("forward")
+        verdict = self.verifier.verify(batch, draft, logits.decisions)
+        self.runner.pool.keep(batch, draft, verdict)
+        self.tokens.advance(slots, batch.reals + verdict.kept)
+        table = tabulate(verdict, batch.reals)
+        timer.end("sampling")
+        self.drafters.observe(spans, slots, batch, logits, verdict)
+        timer.end("draft")
+        return Run(batch.ids.shape[0], table, timer, Detail(draft, batch, logits, verdict))
+
+    def _slots(self, spans: tuple[Span, ...]) -> torch.Tensor:
+        return upload([span.request.slot for span in spans], self.device)
