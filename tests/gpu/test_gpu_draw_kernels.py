@@ -12,10 +12,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels import noise
 from stridelm.kernels.draw import PADDING, confidence, draw
 from stridelm.kernels.truncate import Cut, truncate
 from stridelm.kernels.walk import walk
-from stridelm.sample import noise
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import likeliest, raw_confidence
 from stridelm.sample.table import SamplingTable

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stridelm.kernels.noise import bits, gumbel
 from stridelm.models.layers.linear import tiled_product
-from stridelm.sample.noise import bits, gumbel
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable

@@ -2,7 +2,7 @@
 
 For the exact rule a guess meets the noise that the target's token will meet, so that both are likely to be the same.
 For rules that weigh a guess by the distribution it was drawn from, it has noise of its own, and the distribution goes
-along (sample/noise.py says why the two must not be the same). A greedy guess has no noise under any rule, and nothing
+along (kernels/noise.py says why the two must not be the same). A greedy guess has no noise under any rule, and nothing
 goes along: a draft without probabilities is certain of its tokens (verify/rejection.py).
 
 Legend: R requests of a group, V vocabulary.
@@ -17,8 +17,8 @@ import torch
 
 from stridelm.draft.base import Group, chain, point_masses, within_bounds
 from stridelm.draft.lookup import lookup, match_lengths
+from stridelm.kernels.noise import DRAFT, attempt_stream
 from stridelm.params import Speculation
-from stridelm.sample.noise import DRAFT, attempt_stream
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import CANDIDATE, Draft

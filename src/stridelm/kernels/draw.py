@@ -2,7 +2,7 @@
 
 `draw` is sample/sampler.py for logits that are edited already (kernels/edit.py), or need not be: their argmax for a
 greedy row, and argmax(logit / temperature + noise) over what truncation leaves for a sampled one. The noise is
-sample/noise.py's: the same integer bits, and floats from the same formula and the same library functions. `confidence`
+kernels/noise.py's: the same integer bits, and floats from the same formula and the same library functions. `confidence`
 is the sampler's `raw_confidence`.
 
 The logits are read once, in the precision they come in, and are float32 from there on, so a float32 copy of them draws
@@ -49,7 +49,7 @@ PADDING = -1
 
 @triton.jit
 def noise_words(seed, block_B, position, sample, stream):
-    """[4 B] uint32: the noise's integers for the tokens of these Philox blocks. Layout as in sample/noise.py."""
+    """[4 B] uint32: the noise's integers for the tokens of these Philox blocks. Layout as in kernels/noise.py."""
     w0_B, w1_B, w2_B, w3_B = tl.philox(
         seed, block_B.to(tl.uint32), position.to(tl.uint32), sample.to(tl.uint32), stream.to(tl.uint32)
     )
@@ -59,7 +59,7 @@ def noise_words(seed, block_B, position, sample, stream):
 
 @triton.jit
 def gumbel_of(word_T):
-    """float32 noise from uint32 words: `to_gumbel_` in sample/noise.py, step by step."""
+    """float32 noise from uint32 words: `to_gumbel_` in kernels/noise.py, step by step."""
     minus_v_T = word_T.to(tl.float32) * -(2.0**-32) - 2.0**-33  # the product is exact: fused or not makes no difference
     minus_v_T = tl.maximum(minus_v_T, -(1.0 - 2.0**-24))
     return -tl.log(-log1p(minus_v_T))
@@ -205,7 +205,7 @@ def draw(
     temperature_S float32, seed_S, sample_index_S int64, log_min_p_S float32 (-inf: no min-p; None: no row has it, which
       spares a launch): columns of a SamplingTable. Any stride.
     sampled_S: bool or uint8, whether the slot samples (Feature.SAMPLED); the others take the argmax of the raw logits.
-    stream: in [0, 2**32), one number or int64 [M], see sample/noise.py.
+    stream: in [0, 2**32), one number or int64 [M], see kernels/noise.py.
     cut: from `truncate` of these logits, where a row may have top-k or top-p. Min-p is in it, log_min_p_S is not read.
     """
     rows, vocab = check_logits(logits_MV)

@@ -7,7 +7,7 @@ Three searches, one after another, each for the least key up to which a row's we
     DEPTHS   bits of depth = largest - own logit      mass     top_p of the mass                the nucleus's edge
     IDS      token id, of those at the edge           1        how many of them it takes        the last of them
 
-Masses are sample/mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
+Masses are kernels/mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
 highest: `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit; `settle`
 puts the splits together and takes the digit at which the limit is reached (radix selection).
 

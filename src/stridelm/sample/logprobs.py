@@ -12,7 +12,7 @@ from typing import overload
 
 import torch
 
-from stridelm.sample.mass import UNIT, depths, masses
+from stridelm.kernels.mass import UNIT, depths, masses
 from stridelm.types import Logprob
 
 _LOW32 = 0xFFFFFFFF

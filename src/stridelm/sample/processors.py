@@ -21,10 +21,10 @@ from typing import Protocol
 import torch
 
 from stridelm.faults import on_behalf_of
+from stridelm.kernels.mass import depths, nucleus
 from stridelm.sample.grammar import Guide, allowed
 from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.groups import Part
-from stridelm.sample.mass import depths, nucleus
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.upload import upload
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stridelm.kernels.mass import UNIT, depths, masses
+from stridelm.kernels.noise import gumbel
 from stridelm.sample.groups import Groups, group
-from stridelm.sample.mass import UNIT, depths, masses
-from stridelm.sample.noise import gumbel
 from stridelm.sample.processors import PIPELINE, Rows, TokenHistory, mask_by_grammar
 from stridelm.sample.table import Feature, SamplingTable
 
@@ -39,7 +39,7 @@ class Sampler:
         """The rows' tokens [M] int64; the logits stay untouched.
 
         row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw
-        logits in whatever precision they come. stream: one number, or int64 [M]; see sample/noise.py.
+        logits in whatever precision they come. stream: one number, or int64 [M]; see kernels/noise.py.
         """
         if logits_MV.is_cuda:
             return self._draw_by_kernels(logits_MV, rows, row_slots, stream)

@@ -2,8 +2,8 @@
 where the draft was left to a Verdict.
 
 Each step is one attempt to extend a request. Its noise is not the target's own (stream 0), which belongs to a position
-whoever draws there: it is keyed by the attempt too (sample/noise.py), and accepting and the token drawn behind what was
-accepted have a stream each.
+whoever draws there: it is keyed by the attempt too (kernels/noise.py), and accepting and the token drawn behind what
+was accepted have a stream each.
 
 Legend: R spans, W draft rows, K = W + 1 nodes (the last real row, then the draft rows), V vocabulary, S slots.
 """
@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from stridelm.sample.noise import ACCEPT, RESIDUAL, attempt_stream, gumbel, uniforms
+from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, gumbel, uniforms
 from stridelm.sample.processors import Rows
 from stridelm.sample.sampler import likeliest
 from stridelm.types import CANDIDATE, Draft, Verdict

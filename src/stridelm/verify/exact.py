@@ -1,7 +1,7 @@
 """The default rule: a candidate is accepted when it equals the token that its parent row draws.
 
 The draw at a row depends on that row's processed logits, the request's seed and the position alone (design of the
-noise in sample/noise.py), so the output is what plain decoding gives, whatever was drafted. "Drafter-invariant
+noise in kernels/noise.py), so the output is what plain decoding gives, whatever was drafted. "Drafter-invariant
 speculative decoding", arXiv 2408.07978. An empty draft is plain decoding.
 """
 

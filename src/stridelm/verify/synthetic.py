@@ -7,7 +7,7 @@ The number is 1 to D + 1, where D is the depth asked for: each further token is 
 the first that is not ends the step. That is a geometric distribution cut off at D + 1, and p is what gives it the mean
 asked for. A draft with fewer live levels emits fewer.
 
-The number is drawn by the same noise as tokens (sample/noise.py), in a stream of its own: it depends on the request's
+The number is drawn by the same noise as tokens (kernels/noise.py), in a stream of its own: it depends on the request's
 seed, its sample index and the position of the step's first token, and on nothing that shares the batch.
 
 Legend: R spans, K nodes, A = MAX_DRAFT_ROWS + 1 numbers of accepted tokens.

@@ -20,10 +20,10 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
+from stridelm.kernels.noise import DRAFT, attempt_stream, gumbel
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.state import TokenTable
-from stridelm.sample.noise import DRAFT, attempt_stream, gumbel
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, States, Status

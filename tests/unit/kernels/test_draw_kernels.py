@@ -10,10 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels import logit_rows
+from stridelm.kernels import logit_rows, noise
 from stridelm.kernels.draw import PADDING, confidence
 from stridelm.kernels.truncate import Cut
-from stridelm.sample import noise
 from stridelm.sample.sampler import likeliest, raw_confidence
 from support.checks.draw_kernels import (
     KINDS,

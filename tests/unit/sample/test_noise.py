@@ -8,7 +8,7 @@ import pytest
 import torch
 from sampling_oracle import philox_ints, word
 
-from stridelm.sample import noise
+from stridelm.kernels import noise
 
 # Random123's kat_vectors: counter, key, output.
 KNOWN = [

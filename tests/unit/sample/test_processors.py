@@ -10,8 +10,8 @@ import pytest
 import torch
 from sampling_oracle import History, make_case, naive_row
 
+from stridelm.kernels.mass import depths, nucleus
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.mass import depths, nucleus
 from stridelm.sample.processors import Rows, check_rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable

@@ -12,8 +12,8 @@ from test_walk import VOCAB, random_draft
 
 from stridelm import SamplingParams
 from stridelm.draft.base import TreeShape, chain
+from stridelm.kernels.noise import DRAFT
 from stridelm.params import Speculation
-from stridelm.sample.noise import DRAFT
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify import RULES, attempt, block, rejection
 from support.checks.attempts import CPU, P, every_output, give, inputs, plainly, weigh
