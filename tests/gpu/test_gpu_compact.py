@@ -29,7 +29,6 @@ def test_captured(dtype: torch.dtype) -> None:
     moved = PagePool(
         LAYOUT, dict.fromkeys(("main", "other"), REQUESTS * compaction.PAGES), 4, dtype, torch.device("cuda")
     )
-    assert set(moved.pools) == {"main", "other"} and not wanted.pools
     for ours, theirs in zip(moved.tensors, wanted.tensors, strict=True):
         ours.copy_(theirs)
     paths = compaction.Paths(REQUESTS, ("main", "other"), "cuda")

@@ -6,18 +6,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.cache.layout import LayerStates
 from stridelm.cache.pages import padded_tables
+from stridelm.kernels import step_ops_for
+from stridelm.kernels.step_ops import StepOps
 from stridelm.progress import size
 from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
-
-if TYPE_CHECKING:
-    from stridelm.kernels.triton_rows import Pools
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +24,13 @@ class PagePool:
     page 0 takes what padding writes. Zeroed, so that a masked read is finite."""
 
     def __init__(
-        self, states: LayerStates, pages: dict[str, int], page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        states: LayerStates,
+        pages: dict[str, int],
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: StepOps | None = None,
     ) -> None:
         """pages: of each page group."""
         self.states = states
@@ -42,13 +45,9 @@ class PagePool:
             self.entries.append(
                 {name: torch.zeros(slots, *shape, dtype=dtype, device=device) for name, shape in shapes}
             )
-        self.pools: dict[str, Pools] = {}
-        """Page group -> its layers' tensors as one launch finds them, where a kernel moves entries. Made here and kept:
-        a captured launch reads it at every replay."""
-        if device.type == "cuda" and find_spec("triton"):
-            from stridelm.kernels.triton_rows import Pools
-
-            self.pools = {group: Pools.of(tensors) for group in pages if (tensors := self._tensors(group))}
+        ops = ops or step_ops_for(device)
+        self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}
+        """Page group -> what moves its layers' entries."""
 
     def keep(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
         """Move the entries of accepted paths to where a chain's would be. Nothing to do where all drafts are chains.
@@ -67,19 +66,12 @@ class PagePool:
             self.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
 
     def compact(self, group: str, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
-        """Copy slots source[i] to target[i], all layers of a group, as if all were read before any is written: an
-        accepted path moves to where it belongs.
+        """Copy slots source[i] to target[i], int64, all layers of a group: an accepted path moves to where it belongs.
 
-        Both int64. No two targets are the same but in pairs (0, 0), which may stand anywhere. No entry may read what
-        one before it writes: `kernels.triton_rows.compact` says which order keeps to that.
+        `StepOps.mover` says in which order entries may stand.
         """
-        if group in self.pools:
-            from stridelm.kernels.triton_rows import compact
-
-            compact(self.pools[group], source_N, target_N)
-            return
-        for tensor in self._tensors(group):
-            tensor.index_copy_(0, target_N, tensor.index_select(0, source_N))
+        if group in self._moves:
+            self._moves[group](source_N, target_N)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

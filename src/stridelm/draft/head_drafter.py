@@ -206,12 +206,7 @@ class HeadDrafter(Drafter):
         self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
     ) -> torch.Tensor:
         """[N] the step's row that each row of the fold stands for."""
-        find = sources
-        if tailed.is_cuda:
-            from stridelm.kernels import place as kernels
-
-            find = kernels.sources
-        return find(
+        return self.runtime.ops.sources(
             group.indices,
             rows.span_N,
             rows.offset_N,
@@ -251,31 +246,6 @@ class HeadDrafter(Drafter):
                 hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])
         return torch.stack(outputs[: self._hidden.shape[1]], 1)
-
-
-def sources(
-    indices_R: torch.Tensor,
-    span_N: torch.Tensor,
-    offset_N: torch.Tensor,
-    tailed_R: torch.Tensor,
-    firsts_B: torch.Tensor,
-    reals_B: torch.Tensor,
-    path_BW: torch.Tensor,
-    index_BK: torch.Tensor,
-    decisions_M: torch.Tensor,
-    step_rows: int,
-) -> torch.Tensor:
-    """[N] rows of a step of B requests: of each of the R that are named, behind a tail of rows that stand for none (any
-    row is given), its real rows and then those of the path that was accepted."""
-    place_N = indices_R[span_N]
-    offset = offset_N - tailed_R[span_N]
-    real = (offset.clamp(min=0) + firsts_B[place_N]).clamp(max=step_rows - 1)
-    if not path_BW.shape[1]:
-        return real
-    beyond = offset - reals_B[place_N]
-    node = path_BW[place_N, beyond.clamp(0, path_BW.shape[1] - 1)]
-    decision = index_BK[place_N, node + 1].clamp(min=0)
-    return torch.where(beyond < 0, real, decisions_M[decision])
 
 
 def _firsts(batch: ForwardBatch) -> torch.Tensor:

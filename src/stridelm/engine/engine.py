@@ -22,6 +22,7 @@ from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
 from stridelm.engine.step import Steps, Tracer
 from stridelm.faults import EngineFault, RequestFault, TracerFault
+from stridelm.kernels import step_ops_for
 from stridelm.params import SamplingParams
 from stridelm.run.eager import EagerRunner
 from stridelm.run.graphs import GraphPool
@@ -59,14 +60,15 @@ class Engine:
             prefix_caching=config.enable_prefix_caching,
             strict=config.strict,
         )
-        self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device)
+        ops = step_ops_for(loaded.device)
+        self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device, ops)
         self.sampling = SamplingTable(config.max_num_seqs, loaded.target.vocab_size, loaded.device)
         width = self.ledger.pages_for(loaded.target.max_length + OVERRUN)
         self.pages = PageTables(self.groups, config.max_num_seqs, width, loaded.device)
         sampler = Sampler(self.sampling, self.tokens)
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
-            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.dtype, loaded.deterministic
+            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.dtype, loaded.deterministic, ops
         )
         self.drafters = Drafters(loaded.target, sampler, self.tokens, runtime)
         self.device = DeviceStep(

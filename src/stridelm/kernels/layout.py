@@ -1,7 +1,6 @@
-"""Where a step's rows lie, found on the device: one launch instead of some forty. Its twin is run/padded.py's
-`laid_out`, which says what each tensor is.
+"""Where a step's rows lie, found on the device: one launch instead of some forty.
 
-Legend: R spans, N rows, W draft width, K = W + 1 nodes of a span, M = R K decision rows, S slots, P pages of a table.
+Legend: as in step_ops.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -10,6 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from stridelm.types import Draft
 
 _MOST = 1024
 """Rows that a program lays at a time."""
@@ -102,44 +103,35 @@ def lay_spans(
 def lay_out(
     slots_R: torch.Tensor,
     known_S: torch.Tensor,
-    computed_S: torch.Tensor,
+    committed_S: torch.Tensor,
     tokens_SL: torch.Tensor,
     pages_SP: torch.Tensor,
     firsts_R: torch.Tensor,
     reals_R: torch.Tensor,
     drafts_R: torch.Tensor,
     decides_R: torch.Tensor,
-    draft: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    rows: int,
+    span_N: torch.Tensor,
+    offset_N: torch.Tensor,
+    draft: Draft,
     longest: int,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals; [2, M]
-    decision rows, decision index), int64 but for the second.
-
-    draft: its tokens, depths, ancestors and live [R, W], a request's rows side by side. longest: most rows of a span.
-    reals_R, drafts_R: bounds.
-    """
-    tokens_RW, depths_RW, ancestors_RW, live_RW = draft
-    width, spans = tokens_RW.shape[1], len(slots_R)
-    device = slots_R.device
+    rows, width, spans, device = len(span_N), draft.width, len(slots_R), slots_R.device
+    trees = (draft.tokens, draft.depths, draft.ancestors, draft.valid.view(torch.uint8))
     laid = torch.empty(5, rows, dtype=torch.int64, device=device)
     about = torch.empty(4, spans, dtype=torch.int32, device=device)
     nodes = torch.empty(2, spans * (width + 1), dtype=torch.int64, device=device)
     lay_spans[(spans,)](
         slots_R,
         known_S,
-        computed_S,
+        committed_S,
         tokens_SL,
         pages_SP,
         firsts_R,
         reals_R,
         drafts_R,
         decides_R.view(torch.uint8),
-        tokens_RW,
-        depths_RW,
-        ancestors_RW,
-        live_RW.view(torch.uint8),
+        *trees,
         *laid.unbind(0),
         about,
         *nodes.unbind(0),
@@ -147,7 +139,7 @@ def lay_out(
         len(known_S) - 1,
         tokens_SL.stride(0),
         pages_SP.stride(0),
-        *(each.stride(0) for each in draft),
+        *(each.stride(0) for each in trees),
         width,
         page_size,
         spans,

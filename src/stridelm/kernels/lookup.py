@@ -1,7 +1,6 @@
-"""Prompt lookup on a GPU: two kernels instead of some hundred launches. The twin is draft/lookup.py, which says what is
-found.
+"""Prompt lookup on a GPU: two kernels instead of some hundred launches.
 
-Legend: R requests, S slots, L tokens of a row of the token table, W width of a draft.
+Legend: as in step_ops.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -84,10 +83,6 @@ def followers(
     reach: int,
     width: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([R, W] int64 guesses, bool which of them there are), all other tensors int64; a slot below 0 is the last.
-
-    reach: a bound on every request's known tokens. bounds_R: most guesses of each.
-    """
     requests, nobody = len(slots_R), len(tokens_SL) - 1
     best = torch.zeros(requests, dtype=torch.int64, device=slots_R.device)
     guesses = torch.empty(requests, width, dtype=torch.int64, device=slots_R.device)

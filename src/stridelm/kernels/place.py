@@ -1,8 +1,7 @@
 """Where the rows of a drafter's own layers lie, found on the device: one launch instead of some thirty, and the step's
-rows that they stand for. The twins are run/heads.py's `place` and draft/head_drafter.py's `sources`, which say what
-each tensor is.
+rows that they stand for.
 
-Legend: R requests of a group, N rows, S slots, P pages of a table, B requests of the step, W nodes of a path.
+Legend: as in step_ops.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -65,20 +64,19 @@ def place_lines(
         tl.store(pool_slots + row, tl.where(kept, page * page_size + index % page_size, 0), mask=here)
 
 
-def placed(
+def place(
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor,
     stays_R: torch.Tensor | None,
     tables: dict[str, torch.Tensor],
     firsts_R: torch.Tensor,
-    rows: int,
+    span_N: torch.Tensor,
+    offset_N: torch.Tensor,
     longest: int,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """([N] storage indices, [N] places relative to the end, page group -> [N] pool slots, [2, R] int32 counts and
-    starts, [R] last rows), int64 but for one. tables: page group -> [S, P] int32. longest: most rows of a request."""
-    requests, device = len(slots_R), slots_R.device
+    requests, rows, device = len(slots_R), len(span_N), slots_R.device
     laid = torch.empty(2, rows, dtype=torch.int64, device=device)
     # Both rows begin where attention likes pointers to: it is compiled anew for others.
     about = torch.empty(2, -(-requests // 4) * 4, dtype=torch.int32, device=device)[:, :requests]
@@ -156,7 +154,6 @@ def sources(
     decisions_M: torch.Tensor,
     step_rows: int,
 ) -> torch.Tensor:
-    """[N] int64 rows of the step."""
     assert index_BK.stride(1) == 1 and (path_BW.shape[1] < 2 or path_BW.stride(1) == 1)
     rows = len(span_N)
     found = torch.empty(rows, dtype=torch.int64, device=span_N.device)

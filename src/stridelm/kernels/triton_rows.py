@@ -269,11 +269,7 @@ class Pools:
 def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
     """Copy slots source[i] to target[i], in all tensors of `pools`, in one launch. Both int64 on the device.
 
-    No two targets are the same, except that pairs of one slot with itself (0, 0) may stand anywhere as padding. Slots
-    may be both source and target, as long as no entry reads what an entry *before* it has overwritten. Paths that move
-    down keep this rule if each request's entries stand in order: entry d comes from storage index base + path[d] >=
-    base + d and goes to base + d, and all entries before it went lower. Then the result is that of reading everything
-    first (`PagePool.compact` in torch).
+    `StepOps.mover` says which entries may stand before which, so that this is as if all were read first.
     """
     assert source_N.dtype == target_N.dtype == torch.int64
     count = source_N.shape[0]

@@ -18,6 +18,8 @@ from stridelm.attention.base import AttentionBackend
 from stridelm.cache.layout import FULL, LayerStates, bytes_per_token
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.kernels.ops import Ops
+from stridelm.kernels.plain_step import pool_slots
+from stridelm.kernels.step_ops import StepOps
 from stridelm.models.layers.decoder import Decoder
 from stridelm.run.eager import EagerRunner, PagedMix
 from stridelm.run.padded import Frame, frame
@@ -48,6 +50,7 @@ class TargetRuntime:
     page_size: int
     dtype: torch.dtype
     deterministic: bool
+    ops: StepOps
 
     @property
     def model(self) -> Decoder:
@@ -126,25 +129,27 @@ def place(
     most: a bound on every request's last index, exclusive. stays_R: bool requests whose rows leave entries; all, if
     None is given. What is missing to the layout is padding, which is left out where the host may look.
     """
-    rows, device_reads = layout.layout, runtime.attention.reads_device
+    rows = layout.layout
     counts_R = rows.reals_R if counts_R is None else counts_R
-    if slots_R.is_cuda and device_reads:
-        return _placed_by_kernel(layout, slots_R, starts_R, counts_R, runtime, most, stays_R)
-    starts_R = starts_R.clamp(min=0)
-    span, offset = rows.span_N, rows.offset_N
-    valid = offset < counts_R[span]
-    if not device_reads:
-        here = valid.nonzero()[:, 0]
-        span, offset, valid = span[here], offset[here], valid[here]
-    storage = starts_R[span] + offset
-    own = offset - counts_R[span] if device_reads else torch.full_like(storage, -1)
-    shape = _Shape(starts_R, counts_R, counts_R, own, torch.zeros_like(storage), storage)
-    last = rows.firsts_R + counts_R - 1 if device_reads else counts_R.cumsum(0) - 1
-    slots = _pool_slots(slots_R[span], storage, valid if stays_R is None else valid & stays_R[span], runtime)
-    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last.clamp(min=0))
+    if not runtime.attention.reads_device:
+        return _placed_for_host(layout, slots_R, starts_R.clamp(min=0), counts_R, runtime, most, stays_R)
+    storage, own, slots, about, last = runtime.ops.place(
+        slots_R,
+        starts_R,
+        counts_R,
+        stays_R,
+        runtime.tables.tables,
+        rows.firsts_R,
+        rows.span_N,
+        rows.offset_N,
+        max(rows.bounds),
+        runtime.page_size,
+    )
+    shape = _Shape(about[1], about[0], about[0], own, layout.nothing, storage)
+    return HeadRows(rows.span_N, rows.offset_N, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last)
 
 
-def _placed_by_kernel(
+def _placed_for_host(
     layout: Lines,
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
@@ -153,24 +158,16 @@ def _placed_by_kernel(
     most: int,
     stays_R: torch.Tensor | None,
 ) -> HeadRows:
-    from stridelm.kernels.place import placed
-
+    """The same rows, and no padding among them."""
     rows = layout.layout
-    storage, own, pool_slots, about, last = placed(
-        slots_R,
-        starts_R,
-        counts_R,
-        stays_R,
-        runtime.tables.tables,
-        rows.firsts_R,
-        len(rows.span_N),
-        max(rows.bounds),
-        runtime.page_size,
-    )
-    shape = _Shape(about[1], about[0], about[0], own, layout.nothing, storage)
-    return HeadRows(
-        rows.span_N, rows.offset_N, storage, pool_slots, _geometry(layout, slots_R, shape, runtime, most), last
-    )
+    here = (rows.offset_N < counts_R[rows.span_N]).nonzero()[:, 0]
+    span, offset = rows.span_N[here], rows.offset_N[here]
+    storage = starts_R[span] + offset
+    shape = _Shape(starts_R, counts_R, counts_R, torch.full_like(storage, -1), torch.zeros_like(storage), storage)
+    stay = torch.ones_like(span, dtype=torch.bool) if stays_R is None else stays_R[span]
+    slots = _pool_slots(slots_R[span], storage, stay, runtime)
+    last = (counts_R.cumsum(0) - 1).clamp(min=0)
+    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last)
 
 
 def place_nodes(
@@ -238,10 +235,8 @@ class _Shape:
 def _pool_slots(
     owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, runtime: TargetRuntime
 ) -> dict[str, torch.Tensor]:
-    size = runtime.page_size
-    page_N, offset_N = storage_N // size, storage_N % size
     return {
-        group: torch.where(live_N, pages[owner_N, page_N].to(torch.int64) * size + offset_N, 0)
+        group: pool_slots(pages, owner_N, storage_N, live_N, runtime.page_size)
         for group, pages in runtime.tables.tables.items()
     }
 
@@ -291,7 +286,7 @@ class HeadRunner:
         runtime.attention.check(head.layer_states, runtime.dtype)
         page_bytes = runtime.page_size * bytes_per_token(head.layer_states, runtime.dtype)
         MemoryBudget(device, free_memory(device)).check(runtime.pages[FULL], page_bytes)
-        self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device)
+        self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
 
     def mix(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedMix:
         """What the head calls to mix: layer i of its own, for these rows. All leave their entries; with

@@ -86,8 +86,27 @@ def build_on_bounds(
 ) -> ForwardBatch:
     """The batch of one step. request_slots: [R] rows of the tables, -1 for padding; max_keys: a bound on every
     span's end."""
+    # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
+    assert draft.width < 2 or all(
+        part.stride(1) == 1 for part in (draft.tokens, draft.depths, draft.ancestors, draft.valid)
+    )
     found = {
-        group: _lay_out(layout, draft, table, pages_SP, request_slots, page_size)
+        group: table.ops.lay_out(
+            request_slots,
+            table.known,
+            table.committed,
+            table.tokens,
+            pages_SP,
+            layout.firsts_R,
+            layout.reals_R,
+            layout.drafts_R,
+            layout.decides_R,
+            layout.span_N,
+            layout.offset_N,
+            draft,
+            max(layout.bounds),
+            page_size,
+        )
         for group, pages_SP in pages.tables.items()
     }
     laid, about, nodes = next(iter(found.values()))  # page groups differ in their pool slots alone
@@ -125,71 +144,6 @@ def build_on_bounds(
         every_row=all(span.real == 1 and span.draft == draft.width for span in spans),
         prompt_rows=_prompt_rows(spans, layout.bounds, request_slots.device),
     )
-
-
-Laid = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _lay_out(
-    layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
-) -> Laid:
-    parts = (draft.tokens, draft.depths, draft.ancestors, draft.valid)
-    # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
-    assert draft.width < 2 or all(part.stride(1) == 1 for part in parts)
-    if not slots_R.is_cuda:
-        return laid_out(layout, draft, table, pages_SP, slots_R, page_size)
-    from stridelm.kernels.layout import lay_out
-
-    return lay_out(
-        slots_R,
-        table.known,
-        table.committed,
-        table.tokens,
-        pages_SP,
-        layout.firsts_R,
-        layout.reals_R,
-        layout.drafts_R,
-        layout.decides_R,
-        parts,
-        len(layout.span_N),
-        max(layout.bounds),
-        page_size,
-    )
-
-
-def laid_out(
-    layout: Frame, draft: Draft, table: TokenTable, pages_SP: torch.Tensor, slots_R: torch.Tensor, page_size: int
-) -> Laid:
-    """In torch: ([5, N] ids, positions, pool slots, ancestors, draft rows; [4, R] int32 firsts, counts, starts, reals;
-    [2, M] decision rows, decision index)."""
-    start_R = table.committed[slots_R]
-    real_R = torch.minimum(table.known[slots_R] - start_R, layout.reals_R)
-    base_R = start_R + real_R
-    span, width = layout.span_N, draft.width
-    own = layout.offset_N - real_R[span]
-    storage = start_R[span] + layout.offset_N
-    owner = slots_R[span]
-    is_real = own < 0
-    ids = torch.where(is_real, table.tokens[owner, storage], 0)
-    positions, ancestors, alive = storage, torch.zeros_like(storage), is_real
-    if width:
-        place = (span, own.clamp(0, width - 1))
-        drafted = (own >= 0) & (own < layout.drafts_R.clamp(max=width)[span])
-        valid = drafted & draft.valid[place]
-        ids = torch.where(drafted, draft.tokens[place], ids)
-        positions = torch.where(drafted, base_R[span] - 1 + draft.depths[place], storage)
-        ancestors = torch.where(valid, draft.ancestors[place], ancestors)
-        alive = alive | valid
-    pool = pages_SP[owner, storage // page_size].to(torch.int64) * page_size + storage % page_size
-    node, of = layout.draft_M + 1, layout.span_M
-    rows_M = ((layout.firsts_R + real_R)[of] - 1 + node).clamp(0, len(span) - 1)
-    valid = layout.decides_R[of] & (node <= layout.drafts_R[of])
-    if width:
-        valid &= (node == 0) | draft.valid[of, (node - 1).clamp(min=0)]
-    index = torch.where(valid, torch.arange(len(node), device=node.device), -1)
-    laid = torch.stack((ids, positions, torch.where(alive, pool, 0), ancestors, own))
-    about = torch.stack((layout.firsts_R, real_R + layout.drafts_R, start_R, real_R)).to(torch.int32)
-    return laid, about, torch.stack((rows_M, index))
 
 
 def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch.device) -> torch.Tensor | None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from stridelm.cache.transaction import Transaction
+from stridelm.kernels import step_ops_for
+from stridelm.kernels.step_ops import StepOps
 from stridelm.types import OVERRUN, Span
 from stridelm.upload import upload
 
@@ -21,7 +23,8 @@ class TokenTable:
     """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row a slot; L leaves room for an
     overrun."""
 
-    def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
+    def __init__(self, slots: int, max_length: int, device: torch.device, ops: StepOps | None = None) -> None:
+        self.ops = ops or step_ops_for(device)
         self.tokens = torch.zeros(slots + 1, max_length + OVERRUN, dtype=torch.int64, device=device)
         self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.committed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
@@ -49,12 +52,7 @@ class TokenTable:
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
-        if slots_R.is_cuda:
-            from stridelm.kernels.walk import advance
-
-            advance(self.committed, slots_R, rows_R)
-            return
-        self.committed.index_put_((slots_R,), torch.where(slots_R < 0, 0, self.committed[slots_R] + rows_R))
+        self.ops.advance(self.committed, slots_R, rows_R)
 
 
 class PageTables:

@@ -10,7 +10,9 @@ import torch
 
 from stridelm.cache.layout import LayerStates
 from stridelm.cache.pool import PagePool
-from stridelm.kernels.triton_rows import Pools, compact
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.step_ops import StepOps
+from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.types import DeviceGeometry
 
 PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
@@ -19,11 +21,10 @@ PAGES = -(-(LONGEST + WIDTH) // PAGE_SIZE)
 """That a request holds."""
 
 
-def pool(layout: LayerStates, requests: int, dtype: torch.dtype, device: str) -> PagePool:
-    """Random keys and values, which the pool itself moves in torch."""
+def pool(layout: LayerStates, requests: int, dtype: torch.dtype, device: str, ops: StepOps | None = None) -> PagePool:
+    """Random keys and values, moved in torch if nothing else is said."""
     pages = {layer.group: requests * PAGES for layer in layout}
-    made = PagePool(layout, pages, PAGE_SIZE, dtype, torch.device(device))
-    made.pools.clear()
+    made = PagePool(layout, pages, PAGE_SIZE, dtype, torch.device(device), ops or PlainStepOps())
     generator = torch.Generator().manual_seed(0)
     for tensor in made.tensors:
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -47,12 +48,11 @@ def moves(seed: int, requests: int, depth: int, device: str) -> tuple[torch.Tens
 
 
 def check_compact(layout: LayerStates, requests: int, depth: int, dtype: torch.dtype, device: str) -> None:
-    """The kernel moves what the pool's own way moves, and nothing else."""
-    moved, wanted = (pool(layout, requests, dtype, device) for _ in range(2))
-    pools = Pools.of(moved.tensors)
+    """Triton moves what torch moves, and nothing else."""
+    moved, wanted = (pool(layout, requests, dtype, device, ops) for ops in (TritonStepOps(), PlainStepOps()))
     for seed in range(3):
         source, target = moves(seed, requests, depth, device)
-        compact(pools, source, target)
+        moved.compact(layout[0].group, source, target)
         wanted.compact(layout[0].group, source, target)
         for got, expected in zip(moved.tensors, wanted.tensors, strict=True):
             assert torch.equal(got, expected)

@@ -1,4 +1,4 @@
-"""Random steps on bounds, laid out by the kernel and by its torch twin."""
+"""Random steps on bounds, laid out by Triton and by torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from stridelm.draft.base import empty_draft
-from stridelm.kernels.layout import lay_out
-from stridelm.run.padded import frame, laid_out
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.triton_step import TritonStepOps
+from stridelm.run.padded import frame
 from stridelm.run.state import TokenTable
 from stridelm.types import Draft
 from support.checks.walk_kernels import random_draft
@@ -46,8 +47,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
         layout = replace(layout, reals_R=(layout.reals_R // 2).clamp(min=1), drafts_R=layout.drafts_R // 2)
     moved = _moved(draft, device)
     where = torch.tensor(slots, device=device)
-    wanted = laid_out(layout, moved, table, pages.to(device), where, PAGE_SIZE)
-    got = lay_out(
+    arguments = (
         where,
         table.known,
         table.committed,
@@ -57,12 +57,13 @@ def check_layout(seed: int, width: int, device: str) -> None:
         layout.reals_R,
         layout.drafts_R,
         layout.decides_R,
-        (moved.tokens, moved.depths, moved.ancestors, moved.valid),
-        len(layout.span_N),
+        layout.span_N,
+        layout.offset_N,
+        moved,
         max(layout.bounds),
         PAGE_SIZE,
     )
-    for ours, theirs in zip(got, wanted, strict=True):
+    for ours, theirs in zip(TritonStepOps().lay_out(*arguments), PlainStepOps().lay_out(*arguments), strict=True):
         assert torch.equal(ours, theirs)
 
 

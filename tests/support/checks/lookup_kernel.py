@@ -1,4 +1,4 @@
-"""Texts at random, looked up by the kernels and by their torch twin."""
+"""Texts at random, looked up by Triton and by torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from stridelm.draft.base import Group
 from stridelm.draft.lookup import lookup
-from stridelm.kernels import lookup as kernels
+from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.params import SamplingParams, Speculation
 from stridelm.run.state import TokenTable
 from stridelm.types import Request, Span
@@ -37,7 +37,7 @@ def check_lookup(seed: int, device: str, longest_text: int = 60) -> None:
 
     nobody = requests > 1 and rng.random() < 0.5
     asked = [-1 if nobody and i == 0 else span.request.slot for i, span in enumerate(spans)]
-    guesses, valid = kernels.followers(
+    guesses, valid = TritonStepOps().followers(
         ints(asked),
         table.known.to(device),
         table.tokens.to(device),

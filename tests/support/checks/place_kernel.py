@@ -1,17 +1,14 @@
-"""Rows of a drafter's own layers at random, placed and traced by the kernels and by their torch twins."""
+"""Rows of a drafter's own layers at random, placed and traced by Triton and by torch."""
 
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
-from typing import cast
 
 import torch
 
-from stridelm.draft import head_drafter
-from stridelm.kernels import place as kernels
-from stridelm.run.heads import TargetRuntime, lines, place
-from stridelm.types import DeviceGeometry
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.triton_step import TritonStepOps
+from stridelm.run.heads import lines
 
 SLOTS, PAGES, PAGE_SIZE = 12, 40, 4
 
@@ -36,33 +33,15 @@ def check_place(seed: int, device: str) -> None:
     counts = torch.tensor([rng.randint(0, bound) for bound in bounds]).to(where)
     of_some = torch.tensor([[rng.random() < 0.7, False] for _ in bounds]).to(where)
     stays = of_some[:, 0] if rng.random() < 0.7 else None
-    on_cpu = SimpleNamespace(
-        attention=SimpleNamespace(reads_device=True),
-        tables=SimpleNamespace(tables={group: table.cpu() for group, table in tables.items()}),
-        page_size=PAGE_SIZE,
-    )
-    wanted = place(
-        lines(bounds, torch.device("cpu")),
-        slots.cpu(),
-        starts.cpu(),
-        counts.cpu(),
-        cast(TargetRuntime, on_cpu),
-        10_000,
-        None if stays is None else stays.cpu(),
-    )
     rows = layout.layout
-    storage, own, pool_slots, about, last = kernels.placed(
-        slots, starts, counts, stays, tables, rows.firsts_R, len(rows.span_N), max(bounds), PAGE_SIZE
-    )
-    geometry = wanted.geometry
-    assert isinstance(geometry, DeviceGeometry)
-    assert torch.equal(storage.cpu(), wanted.position_N)
-    assert torch.equal(own.cpu(), geometry.draft_rows)
-    assert {group: slot.tolist() for group, slot in pool_slots.items()} == {
-        group: slot.tolist() for group, slot in wanted.slots.items()
+    of_rows = (rows.firsts_R, rows.span_N, rows.offset_N, max(bounds), PAGE_SIZE)
+    arguments = (slots, starts, counts, stays, tables, *of_rows)
+    wanted, got = PlainStepOps().place(*arguments), TritonStepOps().place(*arguments)
+    assert {group: found.tolist() for group, found in got[2].items()} == {
+        group: found.tolist() for group, found in wanted[2].items()
     }
-    assert about.tolist() == [geometry.counts.tolist(), geometry.starts.tolist()]
-    assert torch.equal(last.cpu(), wanted.last_R)
+    for at in (0, 1, 3, 4):
+        assert got[at].dtype == wanted[at].dtype and torch.equal(got[at], wanted[at])
 
 
 def check_sources(seed: int, device: str) -> None:
@@ -90,6 +69,6 @@ def check_sources(seed: int, device: str) -> None:
         index,
         decisions,
     )
-    wanted = head_drafter.sources(*tensors, sum(bounds))
-    got = kernels.sources(*(tensor.to(device) for tensor in tensors), sum(bounds))
+    wanted = PlainStepOps().sources(*tensors, sum(bounds))
+    got = TritonStepOps().sources(*(tensor.to(device) for tensor in tensors), sum(bounds))
     assert torch.equal(got.cpu(), wanted)

@@ -11,6 +11,7 @@ import torch
 from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import PagePool
 from stridelm.draft.base import TreeShape
+from stridelm.kernels import STEP_OPS
 from stridelm.types import CANDIDATE
 from support.checks import compaction
 from support.doubles.interpreter import INTERPRETED
@@ -57,12 +58,9 @@ def test_compact(page_size: int) -> None:
 @pytest.mark.parametrize("requests", [1, 5])
 def test_two_ways(requests: int) -> None:
     """The kernel leaves the very pool that torch does, in page groups of several layers."""
-    from stridelm.kernels.triton_rows import Pools
-
+    triton = STEP_OPS.get("triton")()
     layout = (HeadsKV.of(2, 2, 8, group="main"), HeadsKV.of(1, 1, 6, group="other"), HeadsKV.of(1, 1, 24, group="main"))
-    moved, wanted = (compaction.pool(layout, requests, torch.bfloat16, "cpu") for _ in range(2))
-    for group, layers in {"main": (0, 2), "other": (1,)}.items():
-        moved.pools[group] = Pools.of([tensor for n in layers for tensor in moved.entries[n].values()])
+    moved, wanted = (compaction.pool(layout, requests, torch.bfloat16, "cpu", ops) for ops in (triton, None))
     paths = compaction.Paths(requests, ("main", "other"), "cpu")
     for seed in range(4):
         paths.draw(seed)
@@ -70,7 +68,3 @@ def test_two_ways(requests: int) -> None:
             pool.keep(paths.batch, paths.draft, paths.verdict)
         for got, expected in zip(moved.tensors, wanted.tensors, strict=True):
             assert torch.equal(got, expected)
-
-
-def test_torch_moves_on_a_cpu() -> None:
-    assert not PagePool((HeadsKV.of(2, 2, 8, group="main"),), {"main": 2}, 4, torch.float32, CPU).pools

@@ -1,0 +1,148 @@
+"""The operations of a step in plain torch: what they mean, on any device.
+
+Legend: as in step_ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stridelm.kernels.step_ops import Move
+from stridelm.types import Draft
+
+
+class PlainStepOps:
+    def lay_out(
+        self,
+        slots_R: torch.Tensor,
+        known_S: torch.Tensor,
+        committed_S: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        pages_SP: torch.Tensor,
+        firsts_R: torch.Tensor,
+        reals_R: torch.Tensor,
+        drafts_R: torch.Tensor,
+        decides_R: torch.Tensor,
+        span_N: torch.Tensor,
+        offset_N: torch.Tensor,
+        draft: Draft,
+        longest: int,
+        page_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        start_R = committed_S[slots_R]
+        real_R = torch.minimum(known_S[slots_R] - start_R, reals_R)
+        own_N = offset_N - real_R[span_N]
+        storage_N = start_R[span_N] + offset_N
+        owner_N = slots_R[span_N]
+        is_real = own_N < 0
+        ids = torch.where(is_real, tokens_SL[owner_N, storage_N], 0)
+        positions, ancestors, alive = storage_N, torch.zeros_like(storage_N), is_real
+        node = torch.arange(draft.width + 1, device=slots_R.device)
+        valid_RK = decides_R[:, None] & (node <= drafts_R[:, None])
+        if draft.width:
+            place = (span_N, own_N.clamp(0, draft.width - 1))
+            drafted = (own_N >= 0) & (own_N < drafts_R.clamp(max=draft.width)[span_N])
+            valid = drafted & draft.valid[place]
+            ids = torch.where(drafted, draft.tokens[place], ids)
+            positions = torch.where(drafted, (start_R + real_R)[span_N] - 1 + draft.depths[place], storage_N)
+            ancestors = torch.where(valid, draft.ancestors[place], ancestors)
+            alive = alive | valid
+            valid_RK[:, 1:] &= draft.valid
+        pool = pool_slots(pages_SP, owner_N, storage_N, alive, page_size)
+        rows_RK = ((firsts_R + real_R)[:, None] - 1 + node).clamp(0, len(span_N) - 1)
+        index_M = torch.arange(valid_RK.numel(), device=node.device)
+        laid = torch.stack((ids, positions, pool, ancestors, own_N))
+        about = torch.stack((firsts_R, real_R + drafts_R, start_R, real_R)).to(torch.int32)
+        return laid, about, torch.stack((rows_RK.flatten(), torch.where(valid_RK.flatten(), index_M, -1)))
+
+    def place(
+        self,
+        slots_R: torch.Tensor,
+        starts_R: torch.Tensor,
+        counts_R: torch.Tensor,
+        stays_R: torch.Tensor | None,
+        tables: dict[str, torch.Tensor],
+        firsts_R: torch.Tensor,
+        span_N: torch.Tensor,
+        offset_N: torch.Tensor,
+        longest: int,
+        page_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        starts_R = starts_R.clamp(min=0)
+        storage_N, own_N = starts_R[span_N] + offset_N, offset_N - counts_R[span_N]
+        live_N = own_N < 0 if stays_R is None else (own_N < 0) & stays_R[span_N]
+        slots = {
+            group: pool_slots(pages_SP, slots_R[span_N], storage_N, live_N, page_size)
+            for group, pages_SP in tables.items()
+        }
+        about = torch.stack((counts_R, starts_R)).to(torch.int32)
+        return storage_N, own_N, slots, about, (firsts_R + counts_R - 1).clamp(min=0)
+
+    def sources(
+        self,
+        indices_R: torch.Tensor,
+        span_N: torch.Tensor,
+        offset_N: torch.Tensor,
+        tailed_R: torch.Tensor,
+        firsts_B: torch.Tensor,
+        reals_B: torch.Tensor,
+        path_BW: torch.Tensor,
+        index_BK: torch.Tensor,
+        decisions_M: torch.Tensor,
+        step_rows: int,
+    ) -> torch.Tensor:
+        place_N = indices_R[span_N]
+        offset = offset_N - tailed_R[span_N]
+        real = (offset.clamp(min=0) + firsts_B[place_N]).clamp(max=step_rows - 1)
+        if not path_BW.shape[1]:
+            return real
+        beyond = offset - reals_B[place_N]
+        node = path_BW[place_N, beyond.clamp(0, path_BW.shape[1] - 1)]
+        decision = index_BK[place_N, node + 1].clamp(min=0)
+        return torch.where(beyond < 0, real, decisions_M[decision])
+
+    def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
+        lengths_S.index_put_((slots_R,), torch.where(slots_R < 0, 0, lengths_S[slots_R] + rows_R))
+
+    def mover(self, tensors: Sequence[torch.Tensor]) -> Move:
+        def move(source_N: torch.Tensor, target_N: torch.Tensor) -> None:
+            for tensor in tensors:
+                tensor.index_copy_(0, target_N, tensor.index_select(0, source_N))
+
+        return move
+
+    def followers(
+        self,
+        slots_R: torch.Tensor,
+        known_S: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        shortest_R: torch.Tensor,
+        longest_R: torch.Tensor,
+        bounds_R: torch.Tensor,
+        reach: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens_RL, known_R1 = tokens_SL[slots_R, :reach], known_S[slots_R][:, None]
+        place = torch.arange(reach, device=tokens_RL.device)
+        run = (place < known_R1 - 1).to(torch.int64)  # still matching; candidates end before the last token
+        matched = torch.zeros_like(tokens_RL)
+        for back in range(min(int(longest_R.max()), reach)):
+            suffix = tokens_RL.gather(1, (known_R1 - 1 - back).clamp(min=0))
+            shifted = torch.roll(tokens_RL, back, 1) == suffix
+            run = run * (shifted & (place >= back) & (back < longest_R)[:, None])
+            matched += run
+        best = (matched * reach + place).argmax(1, keepdim=True)  # longest first, then latest
+        offset = torch.arange(width, device=tokens_RL.device)
+        index = best + 1 + offset
+        there = (matched.gather(1, best) >= shortest_R[:, None]) & (index < known_R1) & (offset < bounds_R[:, None])
+        return tokens_RL.gather(1, index.clamp(max=reach - 1)), there
+
+
+def pool_slots(
+    pages_SP: torch.Tensor, owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, page_size: int
+) -> torch.Tensor:
+    """[N] pool slots of owners' storage indices; the null slot where nothing lives."""
+    page_N = pages_SP[owner_N, storage_N // page_size].to(torch.int64)
+    return torch.where(live_N, page_N * page_size + storage_N % page_size, 0)
