@@ -34,9 +34,11 @@ from timing import Calls, graph_us, median_us
 
 from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP
+from stridelm.kernels import plain_logits
+from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import Sampler, raw_confidence
+from stridelm.sample.rows import Rows
+from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 
@@ -144,7 +146,7 @@ def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
 
     work = [(name, *_draws(logits, mixture)) for name, mixture in MIXTURES.items()]
     ours: Calls = [lambda each=each: confidence(each) for each in logits]
-    theirs: Calls = [lambda each=each: raw_confidence(each) for each in logits]
+    theirs: Calls = [lambda each=each: plain_logits.confidence(each) for each in logits]
     return [*work, ("confidence", ours, theirs)]
 
 
@@ -157,11 +159,12 @@ def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> t
         table.set(slot, request, [0, 1], params.get("bad_words_token_ids", ()))
     slots = [row % len(mixture) for row in range(count)]
     known = torch.full((len(mixture),), HISTORY, device="cuda")
-    sampler = Sampler(table, History(torch.randint(vocab, (len(mixture), HISTORY), device="cuda"), known))
+    history = History(torch.randint(vocab, (len(mixture), HISTORY), device="cuda"), known)
+    sampler, plain = Sampler(table, history), Sampler(table, history, PlainStepOps())
     slots_M = torch.tensor(slots, device="cuda")
     rows = Rows(slots_M, known[slots_M], longest=HISTORY)
     ours: Calls = [lambda each=each: sampler.draw(each, rows, slots) for each in logits]
-    theirs: Calls = [lambda each=each: sampler.sample_reference(each, rows, slots) for each in logits]
+    theirs: Calls = [lambda each=each: plain.draw(each, rows, slots) for each in logits]
     return ours, theirs
 
 

@@ -12,14 +12,15 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels import noise
+from stridelm.kernels import noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence, draw
-from stridelm.kernels.truncate import Cut, truncate
+from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.step_ops import Cut
+from stridelm.kernels.truncate import truncate
 from stridelm.kernels.walk import walk
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import likeliest, raw_confidence
+from stridelm.sample.rows import Rows
 from stridelm.sample.table import SamplingTable
-from stridelm.verify import exact
 from support.checks.draw_kernels import (
     KINDS,
     TRUNCATED,
@@ -116,7 +117,7 @@ def test_noise_is_the_samplers(seed: int) -> None:
 def test_confidence_is_the_samplers(dtype: torch.dtype) -> None:
     logits = make_logits(300, VOCAB, dtype, "cuda") * torch.linspace(0.1, 5, 300, device="cuda").to(dtype)[:, None]
     got = confidence(logits)
-    torch.testing.assert_close(got, raw_confidence(logits), rtol=2.0**-22, atol=0)
+    torch.testing.assert_close(got, plain_logits.confidence(logits), rtol=2.0**-22, atol=0)
     for rows in (1, 7, 100):
         assert torch.equal(confidence(logits[:rows]), got[:rows])
 
@@ -231,4 +232,4 @@ def test_graph_of_walk(width: int) -> None:
         graph.replay()
         for mine, theirs in zip(tables.arguments(), others.arguments()):
             theirs.copy_(mine)
-        others.check(verdicts[-1], exact.walk(fresh, drawn_RK, nodes, others.decides))
+        others.check(verdicts[-1], PlainStepOps().walk(fresh, drawn_RK, nodes, *others.twins()))

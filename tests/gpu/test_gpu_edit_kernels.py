@@ -1,4 +1,4 @@
-"""The kernels that edit logits on a GPU: to the bit what sample/processors.py does there, in captured graphs too."""
+"""The kernels that edit logits on a GPU: to the bit what torch does there, in captured graphs too."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from stridelm.kernels.noise import bits, gumbel
 from stridelm.models.layers.linear import tiled_product
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from support.checks.linear import check_close, check_row_bits, rows, weights

@@ -18,6 +18,8 @@ from stridelm import SamplingParams
 from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
+from stridelm.kernels import plain_logits, plain_step
+from stridelm.kernels.step_ops import Past
 from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
 from support.checkpoints.models import make
@@ -188,17 +190,17 @@ def test_chi_square_is_one() -> None:
 
 def wrong_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children are looked for under the row before the accepted one."""
-    walk = exact.walk
+    walk = plain_step.walk_down
 
     def mutant(draft: Draft, *rest: Any) -> Verdict:
         return walk(replace(draft, parents=torch.where(draft.parents > 0, draft.parents - 1, draft.parents)), *rest)
 
-    monkeypatch.setattr(exact, "walk", mutant)
+    monkeypatch.setattr(plain_step, "walk_down", mutant)
 
 
 def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """On rejection the draft's token is emitted in place of the target's."""
-    walk = exact.walk
+    walk = plain_step.walk_down
 
     def mutant(draft: Draft, *rest: Any) -> Verdict:
         verdict = walk(draft, *rest)
@@ -212,12 +214,12 @@ def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return replace(verdict, tokens=verdict.tokens.scatter(1, last, wrong))
 
-    monkeypatch.setattr(exact, "walk", mutant)
+    monkeypatch.setattr(plain_step, "walk_down", mutant)
 
 
 def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first child is accepted whatever the target drew."""
-    walk = exact.walk
+    walk = plain_step.walk_down
 
     def mutant(draft: Draft, drawn: torch.Tensor, *rest: Any) -> Verdict:
         if draft.width:
@@ -225,15 +227,13 @@ def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
             drawn = torch.cat((draft.tokens.gather(1, first), drawn[:, 1:]), 1)
         return walk(draft, drawn, *rest)
 
-    monkeypatch.setattr(exact, "walk", mutant)
+    monkeypatch.setattr(plain_step, "walk_down", mutant)
 
 
 def shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """All positions of a request see the same noise."""
-    import stridelm.sample.sampler as sampler
-
-    noise = sampler.gumbel
-    monkeypatch.setattr(sampler, "gumbel", lambda seeds, positions, *rest: noise(seeds, positions * 0, *rest))
+    noise = plain_logits.gumbel
+    monkeypatch.setattr(plain_logits, "gumbel", lambda seeds, positions, *rest: noise(seeds, positions * 0, *rest))
 
 
 def shifted_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,13 +260,13 @@ def commits_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def emits_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token drawn behind the accepted path is forgotten, its row kept."""
-    walk = exact.walk
+    walk = plain_step.walk_down
 
     def mutant(*args: Any) -> Verdict:
         verdict = walk(*args)
         return replace(verdict, counts=torch.where(verdict.kept > 0, verdict.counts - 1, verdict.counts))
 
-    monkeypatch.setattr(exact, "walk", mutant)
+    monkeypatch.setattr(plain_step, "walk_down", mutant)
 
 
 def never_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,15 +304,12 @@ def sees_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prompt_not_penalised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Penalties miss the last known token."""
-    import stridelm.sample.processors as processors
+    counts = plain_logits._counts
 
-    counts = processors._counts
+    def mutant(size: int, past: Past) -> torch.Tensor:
+        return counts(size, replace(past, known_S=past.known_S - 1))
 
-    def mutant(size: int, rows: Any, part: Any, table: Any, history: Any) -> torch.Tensor:
-        shorter = type("Shorter", (), {"tokens": history.tokens, "known": history.known - 1})
-        return counts(size, rows, part, table, shorter)
-
-    monkeypatch.setattr(processors, "_counts", mutant)
+    monkeypatch.setattr(plain_logits, "_counts", mutant)
 
 
 Mutation = Callable[[pytest.MonkeyPatch], None]

@@ -19,7 +19,7 @@ from stridelm.draft.base import Group, chain, point_masses, within_bounds
 from stridelm.draft.lookup import lookup, match_lengths
 from stridelm.kernels.noise import DRAFT, attempt_stream
 from stridelm.params import Speculation
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import CANDIDATE, Draft
 from stridelm.verify import RULES

@@ -1,9 +1,7 @@
 """From logits to tokens on a GPU, without the host: which row needs what is read from device tensors, by slot.
 
-`draw` is sample/sampler.py for logits that are edited already (kernels/edit.py), or need not be: their argmax for a
-greedy row, and argmax(logit / temperature + noise) over what truncation leaves for a sampled one. The noise is
-kernels/noise.py's: the same integer bits, and floats from the same formula and the same library functions. `confidence`
-is the sampler's `raw_confidence`.
+The logits are edited already (edit.py), or need not be. The noise is noise.py's: the same integer bits, and floats from
+the same formula and the same library functions.
 
 The logits are read once, in the precision they come in, and are float32 from there on, so a float32 copy of them draws
 the same; once more for rows with min-p and for `confidence`, which need the largest first. Equals go to the lowest id.
@@ -16,6 +14,8 @@ Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens o
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -38,7 +38,7 @@ from stridelm.kernels.logit_rows import (
     row_peak,
     splits_of,
 )
-from stridelm.kernels.truncate import Cut
+from stridelm.kernels.step_ops import Cut
 
 PADDING = -1
 """The token of a row without a slot."""
@@ -49,7 +49,7 @@ PADDING = -1
 
 @triton.jit
 def noise_words(seed, block_B, position, sample, stream):
-    """[4 B] uint32: the noise's integers for the tokens of these Philox blocks. Layout as in kernels/noise.py."""
+    """[4 B] uint32: the noise's integers for the tokens of these Philox blocks. Layout as in noise.py."""
     w0_B, w1_B, w2_B, w3_B = tl.philox(
         seed, block_B.to(tl.uint32), position.to(tl.uint32), sample.to(tl.uint32), stream.to(tl.uint32)
     )
@@ -59,7 +59,7 @@ def noise_words(seed, block_B, position, sample, stream):
 
 @triton.jit
 def gumbel_of(word_T):
-    """float32 noise from uint32 words: `to_gumbel_` in kernels/noise.py, step by step."""
+    """float32 noise from uint32 words: `to_gumbel_` in noise.py, step by step."""
     minus_v_T = word_T.to(tl.float32) * -(2.0**-32) - 2.0**-33  # the product is exact: fused or not makes no difference
     minus_v_T = tl.maximum(minus_v_T, -(1.0 - 2.0**-24))
     return -tl.log(-log1p(minus_v_T))
@@ -198,16 +198,7 @@ def draw(
     cut: Cut | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rows' tokens [M] int64; PADDING for rows whose slot is negative, of which nothing is read.
-
-    logits_MV: one of DTYPES, contiguous along V. A logit of NaN is never chosen.
-    slots_M, positions_M: int64, the row's request in the tables and the absolute position of the token to be drawn.
-    temperature_S float32, seed_S, sample_index_S int64, log_min_p_S float32 (-inf: no min-p; None: no row has it, which
-      spares a launch): columns of a SamplingTable. Any stride.
-    sampled_S: bool or uint8, whether the slot samples (Feature.SAMPLED); the others take the argmax of the raw logits.
-    stream: in [0, 2**32), one number or int64 [M], see kernels/noise.py.
-    cut: from `truncate` of these logits, where a row may have top-k or top-p. Min-p is in it, log_min_p_S is not read.
-    """
+    """PADDING for rows whose slot is negative, of which nothing is read. A logit of NaN is never chosen."""
     rows, vocab = check_logits(logits_MV)
     assert slots_M.shape == positions_M.shape == (rows,)
     assert slots_M.is_contiguous() and positions_M.is_contiguous()
@@ -259,12 +250,25 @@ def draw(
     return out
 
 
-def confidence(logits_MV: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The largest probability of the raw softmax: float32 [M], whatever rows share the call.
+def draw_weighted(
+    logs_MV: torch.Tensor,
+    slots_M: torch.Tensor,
+    positions_M: torch.Tensor,
+    seed_S: torch.Tensor,
+    sample_index_S: torch.Tensor,
+    stream: int | torch.Tensor,
+) -> torch.Tensor:
+    ones_S, always_S = _neutral(len(seed_S), slots_M.device)
+    return draw(logs_MV, slots_M, positions_M, ones_S, seed_S, sample_index_S, always_S, stream=stream)
 
-    Equal to `raw_confidence` in sample/sampler.py where both have the same exponential; one that is an ulp off changes
-    a token's mass by 2**-23 of it at most, so the confidence by no more than that and its own rounding.
-    """
+
+@cache  # for ever: a captured step reads these very tensors
+def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """[S] temperatures of 1, and [S] that all are drawn with noise."""
+    return torch.ones(slots, device=device), torch.ones(slots, dtype=torch.bool, device=device)
+
+
+def confidence(logits_MV: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     rows, vocab = check_logits(logits_MV)
     if out is None:
         out = torch.empty(rows, dtype=torch.float32, device=logits_MV.device)

@@ -1,4 +1,4 @@
-"""Bad words, logit bias, minimum tokens and penalties on a GPU, without the host: sample/processors.py to the bit.
+"""Bad words, logit bias, minimum tokens and penalties on a GPU, without the host: plain_logits.py to the bit.
 
 Each changes float32 logits in place, of the rows whose slot asks for it, and of those only the logits that it is about:
 the ids of a list in the sampling table, or the tokens of the row's own history. Which rows ask, and how long each
@@ -20,11 +20,11 @@ C biases, W bad words, T tokens of a slot's bad words in all, B entries or place
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
+
+from stridelm.kernels.step_ops import Asked, Past
 
 BLOCK = tl.constexpr(512)
 """B."""
@@ -32,39 +32,6 @@ PROMPT = tl.constexpr(1 << 30)
 """The bit in a token's count that says that it stands in the prompt; below it, how often it stands in the output."""
 NOTHING = tl.constexpr(-1)
 """Stands where a row's output has no token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Rows, and what comes before each of them: `Rows` and `TokenHistory` of sample/processors.py."""
-
-    slots_M: torch.Tensor
-    """int64; negative: a row of padding, of which nothing is read."""
-    positions_M: torch.Tensor
-    """int64: absolute position of the token to be drawn."""
-    extra_ME: torch.Tensor | None
-    """int64: tokens behind the known ones that lead to this row, -1 behind their end."""
-    tokens_SL: torch.Tensor
-    """int64."""
-    known_S: torch.Tensor
-    """int64: how many of the tokens are real."""
-    prompt_len_S: torch.Tensor
-    """int64: how many of those are the prompt's. A column of a SamplingTable."""
-    longest: int
-    """What `known` does not exceed in these slots."""
-
-    def __post_init__(self) -> None:
-        assert self.slots_M.is_contiguous() and self.positions_M.is_contiguous() and self.known_S.is_contiguous()
-        assert self.tokens_SL.stride(1) == 1 and (self.extra_ME is None or self.extra_ME.stride(1) == 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks for a feature."""
-
-    features_S: torch.Tensor
-    """int64: a Feature's bits each. A column of a SamplingTable, any stride."""
-    bit: int
 
 
 # Device code
@@ -283,11 +250,9 @@ def apply_counts(
 def forbid_words(
     logits_MV: torch.Tensor, past: Past, asked: Asked, words_ST: torch.Tensor, ends_SW: torch.Tensor
 ) -> None:
-    """`bad_words` in sample/processors.py. words_ST: int64, the words' tokens one after the other. ends_SW: int64 where
-    each of them ends there; 0: no word."""
     assert words_ST.is_contiguous() and ends_SW.is_contiguous()
     extra, stride_e, width = _extra_of(past)
-    forbid_last_tokens[_grid(logits_MV, ends_SW.shape[1])](
+    forbid_last_tokens[_grid(logits_MV, past, ends_SW.shape[1])](
         logits_MV,
         past.slots_M,
         past.positions_M,
@@ -312,11 +277,9 @@ def forbid_words(
 
 
 def add_bias(logits_MV: torch.Tensor, past: Past, asked: Asked, ids_SC: torch.Tensor, bias_SC: torch.Tensor) -> None:
-    """`logit_bias` in sample/processors.py. bias_SC: float32, added at ids_SC int64; of a slot's ids no two are alike
-    but those to which 0 is added."""
     assert ids_SC.shape == bias_SC.shape and ids_SC.is_contiguous() and bias_SC.is_contiguous()
     count = ids_SC.shape[1]
-    add_biases[_grid(logits_MV, count)](
+    add_biases[_grid(logits_MV, past, count)](
         logits_MV,
         past.slots_M,
         asked.features_S,
@@ -332,10 +295,9 @@ def add_bias(logits_MV: torch.Tensor, past: Past, asked: Asked, ids_SC: torch.Te
 def forbid_stops(
     logits_MV: torch.Tensor, past: Past, asked: Asked, min_tokens_S: torch.Tensor, ids_SP: torch.Tensor
 ) -> None:
-    """`min_tokens` in sample/processors.py. min_tokens_S: int64. ids_SP: int64, negative: none."""
     assert ids_SP.is_contiguous()
     count = ids_SP.shape[1]
-    forbid_early_stops[_grid(logits_MV, count)](
+    forbid_early_stops[_grid(logits_MV, past, count)](
         logits_MV,
         past.slots_M,
         past.positions_M,
@@ -360,12 +322,11 @@ def penalise(
     presence_S: torch.Tensor,
     frequency_S: torch.Tensor,
 ) -> None:
-    """`penalties` in sample/processors.py. The three: float32 columns of a SamplingTable."""
     strides = {column.stride(0) for column in (repetition_S, presence_S, frequency_S)}
     assert len(strides) == 1
     rows, vocab = logits_MV.shape
     extra, stride_e, width = _extra_of(past)
-    grid = _grid(logits_MV, past.longest + width)
+    grid = _grid(logits_MV, past, past.longest + width)
     counts_MV = torch.zeros(rows, vocab, dtype=torch.int32, device=logits_MV.device)
     history = (past.slots_M, asked.features_S, past.tokens_SL, past.known_S, past.prompt_len_S, extra, repetition_S)
     strides_of = (asked.features_S.stride(0), past.prompt_len_S.stride(0), past.tokens_SL.stride(0), stride_e, *strides)
@@ -385,8 +346,10 @@ def penalise(
     )
 
 
-def _grid(logits_MV: torch.Tensor, places: int) -> tuple[int, int]:
+def _grid(logits_MV: torch.Tensor, past: Past, places: int) -> tuple[int, int]:
     assert logits_MV.dtype == torch.float32 and logits_MV.stride(1) == 1
+    assert past.slots_M.is_contiguous() and past.positions_M.is_contiguous() and past.known_S.is_contiguous()
+    assert past.tokens_SL.stride(1) == 1 and (past.extra_ME is None or past.extra_ME.stride(1) == 1)
     return logits_MV.shape[0], triton.cdiv(places, BLOCK.value)
 
 

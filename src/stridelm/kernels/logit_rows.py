@@ -29,7 +29,7 @@ PROGRAMS_PER_PROCESSOR = 8
 """Rows are split until there are about this many programs for each multiprocessor."""
 
 UNIT = tl.constexpr(2.0**40)
-"""The mass of the likeliest token, as in kernels/mass.py."""
+"""The mass of the likeliest token, as in mass.py."""
 LAST = tl.constexpr(2**31 - 1)
 """An id behind all others."""
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -97,7 +97,7 @@ def row_peak(peaks, splits):
 
 @triton.jit
 def mass_of(depth):
-    """exp(-depth) in whole units: `masses` in kernels/mass.py."""
+    """exp(-depth) in whole units: `masses` in mass.py."""
     return (exp(-depth) * UNIT).to(tl.int64)
 
 

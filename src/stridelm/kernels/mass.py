@@ -31,22 +31,24 @@ def masses(depths_MV: torch.Tensor) -> torch.Tensor:
     return depths_MV.neg().exp_().mul_(UNIT).long()
 
 
-def nucleus(depths_MV: torch.Tensor, top_p_M1: torch.Tensor) -> torch.Tensor:
-    """Which tokens make up the nucleus: bool [M, V].
+def nucleus(depths_MV: torch.Tensor, top_p_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What makes up the nucleus: all tokens of less depth than the edge [M] float32, and of those at it the ids up to
+    the last [M] int64.
 
     A token is kept while the mass before it is under top_p of the row's, in order of depth, then of id. Found
     by radix selection (three histograms of mass), which at large vocabularies costs far less
     than a sort. Logits so close that their depths round to one float32 count as equal.
     """
     mass_MV = masses(depths_MV)
-    limit_M1 = (mass_MV.sum(-1, keepdim=True) * top_p_M1.double()).ceil_().long()
+    limit_M1 = (mass_MV.sum(-1, keepdim=True) * top_p_M.double()[:, None]).ceil_().long()
     key_MV = depths_MV.view(torch.int32).long()  # the bits of non-negative floats are ordered as they are
     edge_M1, spent_M1 = _edge(key_MV, mass_MV, limit_M1)
-    edge_mass_M1 = masses(edge_M1.int().view(torch.float32)).clamp_(min=1)
+    depth_M1 = edge_M1.int().view(torch.float32)
+    edge_mass_M1 = masses(depth_M1).clamp_(min=1)
     tied_MV = key_MV == edge_M1
     # Of the tied, as many as it takes: the last of them starts under the limit.
     taken_M1 = (limit_M1 - spent_M1 + edge_mass_M1 - 1) // edge_mass_M1
-    return (key_MV < edge_M1) | (tied_MV & (tied_MV.cumsum(-1) <= taken_M1))
+    return depth_M1[:, 0], torch.searchsorted(tied_MV.cumsum(-1), taken_M1)[:, 0]
 
 
 def _edge(key_MV: torch.Tensor, mass_MV: torch.Tensor, limit_M1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

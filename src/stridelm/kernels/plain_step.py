@@ -9,11 +9,21 @@ from collections.abc import Sequence
 
 import torch
 
-from stridelm.kernels.step_ops import Move
-from stridelm.types import Draft
+from stridelm.kernels import plain_logits
+from stridelm.kernels.step_ops import Move, Sureness
+from stridelm.types import CANDIDATE, Draft, Verdict
 
 
 class PlainStepOps:
+    forbid_words = staticmethod(plain_logits.forbid_words)
+    add_bias = staticmethod(plain_logits.add_bias)
+    forbid_stops = staticmethod(plain_logits.forbid_stops)
+    penalise = staticmethod(plain_logits.penalise)
+    truncate = staticmethod(plain_logits.truncate)
+    draw = staticmethod(plain_logits.draw)
+    draw_weighted = staticmethod(plain_logits.draw_weighted)
+    confidence = staticmethod(plain_logits.confidence)
+
     def lay_out(
         self,
         slots_R: torch.Tensor,
@@ -138,6 +148,99 @@ class PlainStepOps:
         index = best + 1 + offset
         there = (matched.gather(1, best) >= shortest_R[:, None]) & (index < known_R1) & (offset < bounds_R[:, None])
         return tokens_RL.gather(1, index.clamp(max=reach - 1)), there
+
+    def walk(
+        self,
+        draft: Draft,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+    ) -> Verdict:
+        verdict = walk_down(draft, drawn_RK, nodes_RK, decides_R)
+        append(tokens_SL, known_S, slots_R, verdict.tokens, verdict.counts)
+        return verdict
+
+    def cut_windows(
+        self,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+        sureness: Sureness | None = None,
+    ) -> Verdict:
+        valid = nodes_RK >= 0
+        sure = valid if sureness is None else valid & (sureness[0] >= sureness[1][:, None])
+        sure[:, 0] = True
+        counts = torch.where(decides_R, sure.to(torch.int64).cumprod(1).sum(1), 0)
+        drafted = valid[:, 1:].sum(1)
+        zero = torch.zeros_like(counts)
+        accepted = (counts - 1).clamp(min=0)
+        append(tokens_SL, known_S, slots_R, drawn_RK, counts)
+        return Verdict(
+            tokens=drawn_RK,
+            counts=counts,
+            rows=nodes_RK,
+            path=zero[:, None].expand(-1, drawn_RK.shape[1] - 1),
+            kept=zero,
+            leaf=zero - 1,
+            drafted=drafted,
+            accepted=accepted,
+            reached=torch.minimum(accepted + 1, drafted),
+        )
+
+
+def walk_down(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, decides_R: torch.Tensor) -> Verdict:
+    """`walk`'s verdict, which is still to be appended."""
+    leaf = torch.full_like(nodes_RK[:, 0], -1)
+    tokens, sources = [drawn_RK[:, 0]], [nodes_RK[:, 0]]
+    path: list[torch.Tensor] = []
+    kept = reached = torch.zeros_like(leaf)
+    going = decides_R
+    candidates = draft.valid & (draft.roles == CANDIDATE)
+    for _ in range(draft.max_depth):
+        children = candidates & (draft.parents == leaf[:, None])
+        match = children & (draft.tokens == tokens[-1][:, None])
+        reached = reached + (going & children.any(1))
+        going = going & match.any(1)
+        step = match.to(torch.uint8).argmax(1)
+        leaf = torch.where(going, step, leaf)
+        kept = kept + going
+        path.append(step)
+        tokens.append(drawn_RK.gather(1, step[:, None] + 1)[:, 0])
+        sources.append(nodes_RK.gather(1, step[:, None] + 1)[:, 0])
+    return Verdict(
+        tokens=torch.stack(tokens, 1),
+        counts=torch.where(decides_R, kept + 1, 0),
+        rows=torch.stack(sources, 1),
+        path=torch.stack(path, 1) if path else leaf.new_zeros(len(leaf), 0),
+        kept=kept,
+        leaf=leaf,
+        drafted=torch.where(decides_R, candidates.sum(1), 0),
+        accepted=kept,
+        reached=reached,
+    )
+
+
+def append(
+    tokens_SL: torch.Tensor,
+    known_S: torch.Tensor,
+    slots_R: torch.Tensor,
+    tokens_RK: torch.Tensor,
+    counts_R: torch.Tensor,
+) -> None:
+    """Add each request's first `counts` tokens behind its known ones. Nobody's row stays empty."""
+    offset = torch.arange(tokens_RK.shape[1], device=tokens_RK.device)
+    row, column = slots_R[:, None], known_S[slots_R][:, None] + offset
+    # Beyond the count the old contents are written back.
+    counts_R = torch.where(slots_R < 0, 0, counts_R)
+    fresh = offset < counts_R[:, None]
+    tokens_SL[row, column] = torch.where(fresh, tokens_RK, tokens_SL[row, column])
+    known_S.index_put_((slots_R,), known_S[slots_R] + counts_R)
 
 
 def pool_slots(

@@ -8,12 +8,15 @@ from functools import partial
 
 import torch
 
+from stridelm.kernels.draw import confidence, draw, draw_weighted
+from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
 from stridelm.kernels.layout import lay_out
 from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.triton_rows import Pools, compact
-from stridelm.kernels.walk import advance
+from stridelm.kernels.truncate import truncate
+from stridelm.kernels.walk import advance, cut_windows, walk
 
 
 class TritonStepOps:
@@ -22,6 +25,16 @@ class TritonStepOps:
     sources = staticmethod(sources)
     advance = staticmethod(advance)
     followers = staticmethod(followers)
+    forbid_words = staticmethod(forbid_words)
+    add_bias = staticmethod(add_bias)
+    forbid_stops = staticmethod(forbid_stops)
+    penalise = staticmethod(penalise)
+    truncate = staticmethod(truncate)
+    draw = staticmethod(draw)
+    draw_weighted = staticmethod(draw_weighted)
+    confidence = staticmethod(confidence)
+    walk = staticmethod(walk)
+    cut_windows = staticmethod(cut_windows)
 
     def mover(self, tensors: Sequence[torch.Tensor]) -> Move:
         return partial(compact, Pools.of(tensors))

@@ -1,4 +1,4 @@
-"""Where top-k and top-p cut a row of logits, on a GPU: `draw` then keeps exactly what sample/processors.py keeps.
+"""Where top-k and top-p cut a row of logits, on a GPU: `draw` then keeps exactly what plain_logits.py keeps.
 
 Three searches, one after another, each for the least key up to which a row's weights reach a limit:
 
@@ -7,7 +7,7 @@ Three searches, one after another, each for the least key up to which a row's we
     DEPTHS   bits of depth = largest - own logit      mass     top_p of the mass                the nucleus's edge
     IDS      token id, of those at the edge           1        how many of them it takes        the last of them
 
-Masses are kernels/mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
+Masses are mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
 highest: `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit; `settle`
 puts the splits together and takes the digit at which the limit is reached (radix selection).
 
@@ -16,8 +16,6 @@ Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens o
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -37,6 +35,7 @@ from stridelm.kernels.logit_rows import (
     row_peak,
     splits_of,
 )
+from stridelm.kernels.step_ops import Cut
 
 LOGITS = tl.constexpr(0)
 DEPTHS = tl.constexpr(1)
@@ -48,27 +47,6 @@ DIGITS = tl.constexpr(16)
 """D."""
 KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """High bits of a float32 that can tell logits of a dtype apart, in whole digits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What is kept of each row, for sampled rows alone: scaled logits of at least `low` whose depth is under `edge`, or
-    at it with an id of at most `last`. A row that asks for nothing has -inf, inf and the last id of all."""
-
-    peak_M: torch.Tensor
-    """float32: the largest scaled logit, from which depths are measured."""
-    low_M: torch.Tensor
-    """float32: min-p and top-k."""
-    edge_M: torch.Tensor
-    """float32: top-p."""
-    last_M: torch.Tensor
-    """int64: top-p, of equals."""
-
-    def drops(self, scaled_MV: torch.Tensor) -> torch.Tensor:
-        """bool [M, V]: what is cut off, of the same logits divided by their row's temperature."""
-        depth_MV, edge_M1 = self.peak_M[:, None] - scaled_MV, self.edge_M[:, None]
-        behind_MV = torch.arange(scaled_MV.shape[1], device=scaled_MV.device) > self.last_M[:, None]
-        return (scaled_MV < self.low_M[:, None]) | (depth_MV > edge_M1) | ((depth_MV == edge_M1) & behind_MV)
 
 
 # Device code
@@ -269,11 +247,6 @@ def truncate(
     top_k_S: torch.Tensor | None = None,
     top_p_S: torch.Tensor | None = None,
 ) -> Cut:
-    """Where min-p, then top-k, then top-p cut each sampled row.
-
-    top_k_S: int64, nothing asked for outside [1, V). top_p_S: float32, nothing asked for from 1 on. None: no row asks,
-    which spares the launches. The others as for `draw`.
-    """
     rows, vocab = check_logits(logits_MV)
     assert slots_M.shape == (rows,) and slots_M.is_contiguous()
     heats, top_ps, peaks, lows, edges = torch.empty(5, rows, dtype=torch.float32, device=logits_MV.device)

@@ -1,7 +1,6 @@
 """From drawn tokens to a Verdict on a GPU, one program a request, and what was emitted into the token table.
 
-`walk` is the exact rule (verify/exact.py), `cut_windows` the trust rule (verify/trust.py). Both then append the emitted
-tokens as run/state.py's TokenTable does. All is read on the device, so a captured launch serves any requests: one whose
+All is read on the device, so a captured launch serves any requests: one whose
 slot is negative is padding, it emits nothing and the table stays as it is. `advance` then moves what is committed.
 
 All fields of a Verdict are views of one tensor, which one copy brings to the host:
@@ -20,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.step_ops import Sureness
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
 
 _CANDIDATE = tl.constexpr(CANDIDATE)
@@ -186,7 +186,6 @@ def advance_lengths(lengths, slots, rows):
 
 
 def advance(lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-    """Add to each request's length, in place. All int64; slots_R: no two alike but for padding."""
     assert lengths_S.is_contiguous() and slots_R.is_contiguous() and rows_R.is_contiguous()
     if len(slots_R):
         advance_lengths[(len(slots_R),)](lengths_S, slots_R, rows_R, num_warps=_WARPS)
@@ -201,12 +200,6 @@ def walk(
     tokens_SL: torch.Tensor,
     known_S: torch.Tensor,
 ) -> Verdict:
-    """Follow the drawn tokens down each request's tree, and append them to the token table.
-
-    drawn_RK: int64 token drawn at the last real row and at each live candidate; others are not read.
-    nodes_RK: int64 decision row of each. decides_R: bool. slots_R: int64, no two alike but for padding.
-    tokens_SL, known_S: the TokenTable's; L leaves room for K tokens behind the known ones.
-    """
     verdict = _new_verdict(drawn_RK, draft.width)
     trees = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors, draft.valid.view(torch.uint8))
     rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
@@ -236,18 +229,11 @@ def cut_windows(
     slots_R: torch.Tensor,
     tokens_SL: torch.Tensor,
     known_S: torch.Tensor,
-    confidence_RK: torch.Tensor | None = None,
-    levels_R: torch.Tensor | None = None,
+    sureness: Sureness | None = None,
 ) -> Verdict:
-    """Emit each window's longest prefix in which every row is sure enough, and always one token.
-
-    drawn_RK: int64 token drawn at each row of the window. nodes_RK: int64 decision row of each, -1 where none.
-    confidence_RK: float32, as `kernels.draw.confidence` has it. levels_R: float32, what it must reach (0: the whole
-    window is emitted); None: no request asks for any. The others as for `walk`.
-    """
     width = drawn_RK.shape[1] - 1
     verdict = _new_verdict(drawn_RK, width)
-    assert (confidence_RK is None) == (levels_R is None)
+    confidence_RK, levels_R = sureness or (None, None)
     rows = (verdict, tokens_SL, drawn_RK, nodes_RK)
     _check(rows, decides_R, slots_R, known_S)
     if len(drawn_RK):

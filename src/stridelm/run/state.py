@@ -38,18 +38,6 @@ class TokenTable:
         self.known[slot] = len(ids)
         self.committed[slot] = computed
 
-    def append(self, slots_R: torch.Tensor, tokens_RK: torch.Tensor, counts_R: torch.Tensor) -> None:
-        """Add each request's first `counts` tokens behind its known ones. Nobody's row stays empty."""
-        width = tokens_RK.shape[1]
-        offset = torch.arange(width, device=tokens_RK.device)
-        column = self.known[slots_R][:, None] + offset
-        # Beyond the count the old contents are written back.
-        row = slots_R[:, None]
-        counts_R = torch.where(slots_R < 0, 0, counts_R)
-        fresh = offset < counts_R[:, None]
-        self.tokens[row, column] = torch.where(fresh, tokens_RK, self.tokens[row, column])
-        self.known.index_put_((slots_R,), self.known[slots_R] + counts_R)
-
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
         self.ops.advance(self.committed, slots_R, rows_R)

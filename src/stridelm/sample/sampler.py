@@ -4,34 +4,36 @@ A row's token is a function of that row's logits and history, its request's para
 position: `argmax(processed logits + noise)`, the lowest id among equals. Which other rows share the call
 changes nothing.
 
-Legend: M rows of the call, X rows among them that need more than a raw argmax, V vocabulary.
+Legend: M rows of the call, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from stridelm.kernels.mass import UNIT, depths, masses
+from stridelm.faults import on_behalf_of
+from stridelm.kernels import step_ops_for
 from stridelm.kernels.noise import gumbel
-from stridelm.sample.groups import Groups, group
-from stridelm.sample.processors import PIPELINE, Rows, TokenHistory, mask_by_grammar
+from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.step_ops import Asked, Cut, Past, StepOps
+from stridelm.sample.grammar import Guide, allowed
+from stridelm.sample.grammar_watch import WATCH
+from stridelm.sample.rows import Rows, TokenHistory
 from stridelm.sample.table import Feature, SamplingTable
-
-if TYPE_CHECKING:
-    from stridelm.kernels.truncate import Cut
+from stridelm.upload import upload
 
 
 class Sampler:
-    """Draws tokens for rows of requests whose parameters are in `table` and whose tokens are in `history`."""
+    """Draws tokens for rows of requests whose parameters are in `table` and whose tokens are in `history`. The host
+    says only which features occur at all; whose they are is read from the device's tables."""
 
-    def __init__(self, table: SamplingTable, history: TokenHistory) -> None:
+    def __init__(self, table: SamplingTable, history: TokenHistory, ops: StepOps | None = None) -> None:
         self.table = table
         self.history = history
-        self._remembered: tuple[list[int], int, Groups] | None = None
+        self.ops = ops or step_ops_for(table.device)
 
     def draw(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
@@ -41,40 +43,11 @@ class Sampler:
         row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw
         logits in whatever precision they come. stream: one number, or int64 [M]; see kernels/noise.py.
         """
-        if logits_MV.is_cuda:
-            return self._draw_by_kernels(logits_MV, rows, row_slots, stream)
-        return self.sample_reference(logits_MV, rows, row_slots, stream)
-
-    def sample_reference(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
-    ) -> torch.Tensor:
-        """`draw` on a CPU, and its meaning anywhere: rows are grouped on the host by what they need."""
-        groups = self._groups(row_slots)
-        if not groups.count:
-            return likeliest(logits_MV)
-        rows_X = rows.select(groups.special_X)
-        logits_XV = self._process(logits_MV, rows_X, groups)
-        self._add_noise(logits_XV, rows_X, groups, _pick(stream, groups.special_X))
-        tokens_X = likeliest(logits_XV)
-        if groups.special_X is None:
-            return tokens_X
-        return likeliest(logits_MV).index_copy_(0, groups.special_X, tokens_X)
-
-    def _draw_by_kernels(
-        self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
-    ) -> torch.Tensor:
-        """`draw` on a GPU: a few launches that read no host tensor. The host says only which features occur at all."""
-        from stridelm.kernels.draw import draw
-
-        table = self.table
-        wanted = self._wanted(row_slots)
-        if wanted & Feature.EDITED:
-            # The others are drawn from the copy too, and draw the same: the kernels compute in float32 whatever they
-            # read, and a 16-bit logit is the same number there.
-            logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
-        log_min_p = table.log_min_p if wanted & Feature.MIN_P else None
-        cut = self._cut(logits_MV, rows, wanted) if wanted & (Feature.TOP_K | Feature.TOP_P) else None
-        return draw(
+        table, wanted = self.table, self._wanted(row_slots)
+        # Rows without edits draw the same from the copy: all is computed in float32 whatever is read, and a 16-bit
+        # logit is the same number there.
+        logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
+        return self.ops.draw(
             logits_MV,
             rows.slots,
             rows.positions,
@@ -82,80 +55,33 @@ class Sampler:
             table.seed,
             table.sample_index,
             table.sampled,
-            log_min_p,
+            table.log_min_p if wanted & Feature.MIN_P else None,
             stream,
-            cut,
+            self._cut(logits_MV, rows, wanted) if wanted & (Feature.TOP_K | Feature.TOP_P) else None,
         )
-
-    def _wanted(self, row_slots: Sequence[int]) -> Feature:
-        """What any of the rows needs."""
-        wanted = Feature(0)
-        for slot in set(row_slots):
-            wanted |= self.table.features(slot)
-        return wanted
-
-    def _cut(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> Cut:
-        """Where min-p, top-k and top-p cut each row, by kernels."""
-        from stridelm.kernels.truncate import truncate
-
-        table = self.table
-        top_k = table.top_k if wanted & Feature.TOP_K else None
-        top_p = table.top_p if wanted & Feature.TOP_P else None
-        return truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
-
-    def _edited(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], wanted: Feature) -> torch.Tensor:
-        """float32 [M, V]: a copy of the logits, and in it, by kernels in PIPELINE's order, what is wanted of EDITED."""
-        from stridelm.kernels import edit
-
-        table, history = self.table, self.history
-        tokens, longest = history.tokens, history.tokens.shape[1]
-        if rows.longest is not None:
-            longest = min(rows.longest, longest)
-        past = edit.Past(rows.slots, rows.positions, rows.extra, tokens, history.known, table.prompt_len, longest)
-        edited_MV = logits_MV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-
-        def asked(feature: Feature) -> edit.Asked:
-            return edit.Asked(table.needs, feature.value)
-
-        if Feature.GRAMMAR in wanted:
-            mask_by_grammar(edited_MV, rows, [table.guide(slot) for slot in row_slots], history)
-        if Feature.BAD_WORDS in wanted:
-            edit.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_tokens, table.bad_ends)
-        if Feature.BIAS in wanted:
-            edit.add_bias(edited_MV, past, asked(Feature.BIAS), table.bias_ids, table.bias)
-        if Feature.MIN_TOKENS in wanted:
-            edit.forbid_stops(edited_MV, past, asked(Feature.MIN_TOKENS), table.min_tokens, table.stop_ids)
-        if Feature.PENALTIES in wanted:
-            penalties = (table.repetition, table.presence, table.frequency)
-            edit.penalise(edited_MV, past, asked(Feature.PENALTIES), *penalties)
-        return edited_MV
 
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] whose softmax the sampled rows are drawn from.
 
         Greedy rows have all but temperature and truncation applied: their token is the argmax.
         """
-        groups = self._groups(row_slots)
-        if not groups.count:
-            return logits_MV.to(torch.float32, copy=True)
-        logits_XV = self._process(logits_MV, rows.select(groups.special_X), groups)
-        if groups.special_X is None:
-            return logits_XV
-        return logits_MV.to(torch.float32, copy=True).index_copy_(0, groups.special_X, logits_XV)
+        wanted = self._wanted(row_slots)
+        logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
+        # A greedy slot's temperature is 1.
+        scaled_MV = logits_MV.float() / self.table.temperature[rows.slots][:, None]
+        if wanted & Feature.TRUNCATED:
+            scaled_MV.masked_fill_(self._cut(logits_MV, rows, wanted).drops(scaled_MV), -math.inf)
+        return scaled_MV
 
     def likeliest(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """int64 [M] what each row draws if there is no noise: a valid id, for padding too."""
-        if not logits_MV.is_cuda:
-            return likeliest(self.processed(logits_MV, rows, row_slots))
         # The likeliest is so at any temperature, and is never cut off.
-        wanted = self._wanted(row_slots)
-        return likeliest(self._edited(logits_MV, rows, row_slots, wanted) if wanted & Feature.EDITED else logits_MV)
+        return likeliest(self._edited(logits_MV, rows, row_slots, self._wanted(row_slots)))
 
     def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] with which each row's token is drawn. A greedy row is certain of its argmax; a row left with
         nothing but -inf has nan."""
-        by_kernels = logits_MV.is_cuda
-        scores_MV = (self._processed_by_kernels if by_kernels else self.processed)(logits_MV, rows, row_slots)
+        scores_MV = self.processed(logits_MV, rows, row_slots)
         certain_MV = torch.zeros_like(scores_MV).scatter_(1, likeliest(scores_MV)[:, None], 1.0)
         if not self._wanted(row_slots) & Feature.SAMPLED:
             return certain_MV
@@ -166,72 +92,79 @@ class Sampler:
     ) -> torch.Tensor:
         """float32 [M, V] log-probabilities of what each row draws; if noisy, to one who knows the noise that it will be
         drawn with but has the logits from hearsay."""
-        scores_MV = (self._processed_by_kernels if logits_MV.is_cuda else self.processed)(logits_MV, rows, row_slots)
+        scores_MV = self.processed(logits_MV, rows, row_slots)
         if noisy and self._wanted(row_slots) & Feature.SAMPLED:
             table, slots = self.table, rows.slots
             noise_MV = gumbel(table.seed[slots], rows.positions, table.sample_index[slots], scores_MV.shape[1])
             scores_MV = scores_MV + torch.where(table.sampled[slots][:, None], noise_MV, 0.0)
         return scores_MV.log_softmax(-1)
 
-    def _processed_by_kernels(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
-        """`processed` on a GPU, from the device's tables as `_draw_by_kernels` is."""
-        wanted = self._wanted(row_slots)
-        if wanted & Feature.EDITED:
-            logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
-        # A greedy slot's temperature is 1.
-        scaled_MV = logits_MV.float() / self.table.temperature[rows.slots][:, None]
-        if wanted & (Feature.MIN_P | Feature.TOP_K | Feature.TOP_P):
-            scaled_MV.masked_fill_(self._cut(logits_MV, rows, wanted).drops(scaled_MV), -math.inf)
-        return scaled_MV
+    def _wanted(self, row_slots: Sequence[int]) -> Feature:
+        """What any of the rows needs."""
+        wanted = Feature(0)
+        for slot in set(row_slots):
+            wanted |= self.table.features(slot)
+        return wanted
 
-    def _groups(self, row_slots: Sequence[int]) -> Groups:
-        """Decode steps ask for the same rows again and again; the last answer is kept."""
-        slots, version = list(row_slots), self.table.version
-        if self._remembered is None or self._remembered[:2] != (slots, version):
-            self._remembered = (slots, version, group(slots, self.table))
-        return self._remembered[2]
+    def _cut(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> Cut:
+        """Where min-p, top-k and top-p cut each row."""
+        table = self.table
+        top_k = table.top_k if wanted & Feature.TOP_K else None
+        top_p = table.top_p if wanted & Feature.TOP_P else None
+        return self.ops.truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
 
-    def _process(self, logits_MV: torch.Tensor, rows_X: Rows, groups: Groups) -> torch.Tensor:
-        """The processed logits [X, V] float32 of the rows that need more than a raw argmax."""
-        if groups.special_X is None:
-            logits_XV = logits_MV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        else:
-            logits_XV = logits_MV.index_select(0, groups.special_X).float()
-        for feature, part in groups.parts.items():
-            mine = part.rows_G
-            logits_GV = logits_XV if mine is None else logits_XV.index_select(0, mine)
-            PIPELINE[feature](logits_GV, rows_X.select(mine), part, self.table, self.history)
-            if mine is not None:
-                logits_XV.index_copy_(0, mine, logits_GV)
-        return logits_XV
+    def _edited(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], wanted: Feature) -> torch.Tensor:
+        """float32 [M, V]: a copy of the logits with what is wanted of EDITED; the logits themselves if that is nothing.
 
-    def _add_noise(self, logits_XV: torch.Tensor, rows_X: Rows, groups: Groups, stream: int | torch.Tensor) -> None:
-        part = groups.parts.get(Feature.SAMPLED)
-        if part is None:
-            return
-        rows_G = rows_X.select(part.rows_G)
-        seeds_G = self.table.seed.index_select(0, rows_G.slots)
-        samples_G = self.table.sample_index.index_select(0, rows_G.slots)
-        noise_GV = gumbel(seeds_G, rows_G.positions, samples_G, logits_XV.shape[1], _pick(stream, part.rows_G))
-        if part.rows_G is None:
-            logits_XV.add_(noise_GV)
-        else:
-            logits_XV.index_add_(0, part.rows_G, noise_GV)
+        Order and meaning are vLLM's: grammar, bad words, logit bias, minimum tokens, penalties; then temperature,
+        min-p, top-k, top-p.
+        """
+        if not wanted & Feature.EDITED:
+            return logits_MV
+        table, history, ops = self.table, self.history, self.ops
+        tokens, longest = history.tokens, history.tokens.shape[1]
+        if rows.longest is not None:
+            longest = min(rows.longest, longest)
+        past = Past(rows.slots, rows.positions, rows.extra, tokens, history.known, table.prompt_len, longest)
+        edited_MV = logits_MV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
+        def asked(feature: Feature) -> Asked:
+            return Asked(table.needs, feature.value)
 
-def _pick(stream: int | torch.Tensor, index: torch.Tensor | None) -> int | torch.Tensor:
-    """These rows' streams; None: all."""
-    return stream if index is None or isinstance(stream, int) else stream.index_select(0, index)
+        if Feature.GRAMMAR in wanted:
+            mask_by_grammar(edited_MV, rows, [table.guide(slot) for slot in row_slots], history)
+        if Feature.BAD_WORDS in wanted:
+            ops.forbid_words(edited_MV, past, asked(Feature.BAD_WORDS), table.bad_tokens, table.bad_ends)
+        if Feature.BIAS in wanted:
+            ops.add_bias(edited_MV, past, asked(Feature.BIAS), table.bias_ids, table.bias)
+        if Feature.MIN_TOKENS in wanted:
+            ops.forbid_stops(edited_MV, past, asked(Feature.MIN_TOKENS), table.min_tokens, table.stop_ids)
+        if Feature.PENALTIES in wanted:
+            penalties = (table.repetition, table.presence, table.frequency)
+            ops.penalise(edited_MV, past, asked(Feature.PENALTIES), *penalties)
+        return edited_MV
 
 
-def likeliest(logits_MV: torch.Tensor) -> torch.Tensor:
-    """The argmax of each row, the lowest id among equals: int64 [M].
-
-    `max` finds the same index as `argmax`, and on the CPU does so three times faster in bfloat16.
-    """
-    return logits_MV.max(-1).indices
-
-
-def raw_confidence(logits_MV: torch.Tensor) -> torch.Tensor:
-    """The largest probability of the raw softmax: float32 [M], whatever rows share the call."""
-    return (UNIT / masses(depths(logits_MV)).sum(-1).double()).float()
+def mask_by_grammar(logits_MV: torch.Tensor, rows: Rows, guides: Sequence[Guide | None], history: TokenHistory) -> None:
+    """Forbid what the requests' grammars do not let stand behind the rows' outputs. Matchers run on the host, so it
+    waits for the device."""
+    known, positions = history.known[rows.slots].tolist(), rows.positions.tolist()
+    extra = [[]] * len(known) if rows.extra is None else rows.extra.tolist()
+    asked: dict[int, tuple[Guide, list[int]]] = {}
+    for row, guide in enumerate(guides):
+        path = [token for token in extra[row] if token >= 0]
+        # A drafter may look further than it has tokens to show: what may stand there nobody can say.
+        if guide is None or known[row] + len(path) != positions[row]:
+            continue
+        with on_behalf_of(guide.request):
+            guide.catch_up()
+            if guide.read < known[row]:  # drawn, and not emitted yet
+                path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
+        asked[row] = guide, path
+    masks = {row: mask for row, mask in zip(asked, WATCH.masks(list(asked.values()))) if mask is not None}
+    if not masks:
+        return
+    masks_GW = torch.stack(list(masks.values())).to(logits_MV.device)
+    forbidden_GV = ~allowed(masks_GW, logits_MV.shape[1])
+    index = upload(list(masks), logits_MV.device)
+    logits_MV.index_copy_(0, index, logits_MV.index_select(0, index).masked_fill_(forbidden_GV, -math.inf))

@@ -77,15 +77,10 @@ class SamplingTable:
         """[S, L] int64 the bad words' tokens, one word after the other: a long one costs its own length alone."""
         self.bad_ends = self._list(slots, 0)
         """[S, B] int64 where each word ends in them; 0: there is none."""
-        self.longest_bad_word = 0
-        """Tokens of the longest that any slot has had."""
-        self.version = 0
-        """Counts the writes, for those who remember what they derived from the features."""
         self.generation = 0
         """Counts how often a list has grown, which makes another tensor of it: a captured step that reads lists
         (Feature.LISTED) is good for the generation in which it was captured, and for no other."""
         self._features = [Feature(0)] * slots
-        self._top_ks = [0] * slots
         self._guides: list[Guide | None] = [None] * slots
 
     def set(
@@ -105,8 +100,6 @@ class SamplingTable:
         features |= Feature.GRAMMAR if guide is not None else Feature(0)
         self._guides[slot] = guide
         self._features[slot] = features
-        self._top_ks[slot] = params.top_k
-        self.version += 1
         self.sampled[slot] = bool(features & Feature.SAMPLED)
         _copy(self._floats[slot], _float_row(params, request.speculation.confidence))
         _copy(self._ints[slot], _int_row(request, features))
@@ -128,11 +121,6 @@ class SamplingTable:
     def assume(self, features: Feature) -> None:
         """Let nobody's slot stand for requests with these features, while a step is captured."""
         self._features[-1] = features
-        self.version += 1
-
-    def top_k_of(self, slot: int) -> int:
-        """The slot's top_k as the host knows it."""
-        return self._top_ks[slot]
 
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
         # A tokenizer may know an eos that the model has no logit for: never drawn, it needs no mask.
@@ -153,7 +141,6 @@ class SamplingTable:
         ends = list(itertools.accumulate(len(word) for word in bad_words))
         tables = (self._widened(self.bad_tokens, len(tokens), fill=0), self._widened(self.bad_ends, len(ends), fill=0))
         self.bad_tokens, self.bad_ends = tables  # both or neither: there may be no memory for one
-        self.longest_bad_word = max(self.longest_bad_word, *map(len, bad_words))
         _copy(self.bad_tokens[slot], _padded(tokens, self.bad_tokens.shape[1], 0))
         _copy(self.bad_ends[slot], _padded(ends, self.bad_ends.shape[1], 0))
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import torch
 
-from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, gumbel, uniforms
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import likeliest
+from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, uniforms
+from stridelm.sample.rows import Rows
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify.exact import candidate_history, walk_and_append
 from stridelm.verify.rule import Rule, VerifyInput
@@ -83,21 +81,11 @@ def end_at(inputs: VerifyInput, leaf: torch.Tensor, weights_RV: torch.Tensor) ->
 def draw(
     inputs: VerifyInput, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
 ) -> torch.Tensor:
-    """[R] int64: a draw for each span by these log-weights, at temperature 1; on a GPU -1 for padding."""
-    slots, sampling = inputs.slots, inputs.sampler.table
-    if not logs_RV.is_cuda:
-        noise = gumbel(sampling.seed[slots], positions, sampling.sample_index[slots], logs_RV.shape[1], stream)
-        return likeliest(logs_RV + noise)
-    from stridelm.kernels.draw import draw as draw_on_gpu
-
-    ones_S, always_S = _neutral(len(sampling.seed), slots.device)
-    return draw_on_gpu(logs_RV, slots, positions, ones_S, sampling.seed, sampling.sample_index, always_S, stream=stream)
-
-
-@cache  # for ever: a captured step reads these very tensors
-def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[S] temperatures of 1, and [S] that all are drawn with noise."""
-    return torch.ones(slots, device=device), torch.ones(slots, dtype=torch.bool, device=device)
+    """[R] int64: a draw for each span by these log-weights, at temperature 1; anything for padding."""
+    sampling = inputs.sampler.table
+    return inputs.sampler.ops.draw_weighted(
+        logs_RV, inputs.slots, positions, sampling.seed, sampling.sample_index, stream
+    )
 
 
 def path_to(draft: Draft, leaf: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stridelm.sample.processors import Rows
-from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.sample.rows import Rows
+from stridelm.types import Draft, Verdict
 from stridelm.upload import upload
 from stridelm.verify.rule import Rule, VerifyInput
 
@@ -27,14 +27,10 @@ class Exact(Rule):
 
 def walk_and_append(inputs: VerifyInput, draft: Draft, drawn_RK: torch.Tensor) -> Verdict:
     """Follow the tokens drawn at each node down the draft, and append what is emitted to the token table."""
-    nodes, decides, slots, table = inputs.nodes, inputs.decides, inputs.slots, inputs.table
-    if drawn_RK.is_cuda:
-        from stridelm.kernels.walk import walk as walk_on_gpu
-
-        return walk_on_gpu(draft, drawn_RK, nodes, decides, slots, table.tokens, table.known)
-    verdict = walk(draft, drawn_RK, nodes, decides)
-    table.append(slots, verdict.tokens, verdict.counts)
-    return verdict
+    table = inputs.table
+    return inputs.sampler.ops.walk(
+        draft, drawn_RK, inputs.nodes, inputs.decides, inputs.slots, table.tokens, table.known
+    )
 
 
 def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
@@ -101,39 +97,3 @@ def candidate_history(draft: Draft, spans: torch.Tensor, own: torch.Tensor) -> t
     column = torch.where(member, draft.depths[spans] - 1, most)
     path = torch.full((own.shape[0], most + 1), -1, dtype=torch.int64, device=own.device)
     return path.scatter_(1, column.clamp(max=most), draft.tokens[spans])[:, :most]
-
-
-def walk(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, decides: torch.Tensor) -> Verdict:
-    """Follow the drawn tokens down the tree from the last real row.
-
-    drawn_RK: token drawn at each node; nodes_RK: decision row of each node. Emits the tokens drawn along the path.
-    """
-    rows = drawn_RK.shape[0]
-    leaf = torch.full((rows,), -1, dtype=torch.int64, device=drawn_RK.device)
-    tokens, sources = [drawn_RK[:, 0]], [nodes_RK[:, 0]]
-    path: list[torch.Tensor] = []
-    kept = reached = torch.zeros_like(leaf)
-    going = decides
-    candidates = draft.valid & (draft.roles == CANDIDATE)
-    for _ in range(draft.max_depth):
-        children = candidates & (draft.parents == leaf[:, None])
-        match = children & (draft.tokens == tokens[-1][:, None])
-        reached = reached + (going & children.any(1))
-        going = going & match.any(1)
-        step = match.to(torch.uint8).argmax(1)
-        leaf = torch.where(going, step, leaf)
-        kept = kept + going
-        path.append(step)
-        tokens.append(drawn_RK.gather(1, step[:, None] + 1)[:, 0])
-        sources.append(nodes_RK.gather(1, step[:, None] + 1)[:, 0])
-    return Verdict(
-        tokens=torch.stack(tokens, 1),
-        counts=torch.where(decides, kept + 1, 0),
-        rows=torch.stack(sources, 1),
-        path=torch.stack(path, 1) if path else leaf.new_zeros(rows, 0),
-        kept=kept,
-        leaf=leaf,
-        drafted=torch.where(decides, candidates.sum(1), 0),
-        accepted=kept,
-        reached=reached,
-    )

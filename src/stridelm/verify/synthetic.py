@@ -20,11 +20,12 @@ from functools import cache
 
 import torch
 
+from stridelm.kernels.step_ops import Sureness
 from stridelm.types import MAX_DRAFT_ROWS, Verdict
 from stridelm.verify.attempt import draw, follow
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import Rule, VerifyInput
-from stridelm.verify.trust import Sureness, Trust
+from stridelm.verify.trust import Trust
 
 STREAM = 0x4C454E
 """The noise's stream for lengths."""
@@ -61,7 +62,7 @@ class SyntheticTrust(Trust):
 
 
 def draw_accepted(inputs: VerifyInput) -> torch.Tensor:
-    """[R] int64 how many drafted tokens each span accepts if its draft is full; on a GPU -1 for padding."""
+    """[R] int64 how many drafted tokens each span accepts if its draft is full; anything for padding."""
     return draw(inputs, _log_odds(inputs), inputs.table.known[inputs.slots], STREAM)
 
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import raw_confidence
+from stridelm.kernels.step_ops import Sureness
+from stridelm.sample.rows import Rows
 from stridelm.types import Verdict
 from stridelm.verify.rule import Rule, VerifyInput
-
-Sureness = tuple[torch.Tensor, torch.Tensor]
-"""[R, K] and [R] float32: of each row of the windows, and what it must reach."""
 
 
 class Trust(Rule):
@@ -27,29 +24,15 @@ class Trust(Rule):
     trusts_probes = True
 
     def decide(self, inputs: VerifyInput) -> Verdict:
-        tokens_RK = _draw_window(inputs)
-        sureness = self.sureness(inputs)
-        if tokens_RK.is_cuda:
-            return _cut_on_gpu(inputs, tokens_RK, sureness)
-        valid = inputs.nodes >= 0
-        sure = valid if sureness is None else valid & (sureness[0] >= sureness[1][:, None])
-        sure[:, 0] = True
-        counts = sure.to(torch.int64).cumprod(1).sum(1)
-        counts = torch.where(inputs.decides, counts, 0)
-        drafted = valid[:, 1:].sum(1)
-        zero = torch.zeros_like(counts)
-        accepted = (counts - 1).clamp(min=0)
-        inputs.table.append(inputs.slots, tokens_RK, counts)
-        return Verdict(
-            tokens=tokens_RK,
-            counts=counts,
-            rows=inputs.nodes,
-            path=zero[:, None].expand(-1, inputs.draft.width),
-            kept=zero,
-            leaf=zero - 1,
-            drafted=drafted,
-            accepted=accepted,
-            reached=torch.minimum(accepted + 1, drafted),
+        table = inputs.table
+        return inputs.sampler.ops.cut_windows(
+            _draw_window(inputs),
+            inputs.nodes,
+            inputs.decides,
+            inputs.slots,
+            table.tokens,
+            table.known,
+            self.sureness(inputs),
         )
 
     def sureness(self, inputs: VerifyInput) -> Sureness | None:
@@ -58,30 +41,7 @@ class Trust(Rule):
             return None
         rows = inputs.nodes.clamp(min=0)
         logits = inputs.logits_MV.index_select(0, rows.flatten())
-        return _confidence(logits).view(rows.shape), inputs.sampler.table.confidence[inputs.slots]
-
-
-def _confidence(logits_MV: torch.Tensor) -> torch.Tensor:
-    if not logits_MV.is_cuda:
-        return raw_confidence(logits_MV)
-    from stridelm.kernels.draw import confidence
-
-    return confidence(logits_MV)
-
-
-def _cut_on_gpu(inputs: VerifyInput, tokens_RK: torch.Tensor, sureness: Sureness | None) -> Verdict:
-    from stridelm.kernels.walk import cut_windows
-
-    table = inputs.table
-    return cut_windows(
-        tokens_RK,
-        inputs.nodes,
-        inputs.decides,
-        inputs.slots,
-        table.tokens,
-        table.known,
-        *(sureness or (None, None)),
-    )
+        return inputs.sampler.ops.confidence(logits).view(rows.shape), inputs.sampler.table.confidence[inputs.slots]
 
 
 def _draw_window(inputs: VerifyInput) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from stridelm import SamplingParams
 from stridelm.draft.base import TreeShape
+from stridelm.kernels.step_ops import StepOps
 from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
@@ -27,7 +28,11 @@ P = Callable[[tuple[int, ...]], torch.Tensor]
 
 
 def inputs(
-    draft: Draft, asked: Sequence[Speculation], decides: torch.Tensor | None = None, vocab: int = 100
+    draft: Draft,
+    asked: Sequence[Speculation],
+    decides: torch.Tensor | None = None,
+    vocab: int = 100,
+    ops: StepOps | None = None,
 ) -> VerifyInput:
     """Spans of requests with seeds of their own, that ask for this in turn. There are no logits."""
     count = len(draft.tokens)
@@ -49,7 +54,7 @@ def inputs(
         everybody if decides is None else decides,
         batch,
         torch.empty(0),
-        Sampler(sampling, table),
+        Sampler(sampling, table, ops),
         table,
     )
 

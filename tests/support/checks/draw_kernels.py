@@ -1,4 +1,4 @@
-"""Rows to draw from, for the kernels of kernels/draw.py and for the torch code that they must agree with."""
+"""Rows to draw from, in Triton and in torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.draw import draw, gumbel_of, noise_words
-from stridelm.kernels.truncate import Cut, truncate
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.step_ops import Cut
+from stridelm.kernels.truncate import truncate
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.types import Request
@@ -90,9 +92,9 @@ def drawn(
 
 
 def sampler_of(table: SamplingTable) -> Sampler:
-    """A sampler whose requests have no history that matters."""
+    """A sampler in torch, whose requests have no history that matters."""
     nothing = torch.zeros(len(table.seed), 4, dtype=torch.int64, device=table.device)
-    return Sampler(table, History(nothing, nothing[:, 0]))
+    return Sampler(table, History(nothing, nothing[:, 0]), PlainStepOps())
 
 
 def twin(
@@ -102,9 +104,9 @@ def twin(
     table: SamplingTable,
     stream: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """The sampler's tokens, in torch."""
+    """The tokens in torch."""
     rows = Rows(torch.tensor(slots, device=table.device), positions_M)
-    return sampler_of(table).sample_reference(logits_MV, rows, slots, stream)
+    return sampler_of(table).draw(logits_MV, rows, slots, stream)
 
 
 def cut_of(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable, **options: Any) -> Cut:

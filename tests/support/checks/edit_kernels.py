@@ -1,4 +1,4 @@
-"""Requests with edited logits and rows of them, for the kernels of kernels/edit.py and the torch code behind them."""
+"""Requests with edited logits and rows of them, in Triton and in torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows, check_rows
+from stridelm.sample.rows import Rows, check_rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.types import Request
@@ -39,6 +41,7 @@ class Case:
     """Running requests, one a slot, and rows of them, some of padding; rows of a request are nodes of a draft."""
 
     sampler: Sampler
+    """In Triton."""
     logits: torch.Tensor
     rows: Rows
     slots: list[int]
@@ -47,6 +50,11 @@ class Case:
     @property
     def table(self) -> SamplingTable:
         return self.sampler.table
+
+    @property
+    def plain(self) -> Sampler:
+        """The same in torch."""
+        return Sampler(self.table, self.sampler.history, PlainStepOps())
 
     @property
     def real(self) -> list[int]:
@@ -72,16 +80,13 @@ class Case:
         self.slots = other.slots
 
     def edited(self) -> torch.Tensor:
-        """The kernels' logits."""
-        wanted = Feature(0)
-        for slot in self.slots:
-            wanted |= self.table.features(slot)
-        return self.sampler._edited(self.logits, self.rows, self.slots, wanted)
+        """Triton's logits, float32."""
+        return self.sampler._edited(self.logits, self.rows, self.slots, self.sampler._wanted(self.slots)).float()
 
     def wanted(self) -> torch.Tensor:
-        """The processors' logits of the real rows; what it takes a greedy request to have no more than edits."""
+        """torch's of the real rows."""
         case = self.part(self.real)
-        return self.sampler.processed(case.logits, case.rows, case.slots)
+        return self.plain._edited(case.logits, case.rows, case.slots, self.plain._wanted(case.slots)).float()
 
     def check(self) -> None:
         """Edited to the bit, padding left alone."""
@@ -92,13 +97,13 @@ class Case:
         assert torch.equal(got[padding], self.logits[padding].float())
 
     def drawn(self, stream: int = 0) -> torch.Tensor:
-        """The kernels' tokens."""
-        return self.sampler._draw_by_kernels(self.logits, self.rows, self.slots, stream)
+        """Triton's tokens."""
+        return self.sampler.draw(self.logits, self.rows, self.slots, stream)
 
     def twin(self, stream: int = 0) -> torch.Tensor:
-        """The tokens of the real rows in torch."""
+        """torch's of the real rows."""
         case = self.part(self.real)
-        return self.sampler.sample_reference(case.logits, case.rows, case.slots, stream)
+        return self.plain.draw(case.logits, case.rows, case.slots, stream)
 
 
 def make_case(
@@ -143,7 +148,7 @@ def make_case(
     slots_M = torch.tensor(slots, device=device)
     rows = Rows(slots_M, history.known[slots_M] + (extra >= 0).sum(1), extra if drafted else None, longest)
     logits = make_logits(len(slots), vocab, dtype, device, seed)
-    case = Case(Sampler(table, history), logits, rows, slots, requests)
+    case = Case(Sampler(table, history, TritonStepOps()), logits, rows, slots, requests)
     check_rows(case.part(case.real).rows, history)
     return case
 

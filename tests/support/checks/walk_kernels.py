@@ -1,4 +1,4 @@
-"""Trees, drawn tokens and token tables for the kernels of kernels/walk.py, and what the rules make of them."""
+"""Trees, drawn tokens and token tables, for walks in Triton and in torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_nodes(rng: random.Random, width: int, device: str = "cpu") -> torch.T
 
 
 class Tables:
-    """Requests, some of them padding, and their token table twice: as a kernel leaves it, and as TokenTable does."""
+    """Requests, some of them padding, and their token table twice: as Triton leaves it, and as torch does."""
 
     def __init__(self, rng: random.Random, device: str = "cpu") -> None:
         self.padding = torch.tensor([rng.random() < 0.2 for _ in range(SPANS)], device=device)
@@ -73,10 +73,12 @@ class Tables:
     def arguments(self) -> tuple[torch.Tensor, ...]:
         return self.decides, self.slots, self.ours.tokens, self.ours.known
 
+    def twins(self) -> tuple[torch.Tensor, ...]:
+        return self.decides, self.slots, self.theirs.tokens, self.theirs.known
+
     def check(self, got: Verdict, wanted: Verdict) -> None:
-        """The same verdicts as far as they say anything, 0 beyond, and the same table."""
+        """The same verdicts as far as they say anything, 0 beyond in Triton's, and the same table."""
         real = ~self.padding
-        self.theirs.append(self.slots[real], wanted.tokens[real], wanted.counts[real])
         assert torch.equal(self.ours.tokens, self.theirs.tokens)
         assert torch.equal(self.ours.known, self.theirs.known)
         for name in NUMBERS:
@@ -87,19 +89,7 @@ class Tables:
             assert said.dtype == torch.int64
             within = torch.arange(said.shape[1], device=said.device) < counts[:, None]
             assert not bool(said[~within].any()), name
-            shared = min(said.shape[1], expected.shape[1])  # the rule's own is as wide as its deepest tree
+            shared = min(said.shape[1], expected.shape[1])  # torch's is as wide as its deepest tree
             assert not bool(within[:, shared:].any())
             of_real = within[:, :shared] & real[:, None]
             assert torch.equal(said[:, :shared][of_real], expected[:, :shared][of_real]), name
-
-
-def trusted(drawn: torch.Tensor, nodes: torch.Tensor, decides: torch.Tensor, sure: torch.Tensor) -> Verdict:
-    """What verify/trust.py makes of windows whose rows it has drawn and judged."""
-    valid = nodes >= 0
-    sure = valid & sure
-    sure[:, 0] = True
-    counts = torch.where(decides, sure.long().cumprod(1).sum(1), 0)
-    drafted, zero, accepted = valid[:, 1:].sum(1), torch.zeros_like(counts), (counts - 1).clamp(min=0)
-    path = zero[:, None].expand(-1, drawn.shape[1] - 1)
-    reached = torch.minimum(accepted + 1, drafted)
-    return Verdict(drawn, counts, nodes, path, zero, zero - 1, drafted, accepted, reached)

@@ -21,6 +21,7 @@ from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import settle
 from stridelm.kernels.noise import DRAFT, attempt_stream, gumbel
+from stridelm.kernels.step_ops import StepOps
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.state import TokenTable
@@ -170,6 +171,7 @@ class Lab:
     size: int = 2000
     device: str = "cpu"
     model_seed: int = 0
+    ops: StepOps | None = None
     accepted: int = 0
 
     def __post_init__(self) -> None:
@@ -178,9 +180,9 @@ class Lab:
         shape = (VOCAB,) * (DEPENDS_ON + 1)
         self.logits = (1.5 * torch.randn(shape, generator=generator)).to(device)
         self.target = lab_target(self.size, device)
-        self.tokens = TokenTable(self.size, 32, device)
+        self.tokens = TokenTable(self.size, 32, device, self.ops)
         self.table = SamplingTable(self.size, VOCAB, device)
-        sampler = Sampler(self.table, self.tokens)
+        sampler = Sampler(self.table, self.tokens, self.ops)
         self.drafters = Drafters(self.target, sampler, self.tokens)
         self.verifier = Verifier(sampler, self.tokens)
         chosen = settle(Speculation.of(self.speculation), self.target)

@@ -16,7 +16,7 @@ import torch
 from stridelm import LLM, SamplingParams
 from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.params import Speculation
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Verdict
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered

@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels import logit_rows, noise
+from stridelm.kernels import logit_rows, noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence
-from stridelm.kernels.truncate import Cut
-from stridelm.sample.sampler import likeliest, raw_confidence
+from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.step_ops import Cut
 from support.checks.draw_kernels import (
     KINDS,
     TRUNCATED,
@@ -243,7 +243,7 @@ def test_confidence_is_the_samplers(vocab: int, dtype: torch.dtype) -> None:
     logits = make_logits(5, vocab, dtype, seed=1)
     logits[1, : vocab // 2] = float("-inf")
     got = confidence(logits)
-    torch.testing.assert_close(got, raw_confidence(logits), rtol=2.0**-22, atol=0)
+    torch.testing.assert_close(got, plain_logits.confidence(logits), rtol=2.0**-22, atol=0)
     for row in range(5):
         assert torch.equal(confidence(logits[row : row + 1]), got[row : row + 1])
     assert confidence(logits[:0]).shape == (0,)

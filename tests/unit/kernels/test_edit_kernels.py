@@ -1,4 +1,4 @@
-"""The kernels that edit logits, run by Triton's interpreter: to the bit what sample/processors.py does."""
+"""The kernels that edit logits, run by Triton's interpreter: to the bit what torch does."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stridelm import SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.engine import capture
 from stridelm.engine.capture import Capture
+from stridelm.kernels import STEP_OPS
 from stridelm.kernels.draw import PADDING
 from stridelm.kernels.edit import BLOCK
 from stridelm.params import Speculation
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import Sampler
+from stridelm.sample.rows import Rows
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule import Budget
 from stridelm.types import Request, Span, StepPlan
@@ -142,44 +142,27 @@ def test_rows_beside_edited_ones_draw_the_same(dtype: torch.dtype) -> None:
 
 
 @INTERPRETED
-def test_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of edited rows and others, truncated and greedy: those of the same logits in torch, and no groups are formed."""
+def test_probabilities() -> None:
+    """Of edited rows and others, truncated and greedy: those of the same logits in torch."""
     for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         kinds = [() for _ in TRUNCATED] + [ALL] * edited
         case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
         real = case.part(case.real)
-        wanted = real.sampler.probabilities(real.logits, real.rows, real.slots)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "is_cuda", True)
-            patch.setattr(Sampler, "_groups", None)
-            got = case.sampler.probabilities(case.logits, case.rows, case.slots)[case.real]
-        assert torch.equal(got, wanted)
+        got = case.sampler.probabilities(case.logits, case.rows, case.slots)[case.real]
+        assert torch.equal(got, case.plain.probabilities(real.logits, real.rows, real.slots))
 
 
 @INTERPRETED
-def test_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likeliest() -> None:
     """The same tokens as in torch, sampled or not, where nothing is edited and where something is."""
     for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         kinds = [() for _ in TRUNCATED] + [ALL] * edited
         case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
         real = case.part(case.real)
-        wanted = real.sampler.processed(real.logits, real.rows, real.slots).argmax(-1)
-        assert torch.equal(real.sampler.likeliest(real.logits, real.rows, real.slots), wanted)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "is_cuda", True)
-            patch.setattr(Sampler, "_groups", None)
-            got = case.sampler.likeliest(case.logits, case.rows, case.slots)
+        wanted = case.plain.processed(real.logits, real.rows, real.slots).argmax(-1)
+        assert torch.equal(case.plain.likeliest(real.logits, real.rows, real.slots), wanted)
+        got = case.sampler.likeliest(case.logits, case.rows, case.slots)
         assert torch.equal(got[case.real], wanted) and int(got.min()) >= 0
-
-
-@INTERPRETED
-def test_the_sampler_takes_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And forms no groups there."""
-    case = make_case(8, 100, others=SAMPLED).part(list(range(6)))
-    wanted = case.drawn()
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(Sampler, "_groups", None)
-    assert torch.equal(case.sampler.draw(case.logits, case.rows, case.slots), wanted)
 
 
 @INTERPRETED
@@ -303,8 +286,8 @@ def lagging() -> Iterator[str]:
 def test_an_engine_says_the_same(
     checkpoint: Callable[..., Path], lagging: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trees and chains whose rows are drawn by the kernels, all of a step at once, say what plain decoding in torch
-    says; so they do beside a trusted window, which says what it says alone."""
+    """Trees and chains that the kernels draw from and walk down, all rows of a step at once, say what plain decoding in
+    torch says; so they do beside a trusted window, which says what it says alone."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     features = ["repetition_penalty", "bad_words", "min_tokens", "frequency_penalty", "logit_bias", "nothing"]
     jobs = mixed_jobs(stand, 6, temperature, features, seed=2)
@@ -313,13 +296,14 @@ def test_an_engine_says_the_same(
         job.params = replace(job.params, max_tokens=9, min_tokens=min(job.params.min_tokens, 9), presence_penalty=0.3)
     llm = stand.llm(attention=lagging, page_size=4)
     sampler = llm.engine.device.verifier._sampler
-    with_extra = []
+    drawn, with_extra = sampler.draw, []
 
     def draw(logits: torch.Tensor, rows: Rows, slots: list[int], stream: int = 0) -> torch.Tensor:
         with_extra.append(rows.extra is not None)
-        return sampler._draw_by_kernels(logits, rows, slots, stream)
+        return drawn(logits, rows, slots, stream)
 
     monkeypatch.setattr(sampler, "draw", draw)
+    monkeypatch.setattr(sampler, "ops", STEP_OPS.get("triton")())
     if not lossy:
         monkeypatch.setattr(exact, "_drawn_rows", None)
     check_identity(stand, jobs, lossy, llm=llm)

@@ -1,10 +1,9 @@
-"""The door's kernels, run by Triton's interpreter: against the rules' torch code, and the token table."""
+"""The door's kernels, run by Triton's interpreter: the verdicts and the token table of the same in torch."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +11,14 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.draft.base import TreeShape, empty_draft
-from stridelm.kernels.walk import advance, cut_windows, walk
-from stridelm.run.state import TokenTable
+from stridelm.kernels import STEP_OPS
 from stridelm.types import CANDIDATE, Verdict
-from stridelm.verify import exact
-from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes, trusted
+from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
 CPU = torch.device("cpu")
+TRITON, PLAIN = (STEP_OPS.get(name)() for name in ("triton", "plain"))
 
 
 # The exact rule
@@ -34,8 +32,8 @@ def test_walk(width: int) -> None:
         rng = random.Random(100 * width + seed)
         draft, tables = random_draft(rng, width), Tables(rng)
         drawn, nodes = agreeable(rng, draft), random_nodes(rng, width)
-        verdict = walk(draft, drawn, nodes, *tables.arguments())
-        tables.check(verdict, exact.walk(draft, drawn, nodes, tables.decides))
+        verdict = TRITON.walk(draft, drawn, nodes, *tables.arguments())
+        tables.check(verdict, PLAIN.walk(draft, drawn, nodes, *tables.twins()))
         longest = max(longest, int(verdict.kept.max()))
     assert longest >= min(width, 3)
 
@@ -47,26 +45,26 @@ def test_whole_chain() -> None:
     drawn = torch.arange(65).repeat(SPANS, 1)
     drawn[::2, 63] = 0  # all but the last row
     tables = Tables(random.Random(0))
-    verdict = walk(draft, drawn, drawn + 7, *tables.arguments())
-    tables.check(verdict, exact.walk(draft, drawn, drawn + 7, tables.decides))
+    verdict = TRITON.walk(draft, drawn, drawn + 7, *tables.arguments())
+    tables.check(verdict, PLAIN.walk(draft, drawn, drawn + 7, *tables.twins()))
     assert set(verdict.kept.tolist()) == {0, 63, 64} and set(verdict.leaf.tolist()) == {-1, 62, 63}
 
 
 def test_plain_decoding_walks_an_empty_tree() -> None:
     tables = Tables(random.Random(1))
     drawn, draft = torch.arange(SPANS)[:, None] + 5, empty_draft(SPANS, CPU)
-    verdict = walk(draft, drawn, drawn * 3, *tables.arguments())
-    tables.check(verdict, exact.walk(draft, drawn, drawn * 3, tables.decides))
+    verdict = TRITON.walk(draft, drawn, drawn * 3, *tables.arguments())
+    tables.check(verdict, PLAIN.walk(draft, drawn, drawn * 3, *tables.twins()))
     assert verdict.path.shape == (SPANS, 0)
 
 
 def test_one_copy_brings_a_verdict_to_the_host() -> None:
     tables = Tables(random.Random(2))
     drawn = torch.arange(SPANS)[:, None]
-    verdict = walk(empty_draft(SPANS, CPU), drawn, drawn, *tables.arguments())
+    verdict = TRITON.walk(empty_draft(SPANS, CPU), drawn, drawn, *tables.arguments())
     storages = {getattr(verdict, field.name).untyped_storage().data_ptr() for field in fields(Verdict)}
     assert len(storages) == 1
-    nobody = walk(empty_draft(0, CPU), drawn[:0], drawn[:0], *(each[:0] for each in tables.arguments()))
+    nobody = TRITON.walk(empty_draft(0, CPU), drawn[:0], drawn[:0], *(each[:0] for each in tables.arguments()))
     assert nobody.tokens.shape == (0, 1)
 
 
@@ -83,22 +81,20 @@ def test_windows(width: int, confident: bool) -> None:
     nodes = torch.arange(SPANS * (width + 1)).view(SPANS, -1) * 2
     nodes[torch.arange(width + 1) > lengths[:, None]] = -1
     drawn = torch.randint(0, 1000, nodes.shape, generator=torch.Generator().manual_seed(width))
-    sure, options = torch.ones_like(nodes, dtype=torch.bool), dict[str, Any]()
+    sureness = None
     if confident:
         peaks = torch.rand(nodes.shape, generator=torch.Generator().manual_seed(width + 1))
         levels = torch.tensor([rng.choice((0.0, 0.1, 0.5)) for _ in range(SPANS)])
         peaks[:, width // 2], levels[:5] = 0.5, 0.5  # as sure as it needs to be
-        sure, options = peaks >= levels[:, None], {"confidence_RK": peaks, "levels_R": levels}
-    verdict = cut_windows(drawn, nodes, *tables.arguments(), **options)
-    tables.check(verdict, trusted(drawn, nodes, tables.decides, sure))
+        sureness = peaks, levels
+    verdict = TRITON.cut_windows(drawn, nodes, *tables.arguments(), sureness)
+    tables.check(verdict, PLAIN.cut_windows(drawn, nodes, *tables.twins(), sureness))
 
 
 def test_advance() -> None:
-    """Lengths grow as the torch twin has it; nobody's stay."""
+    """Lengths grow; nobody's stay."""
     slots, rows = torch.tensor([3, -1, 0, -1]), torch.tensor([5, 7, 0, 1])
-    table = TokenTable(4, 8, CPU)
-    table.committed[:4] = torch.tensor([1, 2, 3, 4])
-    lengths = table.committed.clone()
-    advance(lengths, slots, rows)
-    table.advance(slots, rows)
-    assert lengths.tolist() == table.committed.tolist() == [1, 2, 3, 9, 0]
+    for ops in (TRITON, PLAIN):
+        lengths = torch.tensor([1, 2, 3, 4, 0])
+        ops.advance(lengths, slots, rows)
+        assert lengths.tolist() == [1, 2, 3, 9, 0]

@@ -10,6 +10,7 @@ import torch
 
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TreeShape
+from stridelm.kernels.plain_step import append
 from stridelm.params import SamplingParams, Speculation
 from stridelm.run.batch import build
 from stridelm.run.state import TokenTable
@@ -155,10 +156,10 @@ def test_token_table() -> None:
     table = TokenTable(3, 10, CPU)
     table.admit(0, [1, 2, 3])
     table.admit(2, [4])
-    table.append(torch.tensor([2, 0]), torch.tensor([[7, 8, 9], [5, 6, -1]]), torch.tensor([0, 2]))
+    append(table.tokens, table.known, torch.tensor([2, 0]), torch.tensor([[7, 8, 9], [5, 6, -1]]), torch.tensor([0, 2]))
     assert table.known.tolist() == [5, 0, 1, 0]  # the last row is nobody's
     assert table.tokens[0, :5].tolist() == [1, 2, 3, 5, 6]
-    table.append(torch.tensor([2]), torch.tensor([[7]]), torch.tensor([1]))
+    append(table.tokens, table.known, torch.tensor([2]), torch.tensor([[7]]), torch.tensor([1]))
     assert table.tokens[2, :2].tolist() == [4, 7]
     table.admit(0, [9])
     assert table.known.tolist() == [1, 0, 2, 0]

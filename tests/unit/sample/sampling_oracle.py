@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 

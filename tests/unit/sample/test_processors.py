@@ -1,4 +1,4 @@
-"""Every processor, at every row, with that row's own history, agrees with the slow way."""
+"""Every edit and every cut, at every row, with that row's own history, agrees with the slow way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sampling_oracle import History, make_case, naive_row
 
 from stridelm.kernels.mass import depths, nucleus
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows, check_rows
+from stridelm.sample.rows import Rows, check_rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.types import Request
@@ -120,12 +120,13 @@ def test_a_row_with_everything_forbidden_draws_token_zero() -> None:
 def test_the_nucleus_is_what_a_stable_sort_would_keep(vocab: int) -> None:
     logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
     logits[3:] = (logits[3:] * 2).round() / 2
-    top_p = torch.tensor([0.02, 0.5, 0.95, 0.02, 0.6, 0.999])[:, None]
-    kept = nucleus(depths(logits), top_p)
+    top_p = torch.tensor([0.02, 0.5, 0.95, 0.02, 0.6, 0.999])
+    depth, (edge, last) = depths(logits), nucleus(depths(logits), top_p)
+    kept = (depth < edge[:, None]) | ((depth == edge[:, None]) & (torch.arange(vocab) <= last[:, None]))
     p = torch.softmax(logits.double(), -1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     sorted_p = p.gather(1, order)
-    expected = torch.zeros_like(kept).scatter_(1, order, sorted_p.cumsum(-1) - sorted_p < top_p.double())
+    expected = torch.zeros_like(kept).scatter_(1, order, sorted_p.cumsum(-1) - sorted_p < top_p.double()[:, None])
     assert torch.equal(kept, expected)
 
 

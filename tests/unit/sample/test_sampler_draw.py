@@ -9,9 +9,10 @@ import pytest
 import torch
 from sampling_oracle import History, make_case, naive_token
 
+from stridelm.kernels.plain_logits import confidence
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.processors import Rows
-from stridelm.sample.sampler import Sampler, raw_confidence
+from stridelm.sample.rows import Rows
+from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 
@@ -136,7 +137,6 @@ def test_seed_sample_index_position_and_stream_each_change_the_draw() -> None:
 
 
 def test_a_rewritten_slot_is_noticed() -> None:
-    """Which rows need what is remembered between calls, but not past a change of the table."""
     sampler = _sampler(50, temperature=0.0)
     rows, logits = Rows(torch.tensor([0]), torch.tensor([1])), torch.zeros(1, 50)
     assert sampler.draw(logits, rows, [0]).tolist() == [0]
@@ -147,8 +147,8 @@ def test_a_rewritten_slot_is_noticed() -> None:
 
 def test_confidence_is_the_largest_probability_whatever_the_batch() -> None:
     logits = torch.randn(33, 4099, generator=torch.Generator().manual_seed(1)) * 4
-    confidence = raw_confidence(logits)
-    torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1), rtol=1e-5, atol=0)
+    whole = confidence(logits)
+    torch.testing.assert_close(whole, logits.softmax(-1).amax(-1), rtol=1e-5, atol=0)
     for m in (0, 7, 32):
-        assert torch.equal(raw_confidence(logits[m : m + 1]), confidence[m : m + 1])
-    assert raw_confidence(torch.tensor([[5.0]])).tolist() == [1.0]
+        assert torch.equal(confidence(logits[m : m + 1]), whole[m : m + 1])
+    assert confidence(torch.tensor([[5.0]])).tolist() == [1.0]

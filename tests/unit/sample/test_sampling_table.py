@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.groups import group
 from stridelm.sample.table import Feature, SamplingTable, check_token_ids
 from stridelm.types import Request
 
@@ -51,7 +50,6 @@ def test_a_slot_forgets_its_last_request() -> None:
     table.set(0, _request(top_k=3, min_tokens=2, logit_bias={1: 1.0}), [7], [[1, 2]])
     table.set(0, _request(temperature=0.0))
     assert table.features(0) == Feature(0)
-    assert table.version == 2
 
 
 def test_lists_grow_and_keep_what_they_hold() -> None:
@@ -124,28 +122,3 @@ def test_ids_outside_the_vocabulary_are_refused_with_a_remedy() -> None:
         check_token_ids(SamplingParams(logit_bias={10: 1.0}), 10)
     with pytest.raises(ValueError, match="bad_words"):
         check_token_ids(SamplingParams(), 10, [[3, -1]])
-
-
-def test_groups_are_the_rows_that_asked() -> None:
-    table = SamplingTable(4, 100)
-    table.set(0, _request(temperature=0.0))
-    table.set(1, _request(top_k=5))
-    table.set(2, _request(temperature=0.0, presence_penalty=1.0))
-    table.set(3, _request(top_k=9, presence_penalty=1.0))
-    assert group([0, 0], table).count == 0
-    groups = group([3, 0, 2, 1, 3], table)
-    assert groups.special_X is not None
-    assert groups.special_X.tolist() == [0, 2, 3, 4]
-    assert list(groups.parts) == [Feature.PENALTIES, Feature.SAMPLED, Feature.TOP_K]
-    penalties, top_k = groups.parts[Feature.PENALTIES], groups.parts[Feature.TOP_K]
-    assert penalties.rows_G is not None
-    assert penalties.rows_G.tolist() == [0, 1, 3]
-    assert penalties.slots_U is not None
-    assert penalties.slots_U.tolist() == [3, 2]
-    assert penalties.slot_of_G is not None
-    assert penalties.slot_of_G.tolist() == [0, 1, 0]
-    assert top_k.max_top_k == 9
-    everyone = group([1, 1], table)
-    assert everyone.special_X is None
-    assert torch.equal(torch.tensor(everyone.count), torch.tensor(2))
-    assert all(part.rows_G is None for part in everyone.parts.values())

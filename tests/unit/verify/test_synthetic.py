@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS, settle
 from stridelm.draft.base import chain
+from stridelm.kernels import STEP_OPS
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic, trust
@@ -61,9 +62,12 @@ def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> Non
     assert all(abs(float(more[n]) - p**n) < 1e-5 for n in range(depth + 1))
 
 
-def inputs(draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None) -> VerifyInput:
+def inputs(
+    draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None, ops: str = "plain"
+) -> VerifyInput:
     """Spans of requests that ask for (mean, depth) in turn. No logits: they are not looked at."""
-    return attempts.inputs(draft, [Speculation("any", depth, "synthetic", mean) for mean, depth in asked], decides)
+    kinds = [Speculation("any", depth, "synthetic", mean) for mean, depth in asked]
+    return attempts.inputs(draft, kinds, decides, ops=STEP_OPS.get(ops)())
 
 
 def full_chains(count: int, depth: int, role: int = CANDIDATE) -> Draft:
@@ -185,10 +189,9 @@ def test_the_kernels_say_the_same(rule: str, asked: list[tuple[float, int]], mon
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(0, 6, (spans, width + 1), generator=generator)
     decides = torch.rand(spans, generator=generator) < 0.9
-    ours, theirs = (inputs(draft, asked, decides) for _ in range(2))
+    ours, theirs = (inputs(draft, asked, decides, ops) for ops in ("triton", "plain"))
     wanted = decide(rule, theirs, drawn, monkeypatch)
     real = torch.arange(spans) % 5 != 4
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     got = decide(rule, replace(ours, slots=torch.where(real, ours.slots, -1)), drawn, monkeypatch)
     assert not bool(got.counts[~real].any())
     for name in ("counts", "kept", "leaf", "drafted", "accepted", "reached"):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from stridelm.draft.base import TreeShape
+from stridelm.kernels.plain_step import walk_down
 from stridelm.types import CANDIDATE, PROBE, Draft
-from stridelm.verify.exact import candidate_history, walk
+from stridelm.verify.exact import candidate_history
 from support.oracles.attention import random_tree
 
 VOCAB = 6
@@ -74,7 +75,7 @@ def test_walk(seed: int, width: int) -> None:
         drawn[span, draft.parents[span, row] + 1] = draft.tokens[span, row]
     nodes = torch.randint(0, 1000, (spans, width + 1), generator=generator)
     decides = torch.rand(spans, generator=generator) < 0.9
-    verdict = walk(draft, drawn, nodes, decides)
+    verdict = walk_down(draft, drawn, nodes, decides)
     longest = 0
     for span in range(spans):
         if not decides[span]:

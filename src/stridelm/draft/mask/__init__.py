@@ -19,7 +19,7 @@ from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
 from stridelm.verify import RULES

@@ -21,7 +21,7 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
-from stridelm.sample.processors import Rows
+from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
