@@ -1,4 +1,5 @@
-"""The laws of the house: imports run downwards, a drafter is a folder, only the cache moves `computed`.
+"""The laws of the house: imports run downwards, registries choose kernels, a drafter is a folder, only the cache moves
+`computed`.
 
 They are read from the source, so that a file breaks them the day it is written.
 """
@@ -147,6 +148,19 @@ def test_the_planner_is_pure() -> None:
     faults = [shown(path) for path in planner if impure & {name.split(".")[0] for name in imports(path)}]
     assert planner
     assert not faults, faults
+
+
+def test_registries_choose_kernels() -> None:
+    """Who imports a kernel where it is called has chosen by itself. Products may: each weight has its own kind."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    choosing = {
+        shown(path)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if room_of(path) != "kernels" and isinstance(node, functions)
+        if any(name.startswith("stridelm.kernels") for name in imports(path, node))
+    }
+    assert choosing == {"models/layers/linear.py"}
 
 
 # Drafters

@@ -11,20 +11,23 @@ import torch
 from sampling_oracle import History, make_case, naive_row
 
 from stridelm.kernels.mass import depths, nucleus
+from stridelm.kernels.step_ops import StepOps
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.rows import Rows, check_rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.types import Request
+from support.checks.step_ops import every_set
 
 
 @pytest.mark.parametrize("step", [None, 0.5])
 @pytest.mark.parametrize("seed", range(12))
-def test_processed_logits_agree_with_the_slow_way(seed: int, step: float | None) -> None:
+@every_set
+def test_processed_logits_agree_with_the_slow_way(ops: StepOps, seed: int, step: float | None) -> None:
     case = make_case(seed, step=step)
     check_rows(case.rows, case.history)
     before = case.logits.clone()
-    processed = Sampler(case.table, case.history).processed(case.logits, case.rows, case.row_slots).numpy()
+    processed = Sampler(case.table, case.history, ops).processed(case.logits, case.rows, case.row_slots).numpy()
     assert torch.equal(case.logits, before)
     for row in range(len(case.row_slots)):
         expected = naive_row(case, row)

@@ -10,18 +10,21 @@ import torch
 from sampling_oracle import History, make_case, naive_token
 
 from stridelm.kernels.plain_logits import confidence
+from stridelm.kernels.step_ops import StepOps
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
+from support.checks.step_ops import every_set
 
 
 @pytest.mark.parametrize("step", [None, 0.5])
 @pytest.mark.parametrize("seed", range(6))
-def test_tokens_agree_with_the_slow_way(seed: int, step: float | None) -> None:
+@every_set
+def test_tokens_agree_with_the_slow_way(ops: StepOps, seed: int, step: float | None) -> None:
     case = make_case(100 + seed, step=step)
-    tokens = Sampler(case.table, case.history).draw(case.logits, case.rows, case.row_slots)
+    tokens = Sampler(case.table, case.history, ops).draw(case.logits, case.rows, case.row_slots)
     assert tokens.dtype == torch.int64
     assert tokens.tolist() == [naive_token(case, row) for row in range(len(case.row_slots))]
 
