@@ -233,7 +233,7 @@ class ForwardBatch:
     """[N] int64: a draft row's position is its parent's plus one."""
     slots: dict[str, torch.Tensor]
     """Page group -> [N] int64 index into the pool where the row's KV is written (0, the null slot, for padding)."""
-    geometry: Geometry | DeviceGeometry
+    geometry: Geometry
     spans: tuple[Span, ...]
     request_slots: torch.Tensor
     """[R] int64 row of each span's request in the request table."""
@@ -259,9 +259,9 @@ class ForwardBatch:
     """[P] int64 rows that the next prompt token stands behind, for requests that are told of their prompt's rows."""
 
     @property
-    def row_counts(self) -> Sequence[int]:
+    def row_counts(self) -> tuple[int, ...]:
         """Rows of each span in this batch, padding included."""
-        return self.geometry.bounds if isinstance(self.geometry, DeviceGeometry) else self.geometry.counts
+        return self.geometry.bounds
 
 
 @dataclass(slots=True)
@@ -269,36 +269,12 @@ class Geometry:
     """All that attention may know. Row i of a span sees storage [0, start + i] if real; a draft row sees the
     `base = start + real` real entries and the draft rows of its own span named in its bitmask."""
 
-    counts: list[int]
-    """Rows of each span in this batch."""
-    starts: list[int]
-    """KV entries committed before the span."""
-    reals: list[int]
-    """Real rows of each span."""
-    draft_rows: torch.Tensor
-    """[N] int64 draft row of each row, -1 for real rows."""
-    ancestors: torch.Tensor
-    """[N] int64 bitmask over the span's draft rows; 0 for real rows."""
-    positions: torch.Tensor
-    """[N] int64."""
-    ordered: torch.Tensor
-    """[N] bool: rows whose bits matter and whose ancestors do not lie in storage in order of position."""
-    page_tables: dict[str, list[list[int]]]
-    """Page group -> page ids of each span's request, enough for `base` plus its draft bound."""
-    page_size: int
-    has_ordered: bool = False
-
-
-@dataclass(slots=True)
-class DeviceGeometry:
-    """The same for kernels that read lengths and page tables on the device: the host knows only bounds."""
-
     bounds: tuple[int, ...]
-    """Most rows of each span; the rows of the batch lie by these."""
+    """Most rows of each span, by which the rows of the batch lie; without padding, just as many as there are."""
     firsts: torch.Tensor
     """[R] int32 first row of each span."""
     counts: torch.Tensor
-    """[R] int32 rows that the span has."""
+    """[R] int32: real rows, and what there is room for of draft rows."""
     starts: torch.Tensor
     """[R] int32 KV entries committed before the span."""
     reals: torch.Tensor
@@ -310,7 +286,7 @@ class DeviceGeometry:
     positions: torch.Tensor
     """[N] int64."""
     tables: dict[str, torch.Tensor]
-    """Page group -> [R, P] int32."""
+    """Page group -> [R, P] int32 page ids of each span's request, enough for what the span may write."""
     page_size: int
     max_keys: int
     """A bound on the entries that any row sees."""

@@ -14,7 +14,7 @@ import torch
 
 from stridelm.cache.layout import HeadsKV, LayerState, LayerStates
 from stridelm.kernels.ops import Ops, QKRope
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import Geometry
 
 Entries = Mapping[str, torch.Tensor]
 """A layer's tensors by name, [P, ...] over the pool's P slots."""
@@ -43,7 +43,7 @@ class Mix(Protocol):
 class Mixer(Generic[S]):
     """One step's layers of one kind of state."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         """Work done once a step, shared by all layers."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class AttentionBackend:
     device: ClassVar[str | None] = None
     """Device type that the backend is made for; None: any."""
     reads_device: ClassVar[bool] = False
-    """It finds lengths and pages on the device (DeviceGeometry); otherwise the host says them (Geometry)."""
+    """It finds lengths and pages on the device, so that steps may be planned on bounds; otherwise the host looks."""
     mixers: ClassVar[Mapping[type[LayerState], type[Mixer[Any]]]]
 
     def __init__(self, deterministic: bool) -> None:
@@ -119,15 +119,15 @@ class AttentionBackend:
                 )
             self.mixers[type(state)].check(state, dtype, self.deterministic)
 
-    def prepare(self, geometry: Geometry | DeviceGeometry) -> PreparedAttention:
+    def prepare(self, geometry: Geometry) -> PreparedAttention:
         """One step made ready. Valid until the next call."""
         return PreparedAttention(self, geometry)
 
-    def static_kind(self, geometry: DeviceGeometry, states: LayerStates, dtype: torch.dtype) -> Hashable | None:
+    def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Hashable | None:
         """What a captured forward pass of such a step depends on beside its size; None: it cannot be captured."""
         return None
 
-    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: DeviceGeometry) -> StaticAttention:
+    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: Geometry) -> StaticAttention:
         """What captured layers are to read, for so many rows of so many spans, none of which reaches further. like: a
         step of this kind, for the width of its tables."""
         raise NotImplementedError
@@ -136,10 +136,10 @@ class AttentionBackend:
 class StaticAttention(Protocol):
     """A geometry of a fixed size, into which steps are copied: what is missing to the size is padding."""
 
-    geometry: DeviceGeometry
+    geometry: Geometry
     nbytes: int
 
-    def fill(self, geometry: DeviceGeometry) -> None:
+    def fill(self, geometry: Geometry) -> None:
         """Let the layers that were captured over it read this step from now on."""
         ...
 
@@ -147,7 +147,7 @@ class StaticAttention(Protocol):
 class PreparedAttention:
     """One step's mixers, each made when the first layer asks for it."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         self._backend, self._geometry = backend, geometry
         self._mixers: dict[type[LayerState], Mixer[Any]] = {}
 

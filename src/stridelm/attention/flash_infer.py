@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.host_view import HostView
 from stridelm.cache.layout import HeadsKV
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import Geometry
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
@@ -35,10 +36,10 @@ rows."""
 class FlashInferHeads(HeadsMixer):
     """One step, planned at the first layer of each kind."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
-        assert isinstance(backend, FlashInferAttention) and isinstance(geometry, Geometry)
-        self.backend, self.geometry = backend, geometry
-        self.causal = is_causal(geometry)
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        assert isinstance(backend, FlashInferAttention)
+        self.backend, self.view = backend, HostView.of(geometry)
+        self.causal = is_causal(self.view)
         self._planned: dict[HeadsKV, Any] = {}
 
     @classmethod
@@ -58,21 +59,21 @@ class FlashInferHeads(HeadsMixer):
         if state not in self._planned:
             self._planned[state] = self._plan(state, q_NHD)
         q_NHD = q_NHD.contiguous()
-        paged = (-1, self.geometry.page_size, state.kv_heads, state.key_dim)
+        paged = (-1, self.view.geometry.page_size, state.kv_heads, state.key_dim)
         pool = (keys_PGD.view(paged), values_PGD.view(paged))
         out: torch.Tensor = self._planned[state].run(q_NHD, pool, out=torch.empty_like(q_NHD))
         return out
 
     def _plan(self, state: HeadsKV, q_NHD: torch.Tensor) -> Any:
         device = q_NHD.device
-        tables = paged_tables(self.geometry, state.group)
+        tables = paged_tables(self.view, state.group)
         sight: dict[str, Any]
         if self.causal:
-            kernels = "auto" if max(self.geometry.counts) > LONG else "fa2"
+            kernels = "auto" if max(self.view.counts) > LONG else "fa2"
             sight = {"causal": True, "window_left": -1 if state.window is None else state.window - 1}
         else:
             kernels = "fa2"  # the others take no mask
-            sight = {"custom_mask": visible(self.geometry, state.window)}
+            sight = {"custom_mask": visible(self.view, state.window)}
             tables = tuple(table.to(device) for table in tables)  # the mask is packed by them, on its own device
         wrapper = self.backend.wrapper(state, kernels, device)
         wrapper.plan(
@@ -80,7 +81,7 @@ class FlashInferHeads(HeadsMixer):
             state.heads,
             state.kv_heads,
             state.key_dim,
-            self.geometry.page_size,
+            self.view.geometry.page_size,
             sm_scale=state.scale,
             q_data_type=q_NHD.dtype,
             kv_data_type=q_NHD.dtype,
@@ -117,45 +118,45 @@ class FlashInferAttention(AttentionBackend):
         return self._wrappers[state, kernels]
 
 
-def paged_tables(geometry: Geometry, group: str) -> tuple[torch.Tensor, ...]:
+def paged_tables(view: HostView, group: str) -> tuple[torch.Tensor, ...]:
     """On the host, int32: ([R + 1] first row of each span, [R + 1] its first place among the page ids, the page ids
     [sum of pages], [R] entries on each span's last page). Last of both firsts is the end of all."""
-    ends = np.add(geometry.starts, geometry.counts)
-    pages = -(-ends // geometry.page_size)
-    ids = [table[:count] for table, count in zip(geometry.page_tables[group], pages, strict=True)]
+    ends = np.add(view.starts, view.counts)
+    pages = -(-ends // view.geometry.page_size)
+    ids = [table[:count] for table, count in zip(view.tables(group), pages, strict=True)]
     columns = (
-        np.cumsum([0, *geometry.counts]),
+        np.cumsum([0, *view.counts]),
         np.cumsum([0, *pages]),
         np.concatenate(ids),
-        ends - (pages - 1) * geometry.page_size,
+        ends - (pages - 1) * view.geometry.page_size,
     )
     return tuple(torch.from_numpy(column.astype(np.int32)) for column in columns)
 
 
-def is_causal(geometry: Geometry) -> bool:
+def is_causal(view: HostView) -> bool:
     """Whether every live row sees all that is stored before it, and itself. Rows of padding are asked nothing: what
     comes of them nobody reads. Waits for the device if the step has draft rows."""
-    if geometry.counts == geometry.reals:
+    if view.counts == view.reals:
         return True
-    chain = (2 << geometry.draft_rows.clamp(min=0)) - 1
-    return bool(((geometry.ancestors == chain) | (geometry.ancestors == 0)).all())
+    chain = (2 << view.geometry.draft_rows.clamp(min=0)) - 1
+    return bool(((view.geometry.ancestors == chain) | (view.geometry.ancestors == 0)).all())
 
 
-def visible(geometry: Geometry, window: int | None) -> torch.Tensor:
+def visible(view: HostView, window: int | None) -> torch.Tensor:
     """[sum over the spans of rows x entries] bool: whether a row sees an entry of its request, span after span and row
     after row. A row of padding sees the real entries that the window leaves it, and its own."""
-    device = geometry.positions.device
-    ends = np.add(geometry.starts, geometry.counts)
-    bases = np.repeat(np.add(geometry.starts, geometry.reals), geometry.counts)
+    device = view.geometry.positions.device
+    ends = np.add(view.starts, view.counts)
+    bases = np.repeat(np.add(view.starts, view.reals), view.counts)
     base = torch.from_numpy(bases).to(device)[:, None]
-    own, position = geometry.draft_rows[:, None], geometry.positions[:, None]
-    draft = torch.arange(max(np.subtract(geometry.counts, geometry.reals)), device=device)
+    own, position = view.geometry.draft_rows[:, None], view.geometry.positions[:, None]
+    draft = torch.arange(max(np.subtract(view.counts, view.reals)), device=device)
     storage = torch.arange(max(ends) + len(draft), device=device)
     real = storage < torch.where(own < 0, position + 1, base)
-    path = ((geometry.ancestors[:, None] >> draft) & 1) == 1
+    path = ((view.geometry.ancestors[:, None] >> draft) & 1) == 1
     if window is not None:
         real &= storage > position - window
         path &= path.flip(1).cumsum(1).flip(1) <= window  # a path's rows follow one another in position
     seen = real.scatter_(1, base + draft, path | (draft == own))
-    spans = zip(seen.split(geometry.counts), ends, strict=True)
+    spans = zip(seen.split(view.counts), ends, strict=True)
     return torch.cat([rows[:, :end].flatten() for rows, end in spans])

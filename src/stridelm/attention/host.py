@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.host_view import HostView
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV
-from stridelm.cache.pages import padded_tables
 from stridelm.kernels.host.arithmetic import DTYPES, array, follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import Geometry
 
 TILE_QUERIES = 48
 """Most query vectors in a tile. They share what is read of the pool; more would not fit the second-level cache beside
@@ -22,13 +22,13 @@ it."""
 
 
 class HostHeads(HeadsMixer):
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
-        assert isinstance(geometry, Geometry)
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         follow_torch()
-        self._backend, self.geometry = backend, geometry
-        self._slots = {group: _slots(tables, geometry.page_size) for group, tables in geometry.page_tables.items()}
+        self._backend, self._geometry = backend, geometry
+        self._view = view = HostView.of(geometry)
+        self._slots = {group: _slots(view.tables(group), geometry.page_size) for group in geometry.tables}
         self._tiles: dict[int, np.ndarray[Any, Any]] = {}
-        bases = np.repeat(np.add(geometry.starts, geometry.reals), geometry.counts)
+        bases = np.repeat(np.add(view.starts, view.reals), view.counts)
         draft = array(geometry.draft_rows)
         self._bases = bases
         self._limits = np.where(draft < 0, array(geometry.positions) + 1, bases)
@@ -58,12 +58,12 @@ class HostHeads(HeadsMixer):
 
     def _tiles_of(self, shared: int) -> np.ndarray[Any, Any]:
         if shared not in self._tiles:
-            self._tiles[shared] = _tiles(self.geometry.counts, max(1, TILE_QUERIES // shared))
+            self._tiles[shared] = _tiles(self._view.counts, max(1, TILE_QUERIES // shared))
         return self._tiles[shared]
 
     def _reference(self) -> ReferenceHeads:
         if self._fallback is None:
-            self._fallback = ReferenceHeads(self._backend, self.geometry)
+            self._fallback = ReferenceHeads(self._backend, self._geometry)
         return self._fallback
 
 
@@ -77,9 +77,10 @@ class HostAttention(AttentionBackend):
         super().__init__(True)
 
 
-def _slots(tables: list[list[int]], page_size: int) -> np.ndarray[Any, Any]:
+def _slots(tables_RP: np.ndarray[Any, Any], page_size: int) -> np.ndarray[Any, Any]:
     """[R, L] pool slot of every storage entry; behind a request's own pages stands the null slot."""
-    return (padded_tables(tables)[:, :, None] * page_size + np.arange(page_size)).reshape(len(tables), -1)
+    pages_RP = tables_RP.astype(np.int64)
+    return (pages_RP[:, :, None] * page_size + np.arange(page_size)).reshape(len(pages_RP), -1)
 
 
 def _tiles(counts: list[int], most: int) -> np.ndarray[Any, Any]:

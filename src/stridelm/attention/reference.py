@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.host_view import HostView
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
 from stridelm.cache.layout import HeadsKV
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import Geometry
 
 MAX_SCORES = 1 << 25
 """Most scores held at once: tiles are computed in slices of this many."""
@@ -29,9 +30,8 @@ BATCH = 64
 class ReferenceHeads(HeadsMixer):
     """Tile groups, built once for each page group and number of queries a KV head, and shared by the layers."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
-        assert isinstance(geometry, Geometry)
-        self.geometry = geometry
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self.view = HostView.of(geometry)
         self.rows = geometry.positions.shape[0]
         self._groups: dict[tuple[str, int, int | None], list[TileGroup]] = {}
 
@@ -58,7 +58,7 @@ class ReferenceHeads(HeadsMixer):
         per_head = state.heads // state.kv_heads
         key = (state.group, per_head, state.window)
         if key not in self._groups:
-            self._groups[key] = tile_groups(self.geometry, state, per_head, dtype, self.rows)
+            self._groups[key] = tile_groups(self.view, state, per_head, dtype, self.rows)
         return self._groups[key]
 
 

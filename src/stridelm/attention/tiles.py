@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stridelm.attention.host_view import HostView
 from stridelm.cache.layout import HeadsKV
-from stridelm.types import MAX_DRAFT_ROWS, Geometry
+from stridelm.types import MAX_DRAFT_ROWS
 
 BLOCK = 128
 """Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
@@ -67,15 +68,13 @@ class _Tile:
     ordered: bool = False
 
 
-def tile_groups(
-    geometry: Geometry, state: HeadsKV, queries_per_row: int, dtype: torch.dtype, rows: int
-) -> list[TileGroup]:
+def tile_groups(view: HostView, state: HeadsKV, queries_per_row: int, dtype: torch.dtype, rows: int) -> list[TileGroup]:
     """All tiles of a step as stacks for layers like this, ordered ones last, the layer's window in their bias.
 
     rows: N, the number of rows of the batch.
     """
-    stacks = sorted(cut(geometry, queries_per_row), key=lambda tiles: tiles[0].ordered)
-    groups = [stack(geometry, tiles, state.group, queries_per_row, dtype, rows) for tiles in stacks]
+    stacks = sorted(cut(view, queries_per_row), key=lambda tiles: tiles[0].ordered)
+    groups = [stack(view, tiles, state.group, queries_per_row, dtype, rows) for tiles in stacks]
     if state.window is not None:
         for group in groups:
             far = torch.where(group.distance >= state.window, MASKED, 0.0).to(dtype)
@@ -83,11 +82,11 @@ def tile_groups(
     return groups
 
 
-def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
+def cut(view: HostView, queries_per_row: int) -> Iterator[list[_Tile]]:
     """The step's tiles, stacked by shape."""
-    limit = max(1, MAX_QUERIES[geometry.positions.device.type] // queries_per_row)
+    limit = max(1, MAX_QUERIES[view.geometry.positions.device.type] // queries_per_row)
     stacks: dict[tuple[bool, int, int], list[_Tile]] = {}
-    for tile in _tiles(geometry, limit):
+    for tile in _tiles(view, limit):
         height = -(-tile.count * queries_per_row // STACK_QUERIES)
         length = -(-tile.keys // STACK_KEYS)
         key = (tile.ordered, (height - 1).bit_length(), (length - 1).bit_length())
@@ -95,12 +94,12 @@ def cut(geometry: Geometry, queries_per_row: int) -> Iterator[list[_Tile]]:
     yield from stacks.values()
 
 
-def _tiles(geometry: Geometry, limit: int) -> Iterator[_Tile]:
-    ordered = geometry.ordered.nonzero()[:, 0].tolist() if geometry.has_ordered else []
+def _tiles(view: HostView, limit: int) -> Iterator[_Tile]:
+    ordered = view.ordered.nonzero()[:, 0].tolist() if not view.geometry.is_chain else []
     row = 0
-    for span, (count, start, real) in enumerate(zip(geometry.counts, geometry.starts, geometry.reals, strict=True)):
+    for span, (count, start, real) in enumerate(zip(view.counts, view.starts, view.reals, strict=True)):
         widest = start + real + (MAX_DRAFT_ROWS if count > real else 0)
-        widest = min(widest, len(next(iter(geometry.page_tables.values()))[span]) * geometry.page_size)
+        widest = min(widest, next(iter(view.geometry.tables.values())).shape[1] * view.geometry.page_size)
         for first in range(0, count, limit):
             size = min(limit, count - first)
             last = first + size
@@ -113,33 +112,33 @@ def _tiles(geometry: Geometry, limit: int) -> Iterator[_Tile]:
 
 
 def stack(
-    geometry: Geometry, tiles: list[_Tile], group: str, queries_per_row: int, dtype: torch.dtype, rows: int
+    view: HostView, tiles: list[_Tile], group: str, queries_per_row: int, dtype: torch.dtype, rows: int
 ) -> TileGroup:
     """Turn tiles of like shape into tensors.
 
     rows: N, the number of rows of the batch; later groups overwrite earlier ones, so ordered tiles come last.
     """
-    device = geometry.positions.device
+    device = view.geometry.positions.device
     height = max(tile.count for tile in tiles)
     blocks = -(-max(tile.keys for tile in tiles) // BLOCK)
     row_index = np.zeros((len(tiles), height), dtype=np.int64)
     scatter = np.full((len(tiles), height), rows, dtype=np.int64)
     slots = np.zeros((len(tiles), blocks * BLOCK), dtype=np.int64)
     base = np.zeros(len(tiles), dtype=np.int64)
-    tables = geometry.page_tables[group]
+    tables = view.tables(group)
     for i, tile in enumerate(tiles):
         row_index[i] = tile.first
         row_index[i, : tile.count] += np.arange(tile.count)
         scatter[i, : tile.count] = row_index[i, : tile.count]
-        slots[i, : tile.keys] = storage_slots(tables[tile.span], tile.keys, geometry.page_size)
-        base[i] = geometry.starts[tile.span] + geometry.reals[tile.span]
+        slots[i, : tile.keys] = storage_slots(tables[tile.span], tile.keys, view.geometry.page_size)
+        base[i] = view.starts[tile.span] + view.reals[tile.span]
     rows_t = torch.from_numpy(row_index).to(device)
     slots_t = torch.from_numpy(slots).to(device)
     base_t = torch.from_numpy(base).to(device)
-    key_positions, visible = _sight(geometry, tiles, rows_t, base_t, blocks * BLOCK)
+    key_positions, visible = _sight(view, tiles, rows_t, base_t, blocks * BLOCK)
     if tiles[0].ordered:
-        slots_t, key_positions, visible = _in_order(geometry, rows_t, base_t, slots_t, key_positions)
-    distance = geometry.positions[rows_t][:, :, None] - key_positions[:, None, :]
+        slots_t, key_positions, visible = _in_order(view, rows_t, base_t, slots_t, key_positions)
+    distance = view.geometry.positions[rows_t][:, :, None] - key_positions[:, None, :]
     bias = torch.where(visible, 0.0, MASKED).to(dtype)
     return TileGroup(
         rows=rows_t.flatten(),
@@ -153,10 +152,10 @@ def stack(
     )
 
 
-def storage_slots(table: list[int], count: int, page_size: int) -> np.ndarray:
+def storage_slots(table: np.ndarray, count: int, page_size: int) -> np.ndarray:
     """Pool slots of a request's first `count` storage indices."""
     index = np.arange(count)
-    return np.asarray(table, dtype=np.int64)[index // page_size] * page_size + index % page_size
+    return table.astype(np.int64)[index // page_size] * page_size + index % page_size
 
 
 def fold_bias(bias_TnL: torch.Tensor, queries_per_row: int, blocks: int) -> torch.Tensor:
@@ -168,47 +167,47 @@ def fold_bias(bias_TnL: torch.Tensor, queries_per_row: int, blocks: int) -> torc
 
 
 def _sight(
-    geometry: Geometry, tiles: list[_Tile], rows_Tn: torch.Tensor, base_T: torch.Tensor, keys: int
+    view: HostView, tiles: list[_Tile], rows_Tn: torch.Tensor, base_T: torch.Tensor, keys: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(position of each key [T, L], whether row sees key [T, n, L]), keys in order of storage."""
     storage = torch.arange(keys, device=base_T.device)
-    own = geometry.draft_rows[rows_Tn]
+    own = view.geometry.draft_rows[rows_Tn]
     real = own < 0
     # A real row stands at its own storage index, which is its position; a draft row sees all real entries.
-    bound = torch.where(real, geometry.positions[rows_Tn] + 1, base_T[:, None])
+    bound = torch.where(real, view.geometry.positions[rows_Tn] + 1, base_T[:, None])
     visible = storage < bound[:, :, None]
     key_positions = storage.expand(len(tiles), keys)
-    if any(geometry.counts[t.span] > geometry.reals[t.span] for t in tiles):
+    if any(view.counts[t.span] > view.reals[t.span] for t in tiles):
         offset = (storage - base_T[:, None])[:, None, :]
-        bit = (geometry.ancestors[rows_Tn][:, :, None] >> offset.clamp(0, MAX_DRAFT_ROWS - 1)) & 1
+        bit = (view.geometry.ancestors[rows_Tn][:, :, None] >> offset.clamp(0, MAX_DRAFT_ROWS - 1)) & 1
         visible |= (bit == 1) & (offset >= 0) & (offset < MAX_DRAFT_ROWS) & ~real[:, :, None]
-        key_positions = _draft_key_positions(geometry, tiles, base_T, key_positions)
+        key_positions = _draft_key_positions(view, tiles, base_T, key_positions)
     return key_positions, visible
 
 
 def _draft_key_positions(
-    geometry: Geometry, tiles: list[_Tile], base_T: torch.Tensor, key_positions: torch.Tensor
+    view: HostView, tiles: list[_Tile], base_T: torch.Tensor, key_positions: torch.Tensor
 ) -> torch.Tensor:
     """Key positions with each span's draft rows at their own: siblings share one."""
     keys = key_positions.shape[1]
     spans = torch.repeat_interleave(
-        torch.arange(len(geometry.counts), device=base_T.device),
-        torch.tensor(geometry.counts, device=base_T.device),
+        torch.arange(len(view.counts), device=base_T.device),
+        torch.tensor(view.counts, device=base_T.device),
     )
     owner = torch.tensor([tile.span for tile in tiles], device=base_T.device)
-    mine = (spans[None] == owner[:, None]) & (geometry.draft_rows >= 0)[None]
-    index = torch.where(mine, base_T[:, None] + geometry.draft_rows[None], keys).clamp(max=keys)
+    mine = (spans[None] == owner[:, None]) & (view.geometry.draft_rows >= 0)[None]
+    index = torch.where(mine, base_T[:, None] + view.geometry.draft_rows[None], keys).clamp(max=keys)
     padded = torch.cat((key_positions, key_positions[:, :1]), 1)
-    return padded.scatter(1, index, geometry.positions.expand(len(tiles), -1))[:, :keys]
+    return padded.scatter(1, index, view.geometry.positions.expand(len(tiles), -1))[:, :keys]
 
 
 def _in_order(
-    geometry: Geometry, rows_T1: torch.Tensor, base_T: torch.Tensor, slots_TL: torch.Tensor, key_positions: torch.Tensor
+    view: HostView, rows_T1: torch.Tensor, base_T: torch.Tensor, slots_TL: torch.Tensor, key_positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The key list of single-row tiles rewritten in order of position: real entries, then the row's own path."""
     tiles, keys = slots_TL.shape
     bits = torch.arange(MAX_DRAFT_ROWS, device=base_T.device)
-    member = ((geometry.ancestors[rows_T1[:, 0]][:, None] >> bits) & 1) == 1
+    member = ((view.geometry.ancestors[rows_T1[:, 0]][:, None] >> bits) & 1) == 1
     rank = member.cumsum(1) - 1
     source = (base_T[:, None] + bits).clamp(max=keys - 1)
     target = torch.where(member, base_T[:, None] + rank, keys)
@@ -217,5 +216,5 @@ def _in_order(
     real = torch.where(storage < base_T[:, None], slots_TL, 0)
     padded = torch.cat((real, real[:, :1]), 1)
     ordered = padded.scatter(1, target, slots_TL.gather(1, source))[:, :keys]
-    visible = storage <= geometry.positions[rows_T1]
+    visible = storage <= view.geometry.positions[rows_T1]
     return ordered, storage, visible[:, None]

@@ -19,7 +19,7 @@ import torch
 from stridelm.attention.base import AttentionBackend, HeadsMixer
 from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.kernels.attention import max_rows_per_tile, paged_attention
-from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
+from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from stridelm.upload import upload
 
 SHORT = 16
@@ -42,8 +42,7 @@ class Launch:
 class TritonHeads(HeadsMixer):
     """One step's launches, for each number of queries a KV head."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
-        assert isinstance(geometry, DeviceGeometry)
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         self.geometry = geometry
         self.deterministic = backend.deterministic
         self._spans: dict[str, Any] = {
@@ -120,7 +119,7 @@ class TritonAttention(AttentionBackend):
     reads_device = True
     mixers: ClassVar = {HeadsKV: TritonHeads}
 
-    def static_kind(self, geometry: DeviceGeometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
+    def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
         heads = (state for state in states if isinstance(state, HeadsKV))
         most = {max_rows_per_tile(state.heads // state.kv_heads, dtype, self.deterministic) for state in heads}
         # In deterministic mode rows on side branches have tiles of their own, which are not captured. Nor are models
@@ -134,7 +133,7 @@ class TritonAttention(AttentionBackend):
             for rows in sorted(most)
         )
 
-    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: DeviceGeometry) -> StaticTiles:
+    def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: Geometry) -> StaticTiles:
         return StaticTiles(cast(Tiling, kind), rows, spans, reach, like)
 
 
@@ -147,7 +146,7 @@ class StaticTiles:
     """The launches of a step of so many rows and spans, and all that they read. Padding is rows without ancestors, and
     tiles beyond what their span has."""
 
-    def __init__(self, tiling: Tiling, rows: int, spans: int, reach: int, like: DeviceGeometry) -> None:
+    def __init__(self, tiling: Tiling, rows: int, spans: int, reach: int, like: Geometry) -> None:
         device = like.firsts.device
         self._tiling, self._size = tiling, (rows, spans)
         self._rows = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -159,7 +158,7 @@ class StaticTiles:
             group: torch.zeros(spans, table.shape[1], dtype=torch.int32, device=device)
             for group, table in like.tables.items()
         }
-        self.geometry = DeviceGeometry(
+        self.geometry = Geometry(
             bounds=(),
             firsts=firsts,
             counts=counts,
@@ -179,7 +178,7 @@ class StaticTiles:
             self.geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in columns)
         self.nbytes = sum(x.nbytes for x in (self._rows, self._spans, *tables.values(), *self._tiles))
 
-    def fill(self, geometry: DeviceGeometry) -> None:
+    def fill(self, geometry: Geometry) -> None:
         rows, spans = geometry.positions.shape[0], geometry.firsts.shape[0]
         self._rows[:, :rows] = torch.stack((geometry.positions, geometry.ancestors))
         self._rows[:, rows:].zero_()

@@ -10,11 +10,10 @@ from fractions import Fraction
 import torch
 
 from stridelm.cache.layout import LayerStates
-from stridelm.cache.pages import padded_tables
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.step_ops import StepOps
 from stridelm.progress import size
-from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Geometry, Verdict
+from stridelm.types import Draft, ForwardBatch, Geometry, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class PagePool:
             return
         depth = torch.arange(verdict.path.shape[1], device=verdict.path.device)
         keep = depth < verdict.kept[:, None]
-        base, tables = draft_places(batch.geometry, verdict.path.device)
+        base, tables = draft_places(batch.geometry)
         for group, pages in tables.items():
             source = _slots(pages, base[:, None] + verdict.path, self.page_size)
             target = _slots(pages, base[:, None] + depth, self.page_size)
@@ -84,15 +83,10 @@ class PagePool:
         return [tensor for state, entries in layers if state.group == group for tensor in entries.values()]
 
 
-def draft_places(
-    geometry: Geometry | DeviceGeometry, device: torch.device
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """([R] storage index of each span's first draft row, page group -> [R, P] page ids)."""
-    if isinstance(geometry, DeviceGeometry):
-        base = (geometry.starts + geometry.reals).to(torch.int64)
-        return base, {group: pages.to(torch.int64) for group, pages in geometry.tables.items()}
-    base = torch.tensor(geometry.starts, device=device) + torch.tensor(geometry.reals, device=device)
-    return base, {g: torch.from_numpy(padded_tables(pages)).to(device) for g, pages in geometry.page_tables.items()}
+def draft_places(geometry: Geometry) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """([R] storage index of each span's first draft row, page group -> [R, P] page ids), int64."""
+    base = (geometry.starts + geometry.reals).to(torch.int64)
+    return base, {group: pages.to(torch.int64) for group, pages in geometry.tables.items()}
 
 
 def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -34,11 +34,10 @@ from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, last_of, lines, place, place_nodes
+from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, head_layout, last_of, place, place_nodes
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import (
-    DeviceGeometry,
     Draft,
     DraftKV,
     ForwardBatch,
@@ -139,7 +138,7 @@ class HeadDrafter(Drafter):
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]
-            layout, base = lines((nodes,) * len(known), slots.device), (known - 1).clamp(min=0)
+            layout, base = head_layout((nodes,) * len(known), slots.device), (known - 1).clamp(min=0)
             rows = place_nodes(
                 layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, most
             ).only(ready.repeat_interleave(nodes))
@@ -177,7 +176,9 @@ class HeadDrafter(Drafter):
         requests, entries, width = hidden_REH.shape
         # All are run to one depth: behind its own rows a request has null pages.
         most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
-        rows = place(lines((entries,) * requests, starts.device), group.slots, starts, None, self.runtime, most, ready)
+        rows = place(
+            head_layout((entries,) * requests, starts.device), group.slots, starts, None, self.runtime, most, ready
+        )
         ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
         return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(rows)).view_as(hidden_REH)
 
@@ -190,7 +191,7 @@ class HeadDrafter(Drafter):
         bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
         counts = fresh + tailed
         starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
-        rows = place(lines(bounds, group.slots.device), group.slots, starts, counts, self.runtime, most)
+        rows = place(head_layout(bounds, group.slots.device), group.slots, starts, counts, self.runtime, most)
         # What the last module says of a row goes no further: its entries are all that is wanted, but for the row that
         # the next draft grows from where there is one module.
         leaves = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, most)
@@ -211,7 +212,7 @@ class HeadDrafter(Drafter):
             rows.span_N,
             rows.offset_N,
             tailed,
-            _firsts(batch),
+            batch.geometry.firsts,
             batch.reals,
             verdict.path,
             batch.decision_index,
@@ -246,11 +247,3 @@ class HeadDrafter(Drafter):
                 hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])
         return torch.stack(outputs[: self._hidden.shape[1]], 1)
-
-
-def _firsts(batch: ForwardBatch) -> torch.Tensor:
-    """[R] the step's first row of each span, int32 where a device reads it."""
-    if isinstance(batch.geometry, DeviceGeometry):
-        return batch.geometry.firsts
-    counts = torch.tensor(batch.geometry.counts, device=batch.ids.device)
-    return counts.cumsum(0) - counts

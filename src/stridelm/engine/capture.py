@@ -23,12 +23,12 @@ from stridelm.engine.kinds import DRAFTING, REQUESTS, Inputs, Kind, padded_size
 from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
+from stridelm.run.batch import RowLayout, row_layout
 from stridelm.run.graphs import GraphPool, reach_of
-from stridelm.run.padded import Frame, frame
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule.limits import Budget
 from stridelm.schedule.rows import window_leftover
-from stridelm.types import DeviceGeometry, Draft, ForwardBatch, Request, Span, StepPlan
+from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
@@ -45,13 +45,13 @@ class Graph:
         self._inputs = Inputs(kind.requests, where)
         self._proposed = None if kind.is_chain is None else FromHost(kind, where)
         # The graph reads this layout's tensors for as long as it lives.
-        self._layout = frame(((kind.real, kind.draft, True),) * kind.requests, kind.draft, where)
+        self._layout = row_layout(((kind.real, kind.draft, True),) * kind.requests, kind.draft, where)
         sampling.assume(kind.features)
         captured = pool.capture(lambda: _half(device, kind, like, self._inputs, self._layout, self._proposed))
         self._graph: torch.cuda.CUDAGraph | None = None
         if captured is not None:
             self._graph, run = captured
-            assert run.detail is not None and isinstance(run.detail.batch.geometry, DeviceGeometry)
+            assert run.detail is not None
             self._kept = run.detail.batch.geometry.kept  # the tiles, which the graph reads
             # The rest of what the step left goes, so that other graphs may have its memory.
             self.run = replace(run, detail=None)
@@ -114,7 +114,7 @@ class Capture:
         if replayed is not None:
             return replayed
         forward = None if self._segments is None else self._segments.forward
-        return self.device.finish(plan, transaction, draft, self.propose, forward)
+        return self.device.finish(plan, draft, self.propose, forward)
 
     def replay(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
         """The step by replay; None if it is not of a kind that can be captured, or graphs may take no more memory.
@@ -229,7 +229,7 @@ def _like(spans: Sequence[Span]) -> Request:
 
 
 def _half(
-    device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: Frame, proposed: FromHost | None
+    device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: RowLayout, proposed: FromHost | None
 ) -> Run:
     """The step of `kind.requests` requests like the given one, read from `inputs`; proposed: by the host."""
     spans, slots = kind.stand_ins(like), inputs.slots

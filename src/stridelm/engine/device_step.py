@@ -14,9 +14,8 @@ from stridelm.draft.base import Drafter, Group
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.outcome import tabulate
 from stridelm.engine.step_timer import StepTimer
-from stridelm.run.batch import build
+from stridelm.run.batch import RowLayout, build, row_layout, shape_of, without_padding
 from stridelm.run.eager import EagerRunner, Logits
-from stridelm.run.padded import Frame, build_on_bounds, frame, shape_of
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
 from stridelm.upload import upload
@@ -66,12 +65,13 @@ class DeviceStep:
         self.device = tokens.tokens.device
         self.on_bounds = runner.attention.reads_device
         """The device finds lengths and pages by itself, and steps are planned on bounds."""
+        self._drops_padding = self.device.type == "cpu" and not self.on_bounds
         self.timed = False
         self.verifier = verifier
 
     def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
         """The whole half, eagerly. detailed: it always is."""
-        return self.finish(plan, transaction, self.begin(plan, transaction))
+        return self.finish(plan, self.begin(plan, transaction))
 
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
         """What the host has to do first: page tables, and a draft if it is the host's alone to propose."""
@@ -83,7 +83,6 @@ class DeviceStep:
     def finish(
         self,
         plan: StepPlan,
-        transaction: Transaction,
         draft: Draft | None,
         ask: Callable[[Drafter, Group], Draft] | None = None,
         forward: Forward | None = None,
@@ -96,18 +95,17 @@ class DeviceStep:
             return self.drafters.propose(spans, slots, ask) if draft is None else draft
 
         def lay_out(draft: Draft) -> ForwardBatch:
-            if not self.on_bounds:
-                return build(spans, draft, self.tokens, slots, transaction, tuple(self.pages.tables), self.page_size)
-            layout = frame(shape_of(spans), draft.width, slots.device)
-            return self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
+            layout = row_layout(shape_of(spans), draft.width, slots.device)
+            batch = self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
+            return without_padding(batch) if self._drops_padding else batch
 
         return self.half(spans, slots, propose, lay_out, forward or self.runner.forward)
 
     def on_layout(
-        self, spans: tuple[Span, ...], layout: Frame, draft: Draft, slots: torch.Tensor, reach: int
+        self, spans: tuple[Span, ...], layout: RowLayout, draft: Draft, slots: torch.Tensor, reach: int
     ) -> ForwardBatch:
         """The batch of spans whose lengths the device finds; reach: a bound on every span's end."""
-        return build_on_bounds(spans, layout, draft, self.tokens, self.pages, slots, self.page_size, reach)
+        return build(spans, layout, draft, self.tokens, self.pages, slots, self.page_size, reach)
 
     def half(
         self,

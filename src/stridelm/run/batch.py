@@ -1,157 +1,217 @@
 """Plan and draft become one ragged batch.
 
-The layout is the plan's: which rows there are is known from the spans' bounds alone, and draft rows that turn out not
-to live are padding (null slot, empty mask). Only on a CPU, where looking costs nothing, are they left out instead.
+The rows are laid out by the plan's bounds, on every device. How many of a span's rows are real, where they start and
+which draft rows live is found on the device from the token table, so that a step can be built while the verdict of the
+one before it is still on its way. Rows beyond what a span turns out to have are padding: they write to the null slot
+and nobody reads them. Where looking costs nothing, on a CPU, they are dropped before anything is computed for them.
+
+Legend: R spans, N rows, W draft width, K = W + 1 nodes of a span, M = R K decision rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
-from stridelm.cache.pages import padded_tables
-from stridelm.cache.transaction import Transaction
-from stridelm.run.state import TokenTable
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Span
+from stridelm.run.state import PageTables, TokenTable
+from stridelm.types import Draft, ForwardBatch, Geometry, Span
+from stridelm.upload import upload
 
 
-@dataclass(slots=True)
-class _Layout:
-    """Each row's span, its offset among the real rows, and its draft row (-1 for real rows), on the host."""
+@dataclass(frozen=True, eq=False)
+class RowLayout:
+    """Where rows lie: a function of the bounds alone, so it is the same in every replay of a step."""
 
-    span: np.ndarray
-    offset: np.ndarray
-    draft: np.ndarray
-    counts: np.ndarray
-    starts: np.ndarray
-    reals: np.ndarray
+    bounds: tuple[int, ...]
+    """Most rows of each span."""
+    span_N: torch.Tensor
+    offset_N: torch.Tensor
+    firsts_R: torch.Tensor
+    reals_R: torch.Tensor
+    """Most real rows."""
+    drafts_R: torch.Tensor
+    """Most draft rows."""
+    decides_R: torch.Tensor
+    """bool."""
+    draft_M: torch.Tensor
+    """Draft row of each decision row, -1 for the last real row."""
+    span_M: torch.Tensor
+    host_M2: np.ndarray
+    """Span and draft row of each decision row."""
+    first32_R: torch.Tensor
+    """int32 `firsts`, as attention reads them."""
+    nothing_N: torch.Tensor
+    """int64 zeros: nobody's ancestors."""
+    kept: dict[Any, object] = field(default_factory=dict)
+    """What attention made for this layout."""
 
-    @property
-    def storage(self) -> np.ndarray:
-        """Each row's index into its request's storage."""
-        base = self.starts[self.span]
-        return base + np.where(self.draft < 0, self.offset, self.reals[self.span] + self.draft)
+
+@lru_cache(maxsize=256)
+def row_layout(shape: tuple[tuple[int, int, bool], ...], width: int, device: torch.device) -> RowLayout:
+    """shape: (most real rows, most draft rows, decides) of each span."""
+    reals, drafts, decides = (np.array(column) for column in zip(*shape, strict=True))
+    bounds = reals + drafts
+    firsts = np.cumsum(bounds) - bounds
+    span = np.repeat(np.arange(len(shape)), bounds)
+    nodes = np.tile(np.arange(width + 1), len(shape))
+    span_of_node = np.repeat(np.arange(len(shape)), width + 1)
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return upload(values, device)
+
+    return RowLayout(
+        bounds=tuple(bounds.tolist()),
+        span_N=tensor(span),
+        offset_N=tensor(np.arange(len(span)) - firsts[span]),
+        firsts_R=tensor(firsts),
+        reals_R=tensor(reals),
+        drafts_R=tensor(drafts),
+        decides_R=tensor(decides.astype(bool)),
+        draft_M=tensor(nodes - 1),
+        span_M=tensor(span_of_node),
+        host_M2=np.stack((span_of_node, nodes - 1), 1),
+        first32_R=tensor(firsts.astype(np.int32)),
+        nothing_N=tensor(np.zeros_like(span)),
+    )
+
+
+def shape_of(spans: tuple[Span, ...]) -> tuple[tuple[int, int, bool], ...]:
+    return tuple((span.real, span.draft, span.decides) for span in spans)
 
 
 def build(
     spans: tuple[Span, ...],
+    layout: RowLayout,
     draft: Draft,
     table: TokenTable,
+    pages: PageTables,
     request_slots: torch.Tensor,
-    transaction: Transaction,
-    groups: tuple[str, ...],
     page_size: int,
+    max_keys: int,
 ) -> ForwardBatch:
-    """The batch of one step. request_slots: [R] rows of the token table."""
-    device = request_slots.device
-    layout = _layout(spans, draft)
-    tables = {group: transaction.tables(group) for group in groups}
-    span = torch.from_numpy(layout.span).to(device)
-    row_draft = torch.from_numpy(layout.draft).to(device)
-    storage = torch.from_numpy(layout.storage).to(device)
-    slots = {g: torch.from_numpy(_pool_slots(layout, t, page_size)).to(device) for g, t in tables.items()}
-    owner = request_slots[span]
-    geometry = Geometry(
-        counts=layout.counts.tolist(),
-        starts=layout.starts.tolist(),
-        reals=layout.reals.tolist(),
-        draft_rows=row_draft,
-        ancestors=torch.zeros_like(storage),
-        positions=storage,
-        ordered=torch.zeros_like(storage, dtype=torch.bool),
-        page_tables=tables,
-        page_size=page_size,
+    """The batch of one step. request_slots: [R] rows of the tables, -1 for padding; max_keys: a bound on every
+    span's end."""
+    # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
+    assert draft.width < 2 or all(
+        part.stride(1) == 1 for part in (draft.tokens, draft.depths, draft.ancestors, draft.valid)
     )
-    ids = table.tokens[owner, storage]
-    if draft.width:
-        ids, slots = _fill_draft_rows(layout, draft, geometry, span, ids, slots)
-    decisions, spans_of, index = _decisions(layout, spans, draft.width)
+    found = {
+        group: table.ops.lay_out(
+            request_slots,
+            table.known,
+            table.committed,
+            table.tokens,
+            pages_SP,
+            layout.firsts_R,
+            layout.reals_R,
+            layout.drafts_R,
+            layout.decides_R,
+            layout.span_N,
+            layout.offset_N,
+            draft,
+            max(layout.bounds),
+            page_size,
+        )
+        for group, pages_SP in pages.tables.items()
+    }
+    laid, about, nodes = next(iter(found.values()))  # page groups differ in their pool slots alone
+    ids, positions, _, ancestors, draft_rows = laid.unbind(0)
+    firsts, counts, starts, reals = about.unbind(0)
+    geometry = Geometry(
+        bounds=layout.bounds,
+        firsts=firsts,
+        counts=counts,
+        starts=starts,
+        reals=reals,
+        draft_rows=draft_rows,
+        ancestors=ancestors,
+        positions=positions,
+        tables={group: pages_SP[request_slots] for group, pages_SP in pages.tables.items()},
+        page_size=page_size,
+        max_keys=max_keys,
+        is_chain=draft.is_chain,
+    )
     return ForwardBatch(
         ids=ids,
-        positions=geometry.positions,
-        slots=slots,
+        positions=positions,
+        slots={group: rows[2] for group, (rows, _, _) in found.items()},
         geometry=geometry,
         spans=spans,
         request_slots=request_slots,
-        decisions=torch.from_numpy(decisions).to(device),
-        decision_span=torch.from_numpy(spans_of).to(device),
-        decision_draft=torch.from_numpy(layout.draft[decisions]).to(device),
-        decision_index=torch.from_numpy(index).to(device),
-        decision_host=np.stack((spans_of, layout.draft[decisions]), 1),
-        reals=torch.from_numpy(layout.reals).to(device),
-        decides=torch.tensor([span.decides for span in spans], device=device),
-        prompt_rows=_prompt_rows(layout, spans, device),
+        decisions=nodes[0],
+        decision_span=layout.span_M,
+        decision_draft=layout.draft_M,
+        decision_index=nodes[1].view(-1, draft.width + 1),
+        decision_host=layout.host_M2,
+        reals=reals.to(torch.int64),
+        decides=layout.decides_R,
+        grid=True,
+        every_row=all(span.real == 1 and span.draft == draft.width for span in spans),
+        prompt_rows=_prompt_rows(spans, layout.bounds, request_slots.device),
     )
 
 
-def _layout(spans: tuple[Span, ...], draft: Draft) -> _Layout:
-    starts = np.array([s.start for s in spans], dtype=np.int64)
-    reals = np.array([s.real for s in spans], dtype=np.int64)
-    bounds = np.array([s.draft for s in spans], dtype=np.int64)
-    room = np.arange(draft.width) < bounds[:, None]
-    if draft.valid.device.type == "cpu":
-        room &= draft.valid.numpy()
-    draft_span, draft_row = np.nonzero(room)
-    real_span = np.repeat(np.arange(len(spans)), reals)
-    first = np.cumsum(reals) - reals
-    offset = np.arange(len(real_span)) - first[real_span]
-    # Real rows come first within a span: a stable sort by span interleaves the two lists.
-    order = np.argsort(np.concatenate((real_span, draft_span)), kind="stable")
-    return _Layout(
-        span=np.concatenate((real_span, draft_span))[order],
-        offset=np.concatenate((offset, np.zeros_like(draft_row)))[order],
-        draft=np.concatenate((np.full_like(offset, -1), draft_row))[order],
-        counts=reals + room.sum(1),
-        starts=starts,
-        reals=reals,
-    )
-
-
-def _pool_slots(layout: _Layout, tables: list[list[int]], page_size: int) -> np.ndarray:
-    """[N] slot of each row in the page group's pool."""
-    storage = layout.storage
-    return padded_tables(tables)[layout.span, storage // page_size] * page_size + storage % page_size
-
-
-def _fill_draft_rows(
-    layout: _Layout,
-    draft: Draft,
-    geometry: Geometry,
-    span: torch.Tensor,
-    ids: torch.Tensor,
-    slots: dict[str, torch.Tensor],
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Write the draft rows' ids, positions and ancestry into the geometry; padding rows get the null slot."""
-    drafted = geometry.draft_rows >= 0
-    place = (span, geometry.draft_rows.clamp(min=0))
-    valid = draft.valid[place] & drafted
-    last_real = torch.from_numpy((layout.starts + layout.reals - 1)[layout.span]).to(span.device)
-    geometry.positions = torch.where(drafted, last_real + draft.depths[place], geometry.positions)
-    geometry.ancestors = torch.where(valid, draft.ancestors[place], geometry.ancestors)
-    if not draft.is_chain:
-        in_place = (torch.ones_like(span) << (geometry.draft_rows + 1)) - 1
-        geometry.ordered = valid & (draft.roles[place] == CANDIDATE) & (geometry.ancestors != in_place)
-        geometry.has_ordered = True
-    ids = torch.where(drafted, draft.tokens[place], ids)
-    return ids, {group: torch.where(valid | ~drafted, s, 0) for group, s in slots.items()}
-
-
-def _decisions(layout: _Layout, spans: tuple[Span, ...], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows that decide [M], their spans [M], decision row of each node [R, width + 1])."""
-    decides = np.array([s.decides for s in spans])
-    last = (layout.draft < 0) & (layout.offset == layout.reals[layout.span] - 1) & decides[layout.span]
-    rows = np.nonzero(last | (layout.draft >= 0))[0]
-    index = np.full((len(spans), width + 1), -1, dtype=np.int64)
-    index[layout.span[rows], layout.draft[rows] + 1] = np.arange(len(rows))
-    return rows, layout.span[rows], index
-
-
-def _prompt_rows(layout: _Layout, spans: tuple[Span, ...], device: torch.device) -> torch.Tensor | None:
-    wanted = [s.request.params.reads_prompt for s in spans]
-    if not any(wanted):
+def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+    """Where prompts are scored. A prompt's spans are exact: nothing of them depends on what is in flight."""
+    if not any(span.request.params.reads_prompt for span in spans):
         return None
-    ends = np.array([len(s.request.prompt_ids) for s in spans])
-    scored = np.array(wanted)[layout.span] & (layout.draft < 0) & (layout.storage + 1 < ends[layout.span])
-    return torch.from_numpy(np.nonzero(scored)[0]).to(device)
+    rows: list[int] = []
+    first = 0
+    for span, bound in zip(spans, bounds, strict=True):
+        if span.request.params.reads_prompt:
+            scored = min(span.real, len(span.request.prompt_ids) - 1 - span.start)
+            rows += range(first, first + max(0, scored))
+        first += bound
+    return upload(rows, device)
+
+
+def without_padding(batch: ForwardBatch) -> ForwardBatch:
+    """The same without the rows that turned out to be padding, of which nothing is asked. Waits for the device."""
+    reach = -(-batch.geometry.max_keys // batch.geometry.page_size)
+    tables = {group: pages[:, :reach] for group, pages in batch.geometry.tables.items()}
+    batch = replace(batch, geometry=replace(batch.geometry, tables=tables))
+    live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
+    if not bool(live.all()):
+        batch = _only(batch, live)
+    nodes = (batch.decision_index.flatten() >= 0).nonzero()[:, 0]
+    renumbered = torch.full_like(batch.decision_index.flatten(), -1)
+    renumbered[nodes] = torch.arange(len(nodes))
+    return replace(
+        batch,
+        decisions=batch.decisions[nodes],
+        decision_span=batch.decision_span[nodes],
+        decision_draft=batch.decision_draft[nodes],
+        decision_index=renumbered.view_as(batch.decision_index),
+        decision_host=batch.decision_host[nodes.numpy()],
+        grid=False,
+        every_row=False,
+    )
+
+
+def _only(batch: ForwardBatch, live_N: torch.Tensor) -> ForwardBatch:
+    """The live rows, closed up."""
+    geometry, here, place = batch.geometry, live_N.nonzero()[:, 0], live_N.cumsum(0) - 1
+    spans = torch.repeat_interleave(torch.tensor(geometry.bounds))[here]
+    bounds = torch.bincount(spans, minlength=len(geometry.bounds))
+    geometry = replace(
+        geometry,
+        bounds=tuple(bounds.tolist()),
+        firsts=(bounds.cumsum(0) - bounds).to(torch.int32),
+        draft_rows=geometry.draft_rows[here],
+        ancestors=geometry.ancestors[here],
+        positions=geometry.positions[here],
+        kept={},
+    )
+    return replace(
+        batch,
+        ids=batch.ids[here],
+        positions=geometry.positions,
+        slots={group: slots[here] for group, slots in batch.slots.items()},
+        geometry=geometry,
+        decisions=place[batch.decisions],
+        prompt_rows=None if batch.prompt_rows is None else place[batch.prompt_rows],
+    )

@@ -13,7 +13,7 @@ from stridelm.cache.pool import PagePool, draft_places
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.run.trap import PageTrap
-from stridelm.types import DeviceGeometry, ForwardBatch, Geometry, States
+from stridelm.types import ForwardBatch, Geometry, States
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class EagerRunner:
     def forward(self, batch: ForwardBatch) -> Logits:
         """Run all rows; writes their KV at the batch's slots. Raises PageFault if the trap is set and springs."""
         if self.trap is not None:
-            self.trap.check(batch, *draft_places(batch.geometry, batch.ids.device))
+            self.trap.check(batch, *draft_places(batch.geometry))
         return self.logits(self.states(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
 
     def states(
@@ -52,7 +52,7 @@ class EagerRunner:
         ids_N: torch.Tensor,
         positions_N: torch.Tensor,
         slots: dict[str, torch.Tensor],
-        geometry: Geometry | DeviceGeometry,
+        geometry: Geometry,
     ) -> States:
         """Those of N rows; slots: as in ForwardBatch."""
         mix = PagedMix(self.pool, self.model.ops, self.attention.prepare(geometry), slots)

@@ -8,9 +8,9 @@ Legend: R requests, N rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -21,10 +21,10 @@ from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain_step import pool_slots
 from stridelm.kernels.step_ops import StepOps
 from stridelm.models.layers.decoder import Decoder
+from stridelm.run.batch import RowLayout, row_layout
 from stridelm.run.eager import EagerRunner, PagedMix
-from stridelm.run.padded import Frame, frame
 from stridelm.run.state import PageTables
-from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
+from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 MAX_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
 """Rows of a request that a captured step may want of a head: a tail, the last token, and a draft."""
@@ -61,36 +61,20 @@ class TargetRuntime:
         return self.runner.attention
 
 
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """How rows lie that are known by bounds alone. Those of one bound for all are kept for ever: a captured step reads
-    their tensors."""
-
-    layout: Frame
-    firsts: torch.Tensor
-    """[R] int32 first row of each request."""
-    nothing: torch.Tensor
-    """[N] int64 zeros: nobody's ancestors."""
-    kept: dict[Any, object] = field(default_factory=dict)
-    """What attention made for this layout."""
-
-    @classmethod
-    def of(cls, bounds: tuple[int, ...], device: torch.device) -> Lines:
-        rows = frame(tuple((bound, 0, True) for bound in bounds), 0, device)
-        return cls(rows, rows.firsts_R.to(torch.int32), torch.zeros_like(rows.span_N))
-
-
-def lines(bounds: tuple[int, ...], device: torch.device) -> Lines:
+def head_layout(bounds: tuple[int, ...], device: torch.device) -> RowLayout:
     """bounds: most rows of each request."""
     if len(set(bounds)) == 1 and bounds[0] <= MAX_CAPTURED:
         return _even(len(bounds), bounds[0], device)
-    return Lines.of(bounds, device)
+    return _layout(bounds, device)
 
 
-@cache
-def _even(requests: int, rows: int, device: torch.device) -> Lines:
-    # The frame's own cache forgets; this one does not.
-    return Lines.of((rows,) * requests, device)
+def _layout(bounds: tuple[int, ...], device: torch.device) -> RowLayout:
+    return row_layout(tuple((bound, 0, True) for bound in bounds), 0, device)
+
+
+@cache  # for ever, whatever `row_layout` forgets: a captured step reads these very tensors
+def _even(requests: int, rows: int, device: torch.device) -> RowLayout:
+    return _layout((rows,) * requests, device)
 
 
 @dataclass(frozen=True)
@@ -105,7 +89,7 @@ class HeadRows:
     """int64; of rows that are no tree's, their storage index too."""
     slots: dict[str, torch.Tensor]
     """Page group -> [N] pool slot; padding has the null slot."""
-    geometry: Geometry | DeviceGeometry
+    geometry: Geometry
     last_R: torch.Tensor
     """int64 each request's last row; any row where it has none."""
 
@@ -115,7 +99,7 @@ class HeadRows:
 
 
 def place(
-    layout: Lines,
+    rows: RowLayout,
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor | None,
@@ -129,10 +113,9 @@ def place(
     most: a bound on every request's last index, exclusive. stays_R: bool requests whose rows leave entries; all, if
     None is given. What is missing to the layout is padding, which is left out where the host may look.
     """
-    rows = layout.layout
     counts_R = rows.reals_R if counts_R is None else counts_R
     if not runtime.attention.reads_device:
-        return _placed_for_host(layout, slots_R, starts_R.clamp(min=0), counts_R, runtime, most, stays_R)
+        return _placed_for_host(rows, slots_R, starts_R.clamp(min=0), counts_R, runtime, most, stays_R)
     storage, own, slots, about, last = runtime.ops.place(
         slots_R,
         starts_R,
@@ -145,12 +128,12 @@ def place(
         max(rows.bounds),
         runtime.page_size,
     )
-    shape = _Shape(about[1], about[0], about[0], own, layout.nothing, storage)
-    return HeadRows(rows.span_N, rows.offset_N, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last)
+    geometry = _geometry(rows, slots_R, about[1], about[0], about[0], own, rows.nothing_N, storage, runtime, most)
+    return HeadRows(rows.span_N, rows.offset_N, storage, slots, geometry, last)
 
 
 def _placed_for_host(
-    layout: Lines,
+    rows: RowLayout,
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor,
@@ -159,19 +142,23 @@ def _placed_for_host(
     stays_R: torch.Tensor | None,
 ) -> HeadRows:
     """The same rows, and no padding among them."""
-    rows = layout.layout
     here = (rows.offset_N < counts_R[rows.span_N]).nonzero()[:, 0]
     span, offset = rows.span_N[here], rows.offset_N[here]
     storage = starts_R[span] + offset
-    shape = _Shape(starts_R, counts_R, counts_R, torch.full_like(storage, -1), torch.zeros_like(storage), storage)
+    nobody = torch.zeros_like(storage)
+    geometry = _geometry(rows, slots_R, starts_R, counts_R, counts_R, nobody - 1, nobody, storage, runtime, most)
+    bounds = tuple(counts_R.tolist())
+    if bounds != rows.bounds:
+        firsts = (counts_R.cumsum(0) - counts_R).to(torch.int32)
+        geometry = replace(geometry, bounds=bounds, firsts=firsts, kept={})
     stay = torch.ones_like(span, dtype=torch.bool) if stays_R is None else stays_R[span]
     slots = _pool_slots(slots_R[span], storage, stay, runtime)
     last = (counts_R.cumsum(0) - 1).clamp(min=0)
-    return HeadRows(span, offset, storage, slots, _geometry(layout, slots_R, shape, runtime, most), last)
+    return HeadRows(span, offset, storage, slots, geometry, last)
 
 
 def place_nodes(
-    layout: Lines,
+    rows: RowLayout,
     slots_R: torch.Tensor,
     base_R: torch.Tensor,
     first: int,
@@ -182,17 +169,17 @@ def place_nodes(
 ) -> HeadRows:
     """Lay E nodes of each request's tree in storage, numbers `first` to `first` + E - 1 behind `base`. Each sees all
     entries before the base, and the nodes named in its bitmask; its position is that of its level, 1 the base's own."""
-    rows = layout.layout
     span, offset = rows.span_N, rows.offset_N
     storage = base_R[span] + first + offset
     positions = base_R[span] + level - 1
     nodes = torch.full_like(base_R, ancestors_RE.shape[1])
     # A request's row i is stored at start + i, and its draft begins at start + real: some nodes before the first row.
     reals = torch.full_like(base_R, -first)
-    shape = _Shape(base_R + first, nodes, reals, first + offset, ancestors_RE.flatten(), positions)
+    start_R, own, seen = base_R + first, first + offset, ancestors_RE.flatten()
+    geometry = _geometry(rows, slots_R, start_R, nodes, reals, own, seen, positions, runtime, most)
     slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), runtime)
     last = rows.firsts_R + nodes - 1
-    return HeadRows(span, offset, positions, slots, _geometry(layout, slots_R, shape, runtime, most), last)
+    return HeadRows(span, offset, positions, slots, geometry, last)
 
 
 def last_of(
@@ -205,7 +192,7 @@ def last_of(
     most: int,
 ) -> LastRows:
     """Of rows that were placed so, each request's last, or the one so many before it; any where it has none."""
-    one_each = lines((1,) * len(slots_R), slots_R.device)
+    one_each = head_layout((1,) * len(slots_R), slots_R.device)
     alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
     return LastRows((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
 
@@ -216,20 +203,8 @@ class LastRows:
 
     rows_R: torch.Tensor
     """int64, among all that are run."""
-    geometry: Geometry | DeviceGeometry
+    geometry: Geometry
     """Of these alone."""
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What both kinds of geometry are made of: fields of DeviceGeometry, int64 or what they are there."""
-
-    starts: torch.Tensor
-    counts: torch.Tensor
-    reals: torch.Tensor
-    draft_rows: torch.Tensor
-    ancestors: torch.Tensor
-    positions: torch.Tensor
 
 
 def _pool_slots(
@@ -242,36 +217,34 @@ def _pool_slots(
 
 
 def _geometry(
-    layout: Lines, slots_R: torch.Tensor, shape: _Shape, runtime: TargetRuntime, most: int
-) -> Geometry | DeviceGeometry:
-    tables, size = runtime.tables.tables, runtime.page_size
-    if not runtime.attention.reads_device:
-        reach = -(-most // size)
-        return Geometry(
-            counts=shape.counts.tolist(),
-            starts=shape.starts.tolist(),
-            reals=shape.reals.tolist(),
-            draft_rows=shape.draft_rows,
-            ancestors=shape.ancestors,
-            positions=shape.positions,
-            ordered=torch.zeros_like(shape.positions, dtype=torch.bool),
-            page_tables={group: pages[slots_R, :reach].tolist() for group, pages in tables.items()},
-            page_size=size,
-        )
-    return DeviceGeometry(
-        bounds=layout.layout.bounds,
-        firsts=layout.firsts,
-        counts=shape.counts.to(torch.int32),
-        starts=shape.starts.to(torch.int32),
-        reals=shape.reals.to(torch.int32),
-        draft_rows=shape.draft_rows,
-        ancestors=shape.ancestors,
-        positions=shape.positions,
-        tables={group: pages[slots_R] for group, pages in tables.items()},
-        page_size=size,
+    rows: RowLayout,
+    slots_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    reals_R: torch.Tensor,
+    draft_rows_N: torch.Tensor,
+    ancestors_N: torch.Tensor,
+    positions_N: torch.Tensor,
+    runtime: TargetRuntime,
+    most: int,
+) -> Geometry:
+    tables = {group: pages[slots_R] for group, pages in runtime.tables.tables.items()}
+    if not runtime.attention.reads_device:  # the host reads all of a table
+        tables = {group: pages[:, : -(-most // runtime.page_size)] for group, pages in tables.items()}
+    return Geometry(
+        bounds=rows.bounds,
+        firsts=rows.first32_R,
+        counts=counts_R.to(torch.int32),
+        starts=starts_R.to(torch.int32),
+        reals=reals_R.to(torch.int32),
+        draft_rows=draft_rows_N,
+        ancestors=ancestors_N,
+        positions=positions_N,
+        tables=tables,
+        page_size=runtime.page_size,
         max_keys=most,
         is_chain=True,
-        kept=layout.kept,
+        kept=rows.kept,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool, reach_of
-from stridelm.types import DeviceGeometry, ForwardBatch, States
+from stridelm.types import ForwardBatch, Geometry, States
 
 ROWS = (32, 64, 128, 192, 256, 384, 512)
 """Sizes that a step's rows are padded to. Few, because each is captured while somebody waits."""
@@ -40,7 +40,7 @@ class Kind:
 class Segment:
     """One captured forward pass with its inputs."""
 
-    def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: DeviceGeometry) -> None:
+    def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: Geometry) -> None:
         self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, kind.reach, like)
         self._groups = tuple(like.tables)
         self._rows = torch.zeros(1 + len(self._groups), kind.rows, dtype=torch.int64, device=like.firsts.device)
@@ -55,12 +55,12 @@ class Segment:
     def is_captured(self) -> bool:
         return self._captured is not None
 
-    def replay(self, batch: ForwardBatch, geometry: DeviceGeometry) -> States:
+    def replay(self, batch: ForwardBatch) -> States:
         """Those of the batch's rows, overwritten by the next replay."""
         rows = batch.ids.shape[0]
         self._rows[:, :rows] = torch.stack((batch.ids, *(batch.slots[group] for group in self._groups)))
         self._rows[:, rows:].zero_()
-        self._static.fill(geometry)
+        self._static.fill(batch.geometry)
         assert self._captured is not None
         graph, states = self._captured
         graph.replay()
@@ -77,14 +77,14 @@ class Segments:
 
     def forward(self, batch: ForwardBatch) -> Logits:
         """What `EagerRunner.forward` gives."""
-        assert isinstance(batch.geometry, DeviceGeometry)
-        segment = self._segment(batch, batch.geometry)
+        segment = self._segment(batch)
         if segment is None:
             return self._runner.forward(batch)
-        return self._runner.logits(segment.replay(batch, batch.geometry), batch)
+        return self._runner.logits(segment.replay(batch), batch)
 
-    def _segment(self, batch: ForwardBatch, geometry: DeviceGeometry) -> Segment | None:
-        rows, spans, pool = batch.ids.shape[0], len(geometry.bounds), self._runner.pool
+    def _segment(self, batch: ForwardBatch) -> Segment | None:
+        geometry, pool = batch.geometry, self._runner.pool
+        rows, spans = batch.ids.shape[0], len(geometry.bounds)
         if rows > ROWS[-1]:
             return None
         attention = self._runner.attention.static_kind(geometry, pool.states, pool.dtype)

@@ -17,7 +17,7 @@ import torch
 
 from stridelm.cache.layout import windows_of
 from stridelm.cache.pool import PagePool
-from stridelm.types import DeviceGeometry, ForwardBatch, Request
+from stridelm.types import ForwardBatch, Request
 
 
 class PageFault(RuntimeError):
@@ -26,7 +26,7 @@ class PageFault(RuntimeError):
 
 @dataclass(slots=True)
 class _Rows:
-    """What a batch's rows do, whichever kind of geometry it has."""
+    """What a batch's rows do."""
 
     span_N: torch.Tensor
     storage_N: torch.Tensor
@@ -43,12 +43,8 @@ class _Rows:
         span_N = torch.repeat_interleave(torch.tensor(batch.row_counts)).to(base_R.device)
         real_N = geometry.draft_rows < 0
         storage_N = torch.where(real_N, geometry.positions, base_R[span_N] + geometry.draft_rows)
-        if isinstance(geometry, DeviceGeometry):
-            start_R = geometry.starts.to(torch.int64)
-            end_R = (geometry.starts + geometry.counts).to(torch.int64)
-        else:
-            start_R = torch.tensor(geometry.starts, device=base_R.device)
-            end_R = base_R.scatter_reduce(0, span_N, storage_N + 1, "amax")
+        start_R = geometry.starts.to(torch.int64)
+        end_R = (geometry.starts + geometry.counts).to(torch.int64)
         return cls(span_N, storage_N, real_N | (geometry.ancestors != 0), start_R, end_R)
 
 

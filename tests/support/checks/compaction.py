@@ -13,7 +13,7 @@ from stridelm.cache.pool import PagePool
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.step_ops import StepOps
 from stridelm.kernels.triton_step import TritonStepOps
-from stridelm.types import DeviceGeometry
+from stridelm.types import Geometry
 
 PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
 """Of a page, of what is committed before the draft, of the draft."""
@@ -69,7 +69,7 @@ class Paths:
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
         self.draft: Any = type("D", (), {"is_chain": False})
         self.verdict: Any = type("V", (), {"path": path, "kept": torch.zeros_like(path[:, 0])})
-        geometry = DeviceGeometry(
+        geometry = Geometry(
             bounds=(1 + WIDTH,) * requests,
             firsts=self._starts,
             counts=self._starts,

@@ -10,7 +10,7 @@ import torch
 from stridelm.draft.base import empty_draft
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.triton_step import TritonStepOps
-from stridelm.run.padded import frame
+from stridelm.run.batch import row_layout
 from stridelm.run.state import TokenTable
 from stridelm.types import Draft
 from support.checks.walk_kernels import random_draft
@@ -42,7 +42,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
         )
         for slot in slots
     )
-    layout = frame(shape, width, torch.device(device))
+    layout = row_layout(shape, width, torch.device(device))
     if rng.random() < 0.5:  # replayed with less room than it was captured with
         layout = replace(layout, reals_R=(layout.reals_R // 2).clamp(min=1), drafts_R=layout.drafts_R // 2)
     moved = _moved(draft, device)

@@ -8,7 +8,7 @@ import torch
 
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.triton_step import TritonStepOps
-from stridelm.run.heads import lines
+from stridelm.run.heads import head_layout
 
 SLOTS, PAGES, PAGE_SIZE = 12, 40, 4
 
@@ -20,7 +20,7 @@ def check_place(seed: int, device: str) -> None:
     even = rng.random() < 0.5
     bounds = (rng.randint(1, 9),) * requests if even else tuple(rng.randint(1, 1100) for _ in range(requests))
     where = torch.device(device)
-    layout = lines(bounds, where)
+    layout = head_layout(bounds, where)
     longest = PAGES * PAGE_SIZE - max(bounds) if even else 1
     pages = PAGES if even else (max(bounds) + PAGE_SIZE) // PAGE_SIZE + 1
     generator = torch.Generator().manual_seed(seed)
@@ -33,8 +33,7 @@ def check_place(seed: int, device: str) -> None:
     counts = torch.tensor([rng.randint(0, bound) for bound in bounds]).to(where)
     of_some = torch.tensor([[rng.random() < 0.7, False] for _ in bounds]).to(where)
     stays = of_some[:, 0] if rng.random() < 0.7 else None
-    rows = layout.layout
-    of_rows = (rows.firsts_R, rows.span_N, rows.offset_N, max(bounds), PAGE_SIZE)
+    of_rows = (layout.firsts_R, layout.span_N, layout.offset_N, max(bounds), PAGE_SIZE)
     arguments = (slots, starts, counts, stays, tables, *of_rows)
     wanted, got = PlainStepOps().place(*arguments), TritonStepOps().place(*arguments)
     assert {group: found.tolist() for group, found in got[2].items()} == {
@@ -53,7 +52,7 @@ def check_sources(seed: int, device: str) -> None:
     bounds = [real + width for real in reals]
     firsts = [sum(bounds[:i]) for i in range(step)]
     tailed = [rng.randint(0, 2) for _ in chosen]
-    layout = lines(tuple(2 + bounds[i] for i in chosen), torch.device("cpu")).layout
+    layout = head_layout(tuple(2 + bounds[i] for i in chosen), torch.device("cpu"))
     path = torch.tensor([rng.sample(range(width), width) for _ in range(step)], dtype=torch.int64).view(step, width)
     index = torch.arange(step * (width + 1)).view(step, width + 1)
     index = torch.where(torch.rand(index.shape, generator=torch.Generator().manual_seed(seed)) < 0.2, -1, index)

@@ -283,7 +283,19 @@ class Lab:
         positions = torch.cat((last, last + draft.depths), 1).flatten()
         ids = torch.cat((self.tokens.tokens[slots].gather(1, last), draft.tokens), 1).flatten()
         nothing = torch.zeros_like(rows)
-        geometry = Geometry([], [], [], row, nothing, positions, nothing.bool(), {}, 1)
+        nobody = torch.zeros(0, dtype=torch.int32, device=device)
+        spans = dict.fromkeys(("firsts", "counts", "starts", "reals"), nobody)
+        geometry = Geometry(
+            (),
+            **spans,
+            draft_rows=row,
+            ancestors=nothing,
+            positions=positions,
+            tables={},
+            page_size=1,
+            max_keys=0,
+            is_chain=False,
+        )
         index = rows.view(count, width + 1).clone()
         index[:, 1:][~draft.valid] = -1
         return ForwardBatch(

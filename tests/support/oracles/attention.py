@@ -12,7 +12,7 @@ import torch
 
 from stridelm.attention import BACKENDS, flash_infer
 from stridelm.cache.layout import HeadsKV
-from stridelm.types import DeviceGeometry, Geometry
+from stridelm.types import Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Largest deviation from float64, of values up to 4. bfloat16 has eight bits to write its answer with."""
@@ -72,37 +72,8 @@ class Case:
         """[N, H, D] by the backend."""
         made = BACKENDS.get(backend)(backend not in INEXACT)
         made.check((self.kv,), self.dtype)
-        shape = geometry(self)
-        prepared = made.prepare(on_device(shape) if made.reads_device else shape)
+        prepared = made.prepare(geometry(self))
         return prepared.mixer(self.kv).attend(self.kv, self.queries, self.keys, self.values)
-
-
-def on_device(shape: Geometry) -> DeviceGeometry:
-    """The same for backends that read lengths and pages on the device."""
-    device = shape.positions.device
-
-    def tensor(values: object) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    ends = [sum(shape.counts[: i + 1]) for i in range(len(shape.counts))]
-    width = max(len(table) for tables in shape.page_tables.values() for table in tables)
-    return DeviceGeometry(
-        bounds=tuple(shape.counts),
-        firsts=tensor([end - count for end, count in zip(ends, shape.counts)]),
-        counts=tensor(shape.counts),
-        starts=tensor(shape.starts),
-        reals=tensor(shape.reals),
-        draft_rows=shape.draft_rows,
-        ancestors=shape.ancestors,
-        positions=shape.positions,
-        tables={
-            group: tensor([table + [0] * (width - len(table)) for table in tables])
-            for group, tables in shape.page_tables.items()
-        },
-        page_size=shape.page_size,
-        max_keys=max(start + count for start, count in zip(shape.starts, shape.counts)),
-        is_chain=not shape.has_ordered,
-    )
 
 
 def make(
@@ -164,17 +135,27 @@ def geometry(case: Case) -> Geometry:
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=case.device)
 
+    counts = [piece.real + len(piece.parents) for piece in case.pieces]
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    width = max(len(table) for table in case.tables)
+    padded = [table + [0] * (width - len(table)) for table in case.tables]
+
+    def of_spans(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=case.device)
+
     return Geometry(
-        counts=[piece.real + len(piece.parents) for piece in case.pieces],
-        starts=[piece.start for piece in case.pieces],
-        reals=[piece.real for piece in case.pieces],
+        bounds=tuple(counts),
+        firsts=of_spans([end - count for end, count in zip(ends, counts)]),
+        counts=of_spans(counts),
+        starts=of_spans([piece.start for piece in case.pieces]),
+        reals=of_spans([piece.real for piece in case.pieces]),
         draft_rows=tensor(draft),
         ancestors=tensor(ancestors),
         positions=tensor(positions),
-        ordered=tensor(ordered).bool(),
-        page_tables={"main": case.tables},
+        tables={"main": of_spans(padded)},
         page_size=case.page_size,
-        has_ordered=any(ordered),
+        max_keys=max(piece.start + count for piece, count in zip(case.pieces, counts)),
+        is_chain=not any(ordered),
     )
 
 

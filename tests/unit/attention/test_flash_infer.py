@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stridelm.attention.flash_infer import LONG, FlashInferAttention, is_causal, paged_tables, visible
+from stridelm.attention.host_view import HostView
 from stridelm.cache.layout import HeadsKV
 from stridelm.engine.load import pick_attention
 from support.checks.engine import check_backend
@@ -26,6 +27,10 @@ def _peer(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
 
 
+def view(case: Case) -> HostView:
+    return HostView.of(geometry(case))
+
+
 def seen_by(case: Case, i: int, row: int, window: int | None) -> set[int]:
     """Storage indices that a live row sees, by the definition."""
     piece = case.pieces[i]
@@ -38,7 +43,7 @@ def seen_by(case: Case, i: int, row: int, window: int | None) -> set[int]:
 def masks(case: Case, window: int | None) -> list[torch.Tensor]:
     """Each row's part of the mask."""
     lengths = [case.pieces[i].storage for i, _ in case.rows]
-    return list(visible(geometry(case), window).split(lengths))
+    return list(visible(view(case), window).split(lengths))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -58,7 +63,7 @@ def test_mask_is_the_definition(window: int | None) -> None:
 def test_causal_steps(window: int | None) -> None:
     """Where no mask is asked for, a window over storage that ends at the row is what the mask would have said."""
     case = make(PLAIN)
-    assert is_causal(geometry(case))
+    assert is_causal(view(case))
     for (i, row), mask in zip(case.rows, masks(case, window), strict=True):
         if row - case.pieces[i].real in case.pieces[i].dead:
             continue
@@ -70,10 +75,10 @@ def test_causal_steps(window: int | None) -> None:
 @pytest.mark.parametrize("parents", [(-1, -1), (-1, 0, 0), (*CHAIN[:63], 61), (-1,) * 64], ids=len)
 def test_trees_are_not_causal(parents: tuple[int, ...]) -> None:
     """One branch anywhere, and the step has a mask; if it is dead, it has none."""
-    assert not is_causal(geometry(make([*PLAIN, Piece(5, 1, parents)])))
+    assert not is_causal(view(make([*PLAIN, Piece(5, 1, parents)])))
     branches = frozenset(row for row, parent in enumerate(parents) if parent != row - 1)
     dead = branches | {row for row in range(len(parents)) if set(Piece(5, 1, parents).path(row)) & branches}
-    assert is_causal(geometry(make([*PLAIN, Piece(5, 1, parents, dead)])))
+    assert is_causal(view(make([*PLAIN, Piece(5, 1, parents, dead)])))
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
@@ -82,8 +87,8 @@ def test_tables(page_size: int) -> None:
     case = make(random_pieces(0, 8), page_size=page_size)
     for table in case.tables:
         table += [10**6] * 2
-    rows, firsts, pages, last = paged_tables(geometry(case), "main")
-    assert rows.diff().tolist() == geometry(case).counts and int(rows[0]) == 0
+    rows, firsts, pages, last = paged_tables(view(case), "main")
+    assert rows.diff().tolist() == view(case).counts and int(rows[0]) == 0
     for i, piece in enumerate(case.pieces):
         own = pages[firsts[i] : firsts[i + 1]].tolist()
         slots = [page * page_size + offset for page in own for offset in range(page_size)]

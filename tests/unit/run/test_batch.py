@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from stridelm.attention.host_view import HostView
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import append
 from stridelm.params import SamplingParams, Speculation
-from stridelm.run.batch import build
-from stridelm.run.state import TokenTable
+from stridelm.run.batch import build, row_layout, shape_of, without_padding
+from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span
 from support.oracles.attention import random_tree
 
@@ -35,9 +36,9 @@ class World:
             params = SamplingParams(prompt_logprobs=rng.choice((None, 1)))
             request = Request(f"{seed}-{slot}", prompt, params, Speculation(), slot=slot)
             request.output_ids = [rng.randrange(50) for _ in range(rng.randrange(5))]
-            self.table.admit(slot, request.token_ids)
             self.ledger.admit(request)
             done = rng.randrange(request.known)
+            self.table.admit(slot, request.token_ids, done)
             if done:
                 with self.ledger.reserve([Span(request, 0, done)]) as transaction:
                     transaction.commit([0])
@@ -53,8 +54,11 @@ class World:
         self.page_size = page_size
 
     def _build(self, page_size: int) -> ForwardBatch:
-        spans = tuple(self.spans)
-        return build(spans, self.draft, self.table, self.slots, self.transaction, GROUPS, page_size)
+        spans, reach = tuple(self.spans), max(span.end for span in self.spans)
+        pages = PageTables(GROUPS, len(spans) + 2, 200, CPU)
+        pages.update(spans, self.transaction)
+        layout = row_layout(shape_of(spans), self.draft.width, CPU)
+        return without_padding(build(spans, layout, self.draft, self.table, pages, self.slots, page_size, reach))
 
     def rows(self) -> list[dict[str, Any]]:
         """What each row is to be."""
@@ -105,7 +109,7 @@ def test_rows(page_size: int, draft_rows: int) -> None:
         batch, rows = world.batch, world.rows()
         assert batch.ids.tolist() == [row["id"] for row in rows]
         assert batch.positions.tolist() == [row["position"] for row in rows]
-        assert batch.geometry.draft_rows.tolist() == [row["draft"] for row in rows]
+        assert batch.geometry.draft_rows.clamp(min=-1).tolist() == [row["draft"] for row in rows]
         for group in GROUPS:
             tables = world.transaction.tables(group)
             slots = [
@@ -121,13 +125,13 @@ def _check_ancestry(world: World, rows: list[dict[str, Any]]) -> None:
     geometry, draft = world.batch.geometry, world.draft
     masks = [int(draft.ancestors[r["span"], r["draft"]]) if r["draft"] >= 0 else 0 for r in rows]
     assert geometry.ancestors.tolist() == masks
-    moved = []
-    for row, mask in zip(rows, masks):
-        own = row["draft"]
-        candidate = own >= 0 and int(draft.roles[row["span"], own]) == CANDIDATE
-        moved.append(candidate and mask % 2**64 != (1 << (own + 1)) - 1)
-    assert geometry.ordered.tolist() == moved
-    assert geometry.has_ordered or not any(moved)
+    moved = [row["draft"] >= 0 and mask % 2**64 != (2 << row["draft"]) - 1 for row, mask in zip(rows, masks)]
+    assert HostView.of(geometry).ordered.tolist() == ([False] * len(rows) if geometry.is_chain else moved)
+    assert [rows.index(row) for row in _firsts(rows)] == geometry.firsts.tolist()
+
+
+def _firsts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [next(row for row in rows if row["span"] == span) for span in sorted({row["span"] for row in rows})]
 
 
 def _check_decisions(world: World, rows: list[dict[str, Any]]) -> None:

@@ -37,7 +37,7 @@ from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, load_config, load_model
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, TargetRuntime, lines, place
+from stridelm.run.heads import HeadRows, HeadRunner, TargetRuntime, head_layout, place
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, DraftKV, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
     def _grow(self, group: Group, tokens: torch.Tensor, entries: torch.Tensor, goes: torch.Tensor) -> torch.Tensor:
         """[R, H] what comes out behind the guesses `tokens`, each at its entry, where the request goes so deep."""
         rows = place(
-            lines((1,) * len(group.spans), tokens.device),
+            head_layout((1,) * len(group.spans), tokens.device),
             group.slots,
             torch.where(goes, entries, 0),
             None,
@@ -151,7 +151,7 @@ class ModelDrafter(Drafter):
         of them."""
         table, folded = group.table, self._folded[slots]
         counts = torch.minimum(ends - folded, per_span(bounds, slots.device))
-        layout, most = lines(bounds, slots.device), max(span.end for span in spans)
+        layout, most = head_layout(bounds, slots.device), max(span.end for span in spans)
         rows = place(layout, slots, folded, counts, self.runtime, most)
         states = self._run(table.tokens[slots[rows.span_N], rows.position_N], rows)
         self._folded[slots] = folded + counts
