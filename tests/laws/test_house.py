@@ -99,7 +99,7 @@ def rooms_imported(path: Path) -> set[str]:
 def folders() -> list[str]:
     """Drafters that live in a folder of their own. `none` stays: plain decoding is its verification."""
     inside = (PACKAGE / "draft").iterdir()
-    return sorted(path.name for path in inside if (path / "__init__.py").is_file() and path.name != "none")
+    return sorted(path.name for path in inside if (path / "drafter.py").is_file() and path.name != "none")
 
 
 # Storeys

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stridelm.draft.base import Drafter
 from stridelm.registry import Registry
+
+if TYPE_CHECKING:
+    from stridelm.draft.base import Drafter
 
 DRAFTERS: Registry[type[Drafter]] = Registry("drafter")
 for _name, _class in (
@@ -18,5 +21,5 @@ for _name, _class in (
     ("medusa", "MedusaDrafter"),
     ("model", "ModelDrafter"),
 ):
-    if (Path(__file__).parent / _name / "__init__.py").is_file():
-        DRAFTERS.add(_name, f"stridelm.draft.{_name}:{_class}")
+    if (Path(__file__).parent / _name / "drafter.py").is_file():
+        DRAFTERS.add(_name, f"stridelm.draft.{_name}.drafter:{_class}")

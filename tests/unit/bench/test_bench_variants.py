@@ -86,9 +86,9 @@ def test_options_run_at_every_depth(engine: Engine) -> None:
 
 def test_trees(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Of a drafter that takes them: levels are the depth, and a tree is shown as it can be written."""
-    kind = "stridelm.draft.medusa:MedusaDrafter.why_not"
-    monkeypatch.setattr(kind.replace(":", "."), classmethod(lambda cls, target: None))
-    monkeypatch.setattr("stridelm.draft.medusa.MedusaDrafter.usual_depth", classmethod(lambda cls, target: 3))
+    kind = "stridelm.draft.medusa.drafter.MedusaDrafter"
+    monkeypatch.setattr(f"{kind}.why_not", classmethod(lambda cls, target: None))
+    monkeypatch.setattr(f"{kind}.usual_depth", classmethod(lambda cls, target: 3))
     entries = ["medusa@3+draft_topk=4+num_draft_tokens=16", "medusa+token_tree=[(0,), (1,), (0, 0)]"]
     found = read_variants(entries, [], engine.loaded.target)
     assert [v.label for v in found] == [entries[0], "medusa@2+token_tree=[(0,),(1,),(0,0)]"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stridelm.draft.base import Group, TargetInfo
-from stridelm.draft.ngram import NgramDrafter
+from stridelm.draft.ngram.drafter import NgramDrafter
 from stridelm.params import SamplingParams, Speculation
 from stridelm.run.state import TokenTable
 from stridelm.types import Request, Span

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft.given import given
-from stridelm.draft.medusa import MedusaDrafter
+from stridelm.draft.medusa.drafter import MedusaDrafter
 from stridelm.types import Span
 from support.checkpoints.heads import config_of, tensors_of, write_medusa
 from support.checkpoints.models import write

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft.given import given
-from stridelm.draft.model import ModelDrafter
+from stridelm.draft.model.drafter import ModelDrafter
 from stridelm.draft.model.vocabulary import FILE
 from stridelm.llm import RequestOutput
 from stridelm.run.state import PageTables

@@ -15,8 +15,9 @@ from stridelm import SamplingParams
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Group, TargetInfo, TreeShape
 from stridelm.draft.settle import settle
-from stridelm.draft.suffix import SuffixDrafter, automaton, texts
+from stridelm.draft.suffix import automaton, texts
 from stridelm.draft.suffix.automaton import END, Automaton
+from stridelm.draft.suffix.drafter import SuffixDrafter
 from stridelm.draft.suffix.texts import GENERATIONS, Corpus, Text
 from stridelm.draft.suffix.tree import Tree, grow
 from stridelm.params import Speculation

@@ -1,0 +1,126 @@
+"""Drafting with Medusa heads (arXiv 2401.10774): several guesses at once from one state of the target.
+
+The state is the one from which the last known token was drawn: of the row that the next step grows from, behind the
+final norm. It is kept when a step is observed; nothing else is: there is no KV and nothing to catch up with. What a
+head says does not depend on the guesses before it, so all nodes of a tree's level have the same children.
+
+Legend: R requests of the group, D depth, E nodes of a level, H hidden width, S slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
+from stridelm.draft.expand import Branching, Sprout
+from stridelm.draft.given import Given, given
+from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
+from stridelm.draft.heads import load_head
+from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
+from stridelm.models.layers.decoder import Decoder
+from stridelm.params import Speculation
+from stridelm.run.eager import Logits
+from stridelm.run.heads import TargetRuntime
+from stridelm.sample.rows import Rows
+from stridelm.sample.sampler import Sampler
+from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+
+
+class MedusaDrafter(Drafter):
+    name = "medusa"
+    options = HEAD_OPTIONS
+    default_depth = 3
+    takes = "Medusa heads"
+
+    def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
+        """Raises ValueError for weights that do not fit their layout."""
+        super().__init__(target, sampler, runtime)
+        assert runtime is not None
+        heads = _empty(target)
+        layout, slots = heads.layout, target.max_num_seqs + 1
+        self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, runtime)
+        self._states = torch.zeros(slots, layout.width, dtype=runtime.dtype, device=target.device)
+        """[S, H] the target's state from which the last known token was drawn."""
+        self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
+        """[S] whether there is one."""
+
+    @classmethod
+    def recognises(cls, given: Given) -> bool:
+        return MedusaLayout.of(given) is not None
+
+    @classmethod
+    def why_not(cls, target: TargetInfo) -> str | None:
+        layout = _layout(target)
+        if layout is None:
+            return "it has no Medusa heads; give the directory of heads that were trained for it as drafter_model"
+        return layout.misfit(target)
+
+    @classmethod
+    def usual_depth(cls, target: TargetInfo) -> int:
+        return min(cls.default_depth, _empty(target).layout.heads)
+
+    @classmethod
+    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
+        return MemoryNeed(sum(parameter.numel() for parameter in _empty(target).parameters()))
+
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
+        depth = self.default_depth if speculation.depth is None else speculation.depth
+        if depth > self.heads.layout.heads:
+            raise ValueError(f"depth {depth} is over {self.heads.layout.heads}, the Medusa heads there are; lower it")
+        replacing_lengths(speculation)
+        return Branching.of(speculation, depth).rows_by_depth(depth)
+
+    def kind(self, span: Span) -> tuple[Branching, int, Guessing]:
+        speculation = span.request.speculation
+        branching = Branching.of(speculation, speculation.depth or 0)
+        return branching, span.depth if branching != Branching() else 0, Guessing.of(speculation)
+
+    def admit(self, request: Request) -> None:
+        self._ready[request.slot] = False
+
+    def propose(self, group: Group) -> Draft:
+        branching, depth, guessing = self.kind(group.spans[0])
+        if branching != Branching():
+            return self._tree(group, branching, depth, guessing)
+        guesses = Chain(group, self.sampler)
+        logits_RDV = self.heads(self._states[group.slots], guesses.depth)
+        for level in range(guesses.depth):
+            guesses.draw(logits_RDV[:, level])
+        return guesses.draft(self._ready[group.slots])
+
+    def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
+        slots, known = group.slots, group.table.known[group.slots]
+        states, ready = self._states[slots], self._ready[slots]
+        logits_RDV = self.heads(states, depth)
+        host_slots = [span.request.slot for span in group.spans]
+
+        def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
+            logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
+            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
+            said = self.sampler.log_probs(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
+            return said[:, None].expand(-1, hidden_REH.shape[1], -1)
+
+        def grow(sprout: Sprout) -> torch.Tensor:
+            return sprout.hidden_REH
+
+        return branching.grow(states, depth, scores, grow, ready)
+
+    def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
+        node = verdict.leaf[group.indices] + 1
+        decision = batch.decision_index[group.indices].gather(1, node[:, None])[:, 0]
+        rows = batch.decisions[decision.clamp(min=0)]  # padding has none
+        self._states[group.slots] = logits.states.final.index_select(0, rows)
+        self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
+
+
+def _layout(target: TargetInfo) -> MedusaLayout | None:
+    path = target.heads.get("medusa")
+    return None if path is None else MedusaLayout.of(given(path))
+
+
+def _empty(target: TargetInfo) -> MedusaHeads:
+    """Shapes without memory."""
+    layout = _layout(target)
+    assert layout is not None
+    with torch.device("meta"):
+        return MedusaHeads(layout)

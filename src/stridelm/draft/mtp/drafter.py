@@ -1,0 +1,83 @@
+"""Drafting with native multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437), a checkpoint's own or given
+beside it.
+
+One module is applied again and again (FastMTP, arXiv 2509.18362); several are applied in turn, one a depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from stridelm.draft.base import TargetInfo
+from stridelm.draft.given import Given, given
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.draft.heads import DraftHead, load_head
+from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
+from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.hf import EXTRA_MODULES
+from stridelm.run.heads import TargetRuntime
+
+
+class MtpDrafter(HeadDrafter):
+    name = "mtp"
+    takes = "MTP modules by themselves, named as in a checkpoint that has them"
+
+    @classmethod
+    def recognises(cls, given: Given) -> bool:
+        declared, layers = _declared(given.config), given.config.get("num_hidden_layers", 0)
+        whole = "model.embed_tokens.weight" in given.shapes and "model.norm.weight" in given.shapes
+        return bool(declared) and not whole and _form(given.shapes, layers) is not None
+
+    @classmethod
+    def why_not(cls, target: TargetInfo) -> str | None:
+        if target.config is None:
+            return "there is no model"
+        source = _source(target)
+        if not _declared(source.config):
+            return f"its config.json declares no MTP modules ({' or '.join(EXTRA_MODULES)}), and none are given"
+        if target.weighted and _form(source.shapes, target.config.num_hidden_layers) is None:
+            return "its config.json declares MTP modules and its tensors hold none in a layout that is known here"
+        return None
+
+    @classmethod
+    def usual_depth(cls, target: TargetInfo) -> int:
+        modules = _declared(_source(target).config)
+        return cls.default_depth if modules == 1 else min(cls.default_depth, modules)
+
+    @classmethod
+    def empty(cls, target: TargetInfo, model: Decoder) -> MtpHead:
+        source = _source(target)
+        form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
+        if target.weighted:
+            form = _form(source.shapes, model.spec.num_layers) or form
+        return MtpHead(model, form, _declared(source.config))
+
+    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
+        assert isinstance(head, MtpHead)
+        source, layers = _source(self.target), runtime.model.spec.num_layers
+        mine = tuple(head.form.module(number, layers) for number in range(head.num_modules))
+
+        def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+            return source.tensors(device, lambda name: name.startswith(mine))
+
+        return load_head(head, source.path, tensors if self.target.weighted else None, runtime, head.is_copy)
+
+
+def _source(target: TargetInfo) -> Given:
+    """Where the modules are: what was given, or the checkpoint itself."""
+    path = target.heads.get("mtp", target.path)
+    assert path is not None
+    return given(path)
+
+
+def _declared(config: Mapping[str, Any]) -> int:
+    """Modules that a config.json says there are."""
+    return max((config.get(field) or 0 for field in EXTRA_MODULES), default=0)
+
+
+def _form(names: Iterable[str], layers: int) -> Form | None:
+    """The form of which a module is there, of a target with so many layers."""
+    return next((form for form in FORMS if f"{form.module(0, layers)}{form.join}.weight" in names), None)

@@ -1,0 +1,13 @@
+"""No draft. Plain decoding is the verification of what this drafter proposes."""
+
+from __future__ import annotations
+
+from stridelm.draft.base import Drafter, Group, empty_draft
+from stridelm.types import Draft
+
+
+class NoDrafter(Drafter):
+    name = "none"
+
+    def propose(self, group: Group) -> Draft:
+        return empty_draft(len(group.spans), group.slots.device)
