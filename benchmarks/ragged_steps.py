@@ -38,7 +38,7 @@ from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 from stridelm.verify.rule import VerifyInput
-from stridelm.verify.trust import Sureness, Trust
+from stridelm.verify.trust.rule import Sureness, Trust
 
 CONFIDENCE = 0.5  # so that confidences are computed, as they would be; what they say is overruled
 RAGGED_FROM = 3  # in a window of 2 no whole mean lies between 1 and 2

@@ -1,16 +1,28 @@
-"""Accepting: the one door through which tokens become output, and the rules beside it."""
+"""Accepting: the one door through which tokens become output, and the rules beside it.
+
+A rule with options is a folder of its own; one that was deleted is simply not listed.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from stridelm.registry import Registry
-from stridelm.verify.rule import Rule
+
+if TYPE_CHECKING:
+    from stridelm.verify.rule import Rule
 
 RULES: Registry[type[Rule]] = Registry("acceptance rule")
-RULES.add("exact", "stridelm.verify.exact:Exact")
-RULES.add("rejection", "stridelm.verify.rejection:Rejection")
-RULES.add("block", "stridelm.verify.block:Block")
-RULES.add("typical", "stridelm.verify.typical:Typical")
-RULES.add("relaxed", "stridelm.verify.relaxed:Relaxed")
-RULES.add("trust", "stridelm.verify.trust:Trust")
-RULES.add("synthetic", "stridelm.verify.synthetic:Synthetic")
-RULES.add("synthetic-trust", "stridelm.verify.synthetic:SyntheticTrust")
+for _name, _file, _class in (
+    ("exact", "exact", "Exact"),
+    ("rejection", "rejection", "Rejection"),
+    ("block", "block", "Block"),
+    ("typical", "typical/rule", "Typical"),
+    ("relaxed", "relaxed/rule", "Relaxed"),
+    ("trust", "trust/rule", "Trust"),
+    ("synthetic", "synthetic", "Synthetic"),
+    ("synthetic-trust", "synthetic", "SyntheticTrust"),
+):
+    if (Path(__file__).parent / f"{_file}.py").is_file():
+        RULES.add(_name, f"stridelm.verify.{_file.replace('/', '.')}:{_class}")

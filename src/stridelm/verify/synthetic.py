@@ -25,7 +25,7 @@ from stridelm.types import MAX_DRAFT_ROWS, Verdict
 from stridelm.verify.attempt import draw, follow
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import Rule, VerifyInput
-from stridelm.verify.trust import Trust
+from stridelm.verify.trust.rule import Trust
 
 STREAM = 0x4C454E
 """The noise's stream for lengths."""

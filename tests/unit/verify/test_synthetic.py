@@ -21,8 +21,9 @@ from stridelm.draft.base import chain
 from stridelm.kernels import STEP_OPS
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
-from stridelm.verify import RULES, synthetic, trust
+from stridelm.verify import RULES, synthetic
 from stridelm.verify.rule import VerifyInput
+from stridelm.verify.trust import rule as trust
 from support.checks import attempts
 from support.checks.identity import prompts
 from support.doubles.bounds import BOUNDS, bounds_registered
