@@ -53,7 +53,7 @@ class SamplingTable:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         slots += 1  # the last row is nobody's: padding has slot -1
-        self._floats = torch.ones(slots, 7, dtype=torch.float32, device=self.device)
+        self._floats = torch.ones(slots, 6, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(slots, 6, dtype=torch.int64, device=self.device)
         (
             self.temperature,
@@ -62,7 +62,6 @@ class SamplingTable:
             self.repetition,
             self.presence,
             self.frequency,
-            self.confidence,
         ) = self._floats.unbind(1)
         self.seed, self.sample_index, self.top_k, self.prompt_len, self.min_tokens, self.needs = self._ints.unbind(1)
         # needs: the slot's features, as bits, for kernels.
@@ -101,7 +100,7 @@ class SamplingTable:
         self._guides[slot] = guide
         self._features[slot] = features
         self.sampled[slot] = bool(features & Feature.SAMPLED)
-        _copy(self._floats[slot], _float_row(params, request.speculation.confidence))
+        _copy(self._floats[slot], _float_row(params))
         _copy(self._ints[slot], _int_row(request, features))
         if features & Feature.MIN_TOKENS:
             self._set_stop_ids(slot, stop_ids)
@@ -189,7 +188,7 @@ def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, v
     return features
 
 
-def _float_row(params: SamplingParams, confidence: float | None) -> list[float]:
+def _float_row(params: SamplingParams) -> list[float]:
     """In the order of the columns. A greedy row's temperature is never used; 1 keeps it finite."""
     return [
         params.temperature if params.temperature >= GREEDY_BELOW else 1.0,
@@ -198,7 +197,6 @@ def _float_row(params: SamplingParams, confidence: float | None) -> list[float]:
         params.repetition_penalty,
         params.presence_penalty,
         params.frequency_penalty,
-        confidence or 0.0,
     ]
 
 

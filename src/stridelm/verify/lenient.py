@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from stridelm.types import Draft, Verdict
-from stridelm.upload import upload
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, follow, path_to, target_at
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import VerifyInput
@@ -49,13 +47,3 @@ def deepest(draft: Draft, taken_RW: torch.Tensor) -> torch.Tensor:
     whole_RW = taken_RW & ((draft.ancestors & ~taken) == 0)
     length, leaf = torch.where(whole_RW, draft.depths, 0).max(1)
     return torch.where(length > 0, leaf, -1)
-
-
-def asked(inputs: VerifyInput, option: str, default: float) -> torch.Tensor:
-    """[R] float32: what each span's request asks for. Equal values, which is all that a captured step has, need no
-    copy."""
-    given = [getattr(span.request.speculation, option) for span in inputs.spans]
-    values = [default if value is None else value for value in given]
-    if len(set(values)) == 1:
-        return torch.full((len(values),), values[0], dtype=torch.float32, device=inputs.slots.device)
-    return upload(np.array(values, dtype=np.float32), inputs.slots.device)

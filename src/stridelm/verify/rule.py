@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
+from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Span, Verdict
+from stridelm.upload import upload
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class VerifyInput:
     def uses_history(self) -> bool:
         """Whether any request's distribution depends on its earlier tokens beyond the model (known on the host)."""
         return any(span.request.params.uses_history for span in self.spans)
+
+    def asked(self, number: Callable[[Speculation], float]) -> torch.Tensor:
+        """[R] float32: a number that each span's request asks for. Equal ones, which is all that a captured step has,
+        need no copy."""
+        values = [number(span.request.speculation) for span in self.spans]
+        if len(set(values)) == 1:
+            return torch.full((len(values),), values[0], dtype=torch.float32, device=self.slots.device)
+        return upload(np.array(values, dtype=np.float32), self.slots.device)
 
 
 class Rule:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.verify.lenient import Lenient, asked
+from stridelm.params import Speculation
+from stridelm.verify.lenient import Lenient
 from stridelm.verify.rule import VerifyInput
 
 TOPK, DELTA = 10, 0.6
@@ -18,9 +19,17 @@ class Relaxed(Lenient):
     options = frozenset({"relaxed_topk", "relaxed_delta"})
 
     def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
-        most = [span.request.speculation.relaxed_topk or TOPK for span in inputs.spans]
-        best_RN = p_RV.topk(min(max(most), p_RV.shape[1])).values
-        last = asked(inputs, "relaxed_topk", TOPK).long().clamp(max=best_RN.shape[1]) - 1
-        near = best_RN[:, 0] - asked(inputs, "relaxed_delta", DELTA)
+        most = max(_topk(span.request.speculation) for span in inputs.spans)
+        best_RN = p_RV.topk(min(most, p_RV.shape[1])).values
+        last = inputs.asked(_topk).long().clamp(max=best_RN.shape[1]) - 1
+        near = best_RN[:, 0] - inputs.asked(_delta)
         least = torch.maximum(best_RN.gather(1, last[:, None])[:, 0], near)
         return (p_RW >= least[:, None]) & (p_RW > 0)  # what is forbidden stays so
+
+
+def _topk(speculation: Speculation) -> int:
+    return speculation.relaxed_topk or TOPK
+
+
+def _delta(speculation: Speculation) -> float:
+    return DELTA if speculation.relaxed_delta is None else speculation.relaxed_delta

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.kernels.step_ops import Sureness
+from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
 from stridelm.types import Verdict
 from stridelm.verify.rule import Rule, VerifyInput
@@ -37,11 +38,16 @@ class Trust(Rule):
 
     def sureness(self, inputs: VerifyInput) -> Sureness | None:
         """How sure each row of the windows is, and how sure it must be to be emitted; None: emit all of them."""
-        if all(span.request.speculation.confidence is None for span in inputs.spans):
+        if not any(_level(span.request.speculation) for span in inputs.spans):
             return None
         rows = inputs.nodes.clamp(min=0)
         logits = inputs.logits_MV.index_select(0, rows.flatten())
-        return inputs.sampler.ops.confidence(logits).view(rows.shape), inputs.sampler.table.confidence[inputs.slots]
+        return inputs.sampler.ops.confidence(logits).view(rows.shape), inputs.asked(_level)
+
+
+def _level(speculation: Speculation) -> float:
+    """The confidence that a request's tokens must have; 0 for whole windows."""
+    return speculation.confidence or 0.0
 
 
 def _draw_window(inputs: VerifyInput) -> torch.Tensor:

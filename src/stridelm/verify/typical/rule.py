@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.verify.lenient import Lenient, asked
+from stridelm.params import Speculation
+from stridelm.verify.lenient import Lenient
 from stridelm.verify.rule import VerifyInput
 
 THRESHOLD, ALPHA = 0.09, 0.3
@@ -19,6 +20,14 @@ class Typical(Lenient):
 
     def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
         entropy = torch.special.entr(p_RV).sum(-1)
-        alpha = asked(inputs, "posterior_alpha", ALPHA)
-        least = torch.minimum(asked(inputs, "posterior_threshold", THRESHOLD), alpha * (-entropy).exp())
+        threshold, alpha = inputs.asked(_threshold), inputs.asked(_alpha)
+        least = torch.minimum(threshold, alpha * (-entropy).exp())
         return p_RW > least[:, None]
+
+
+def _threshold(speculation: Speculation) -> float:
+    return THRESHOLD if speculation.posterior_threshold is None else speculation.posterior_threshold
+
+
+def _alpha(speculation: Speculation) -> float:
+    return ALPHA if speculation.posterior_alpha is None else speculation.posterior_alpha
