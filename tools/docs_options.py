@@ -1,8 +1,8 @@
 """For the API reference: reads docstrings where this project writes them (an extension of griffe, see mkdocs.yml).
 
-A field of a config is `name: type = option(default, "help")`: its default is the first argument and its documentation
-the second, as on the command line. A class may document fields in lines of its docstring, "name: text", with further
-lines indented: these become a list.
+A field of a config is `name: type = option(default, "help")`, with bounds behind them for some: its default is the
+first argument and its documentation the second, as on the command line. A class may document fields in lines of its
+docstring, "name: text", with further lines indented: these become a list.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FIELDS = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 class Options(Extension):
     def on_attribute_instance(self, *, attr: Attribute, **kwargs: Any) -> None:
         value = attr.value
-        if not isinstance(value, ExprCall) or str(value.function) != "option" or len(value.arguments) != 2:
+        if not isinstance(value, ExprCall) or str(value.function) != "option":
             return
-        default, text = value.arguments
+        default, text, *_ = value.arguments
         attr.value = default
         # Literals that stand side by side are one string, in brackets or not.
         attr.docstring = Docstring(ast.literal_eval(f"({text})"), parent=attr)

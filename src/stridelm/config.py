@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
+from stridelm.options import Given, takes_options
 from stridelm.params import Speculation
 from stridelm.values import check_flag, option, settle_number, token_ids
 
@@ -16,6 +17,7 @@ DEFAULT_CAPTURE_MEMORY = 2.0
 """GiB."""
 
 
+@takes_options
 @dataclass(frozen=True)
 class EngineConfig:
     """Raises ValueError, on construction, for a value that could never work."""
@@ -34,36 +36,8 @@ class EngineConfig:
         "typical, relaxed or trust (lossy), or, to measure speed alone, synthetic:N or synthetic-trust:N (simulated: N "
         "tokens a step on average, whatever the model says)",
     )
-    confidence: float | None = option(None, "with trust: emit only leading tokens whose max softmax is at least this")
-    posterior_threshold: float | None = option(None, "with typical: take what is likelier than this (0.09)")
-    posterior_alpha: float | None = option(
-        None, "with typical: or than this times exp(-entropy), whichever is less (0.3)"
-    )
-    relaxed_topk: int | None = option(None, "with relaxed: take only the target's so many likeliest tokens (10)")
-    relaxed_delta: float | None = option(
-        None, "with relaxed: and none that is more than this less likely than the likeliest (0.6)"
-    )
-    draft_sample_method: Literal["greedy", "probabilistic"] | None = option(
-        None,
-        "how a neural drafter guesses: greedy (its likeliest token) or probabilistic (drawn, as the request's tokens "
-        "are; the default)",
-    )
-    draft_topk: int | None = option(
-        None, "with a head that can branch: nodes of a level that grow, and children of each (1: a chain)"
-    )
-    num_draft_tokens: int | None = option(None, "with draft_topk over 1: rows of the draft")
-    token_tree: str | None = option(None, "a fixed tree instead: paths of ranks, such as '[(0,), (1,), (0, 0)]'")
-    prompt_lookup_min: int | None = option(
-        None,
-        "with ngram: shortest suffix that counts as a match, in tokens; with a head: of one that replaces its draft",
-    )
-    prompt_lookup_max: int | None = option(None, "with ngram: longest suffix that is compared, in tokens")
-    suffix_decoding_max_spec_factor: float | None = option(
-        None, "with suffix: levels of the draft for each token of the match (1)"
-    )
-    suffix_decoding_min_token_prob: float | None = option(
-        None, "with suffix: least estimated probability of a drafted row (0.1)"
-    )
+    options: Given = field(default=(), kw_only=True)
+    """What drafters and rules bring besides: each is a keyword argument and an attribute of its own."""
     mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
     drafter_model: str | Sequence[str] | None = option(
         None, "directory with a drafter's own weights (a head, or a small model), or several; they say whose they are"
@@ -161,24 +135,7 @@ class EngineConfig:
     @property
     def speculation(self) -> Speculation:
         """What requests that say nothing of their own get."""
-        return Speculation(
-            drafter=self.drafter,
-            depth=self.depth,
-            acceptance=self.acceptance,
-            confidence=self.confidence,
-            posterior_threshold=self.posterior_threshold,
-            posterior_alpha=self.posterior_alpha,
-            relaxed_topk=self.relaxed_topk,
-            relaxed_delta=self.relaxed_delta,
-            draft_sample_method=self.draft_sample_method,
-            draft_topk=self.draft_topk,
-            num_draft_tokens=self.num_draft_tokens,
-            token_tree=self.token_tree,
-            prompt_lookup_min=self.prompt_lookup_min,
-            prompt_lookup_max=self.prompt_lookup_max,
-            suffix_decoding_max_spec_factor=self.suffix_decoding_max_spec_factor,
-            suffix_decoding_min_token_prob=self.suffix_decoding_min_token_prob,
-        )
+        return Speculation(self.drafter, self.depth, self.acceptance, **dict(self.options))
 
 
 def _masks(value: int | Sequence[int]) -> tuple[int, ...]:

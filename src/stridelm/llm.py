@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Number
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +17,12 @@ from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.options import settings
 from stridelm.params import SamplingParams
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, StepOutput
-from stridelm.values import shortened, token_ids
+from stridelm.values import check_known, shortened, token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +74,7 @@ class LLM:
     """A model and its engine. Keyword arguments are EngineConfig's fields; unknown ones are refused."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        known = {f.name for f in fields(EngineConfig)}
-        unknown = sorted(set(options) - known)
-        if unknown:
-            raise ValueError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        check_known(options, settings(EngineConfig), "option")
         config = EngineConfig(model=None if model is None else str(model), **options)
         path = Path(config.model) if config.model is not None else builtin_path()
         self._defaults = read_generation_config(config.generation_config, path)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
+from stridelm.options import Given, OptionsT, is_of_rules, known, read, takes_options
 from stridelm.values import (
+    LARGEST,
     check_count,
     check_flag,
-    check_options,
+    check_known,
     json_text,
     number,
     option,
@@ -33,95 +34,50 @@ MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 1024, 8192
 """Forbidden words, and the characters or tokens in all of them."""
 MAX_SALT = 256
 """Characters of a cache_salt."""
-MAX_LOOKUP = 64
-"""Longest suffix that prompt lookup compares: each token more is a pass over the context."""
-_WORD = 2**31 - 1
-"""Largest count that may be asked for."""
-_OF_RULES = ("confidence", "posterior_threshold", "posterior_alpha", "relaxed_topk", "relaxed_delta")
-"""Fields of Speculation that say how a rule accepts."""
-MAX_BRANCHES = 64
-"""Most rows of a draft, and so most branches."""
-SAMPLE_METHODS = ("greedy", "probabilistic")
-"""How a neural drafter's guesses come out of its logits."""
+OWN = ("drafter", "depth", "acceptance", "acceptance_length")
+"""Fields of Speculation that are no options of somebody's."""
 
 
-def _paths(value: Sequence[Sequence[int]] | str) -> tuple[tuple[int, ...], ...]:
-    """A token tree as tuples, whether it comes as such, as lists or as text. Raises ValueError for anything else."""
-    try:
-        given = ast.literal_eval(value) if isinstance(value, str) else value
-        paths = tuple(tuple(path) for path in given)
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}") from error
-    if not all(isinstance(rank, int) for path in paths for rank in path):
-        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}")
-    return paths
-
-
+@takes_options
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How a request is drafted and accepted. None means "as the engine was configured".
 
+    drafter: name of who drafts, "none" or "auto".
     depth: drafted rows in a chain; mask-token decoding with k tokens a step has depth k - 1.
     acceptance: name of the rule. A simulated one has its length behind a colon: "synthetic:2.5".
-    acceptance_length: with a simulated rule, tokens that a step with a full draft emits on average.
-    confidence: with `acceptance="trust"`, emit only the leading tokens whose max softmax is at least this.
-    posterior_threshold, posterior_alpha: with `acceptance="typical"`, epsilon and alpha of what a token must exceed.
-    relaxed_topk, relaxed_delta: with `acceptance="relaxed"`, take so many likeliest tokens, at most so much less likely
-        than the likeliest.
-    draft_sample_method: how a neural drafter guesses: "greedy" takes its likeliest token, whatever the temperature;
-        "probabilistic", the default, draws one as the request's own are drawn.
-    draft_topk: with a head that can branch: nodes of a level that grow, and children of each; 1 drafts a chain.
-    num_draft_tokens: with draft_topk over 1: rows of the draft, the likeliest of all that came up.
-    token_tree: instead, a fixed tree: the path of ranks to each node, such as ((0,), (1,), (0, 0)).
-    prompt_lookup_min, prompt_lookup_max: shortest and longest suffix that n-gram lookup matches, in tokens. With a head
-        that drafts a chain: such a match replaces its draft.
-    suffix_decoding_max_spec_factor: levels of a suffix draft for each token of its match.
-    suffix_decoding_min_token_prob: least estimated probability of a row of a suffix draft.
+    acceptance_length: that length: tokens that a step with a full draft emits on average.
+    options: what drafters and rules bring besides. Each is a keyword argument and an attribute of its own, as in
+        `Speculation("ngram", prompt_lookup_min=2)`.
+
+    Raises ValueError, on construction, for a value that cannot be, and TypeError for an option that nobody reads.
     """
 
     drafter: str | None = None
     depth: int | None = None
     acceptance: str | None = None
     acceptance_length: float | None = None
-    confidence: float | None = None
-    posterior_threshold: float | None = None
-    posterior_alpha: float | None = None
-    relaxed_topk: int | None = None
-    relaxed_delta: float | None = None
-    draft_sample_method: str | None = None
-    draft_topk: int | None = None
-    num_draft_tokens: int | None = None
-    token_tree: Sequence[Sequence[int]] | str | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    suffix_decoding_max_spec_factor: float | None = None
-    suffix_decoding_min_token_prob: float | None = None
+    options: Given = field(default=(), kw_only=True)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            drafter: str | None = None,
+            depth: int | None = None,
+            acceptance: str | None = None,
+            acceptance_length: float | None = None,
+            **options: Any,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for name in ("drafter", "acceptance"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name; got {value!r}")
-        if self.draft_sample_method not in (None, *SAMPLE_METHODS):
-            raise ValueError(
-                f"draft_sample_method must be {' or '.join(SAMPLE_METHODS)}; got {shortened(self.draft_sample_method)}"
-            )
-        settle_number(self, "depth", 0, _WORD, whole=True, optional=True)
-        for name in ("prompt_lookup_min", "prompt_lookup_max"):
-            settle_number(self, name, 0, MAX_LOOKUP, whole=True, optional=True)
-        for name in ("draft_topk", "num_draft_tokens"):
-            settle_number(self, name, 1, MAX_BRANCHES, whole=True, optional=True)
-        if self.token_tree is not None:
-            object.__setattr__(self, "token_tree", _paths(self.token_tree))
+        settle_number(self, "depth", 0, LARGEST, whole=True, optional=True)
         self._split_acceptance()
-        settle_number(self, "acceptance_length", 1.0, _WORD, optional=True)
-        settle_number(self, "confidence", 0.0, 1.0, open_low=True, optional=True)
-        settle_number(self, "posterior_threshold", 0.0, 1.0, optional=True)
-        settle_number(self, "posterior_alpha", 0.0, _WORD, optional=True)
-        settle_number(self, "relaxed_topk", 1, _WORD, whole=True, optional=True)
-        settle_number(self, "relaxed_delta", 0.0, 1.0, optional=True)
-        settle_number(self, "suffix_decoding_max_spec_factor", 0.0, _WORD, open_low=True, optional=True)
-        settle_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0, optional=True)
+        settle_number(self, "acceptance_length", 1.0, LARGEST, optional=True)
 
     @classmethod
     def of(cls, value: Speculation | Mapping[str, Any] | str | None) -> Speculation:
@@ -134,7 +90,7 @@ class Speculation:
             return cls(drafter="none" if value == "off" else value)
         if not isinstance(value, Mapping):
             raise ValueError(f"speculation takes a mapping, a drafter's name or 'off'; got {value!r}")
-        check_options(cls, value, "speculation")
+        check_known(value, (*OWN, *known()), "speculation option")
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
@@ -145,33 +101,27 @@ class Speculation:
         """
         if self.drafter is not None and self.drafter != base.drafter:
             return self
-        ours = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        inherited = base.given
         if self.acceptance is not None:  # a rule comes with its length or without one
-            ours["acceptance_length"] = self.acceptance_length
+            inherited.pop("acceptance_length", None)
         if self.acceptance not in (None, base.acceptance):
-            ours |= {name: getattr(self, name) for name in _OF_RULES}
-        return replace(base, **ours)
+            inherited = {name: value for name, value in inherited.items() if not is_of_rules(name)}
+        return Speculation(**{**inherited, **self.given})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not left open, by the names under which `of` takes it."""
+        return {name: value for name in OWN if (value := getattr(self, name)) is not None} | dict(self.options)
+
+    def read(self, options: type[OptionsT]) -> OptionsT:
+        """Those of the options that this dataclass has, what is left open at its default."""
+        return read(options, self.options)  # type: ignore[arg-type]  # a class is hashable
 
     @property
     def rule(self) -> str:
         """The acceptance rule as it is asked for: `exact`, `synthetic:2.5`."""
         name = self.acceptance or "exact"
         return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
-
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether guesses are to be the drafter's likeliest tokens, none of them drawn."""
-        return self.draft_sample_method == "greedy"
-
-    @property
-    def branches(self) -> bool:
-        """Whether a draft that branches is asked for."""
-        return self.token_tree is not None or (self.draft_topk or 1) > 1
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether a match in the text is asked for."""
-        return self.prompt_lookup_min is not None or self.prompt_lookup_max is not None
 
     def _split_acceptance(self) -> None:
         """Take "synthetic:2.5" apart, from its own construction."""
@@ -231,7 +181,7 @@ class StructuredOutputs:
             return value
         if not isinstance(value, Mapping):
             raise ValueError(f"structured_outputs takes a mapping; got {shortened(value)}")
-        check_options(cls, value, "structured_outputs")
+        check_known(value, (f.name for f in fields(cls)), "structured_outputs option")
         return cls(**value)
 
     @property
@@ -280,14 +230,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         settle_number(self, "n", 1, 1024, whole=True)
         settle_number(self, "temperature", 0.0, 100.0)
-        settle_number(self, "top_k", -1, _WORD, whole=True)
+        settle_number(self, "top_k", -1, LARGEST, whole=True)
         settle_number(self, "top_p", 0.0, 1.0, open_low=True)
         settle_number(self, "min_p", 0.0, 1.0)
         settle_number(self, "repetition_penalty", 0.0, 100.0, open_low=True)
         settle_number(self, "presence_penalty", -2.0, 2.0)
         settle_number(self, "frequency_penalty", -2.0, 2.0)
-        settle_number(self, "min_tokens", 0, _WORD, whole=True)
-        settle_number(self, "max_tokens", 1, _WORD, whole=True, optional=True)
+        settle_number(self, "min_tokens", 0, LARGEST, whole=True)
+        settle_number(self, "max_tokens", 1, LARGEST, whole=True, optional=True)
         settle_number(self, "seed", -(2**63), 2**63 - 1, whole=True, optional=True)
         if self.seed == -1:
             self._settle("seed", None)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import field, fields
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from dataclasses import field
 from numbers import Integral, Real
 from typing import Any
 
+LARGEST = 2**31 - 1
+"""Of counts that may be asked for."""
 
-def option(default: Any, text: str) -> Any:
-    """A field with its help text, which the command line shows."""
-    return field(default=default, metadata={"help": text})
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    low: float = 0,
+    high: float = LARGEST,
+    open_low: bool = False,
+    parse: Callable[[Any], Hashable] | None = None,
+) -> Any:
+    """A field with its help text, which the command line shows.
+
+    The rest is for fields of Options, which are checked by it: the bounds of a number, as `number` has them, or what
+    makes a plain value of what is given and raises ValueError where it cannot.
+    """
+    limits = {"low": low, "high": high, "open_low": open_low}
+    return field(default=default, metadata={"help": text, "limits": limits, "parse": parse})
 
 
 def number(name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False) -> float:
@@ -77,12 +93,11 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be True or False; got {value!r}")
 
 
-def check_options(cls: type, value: Mapping[str, Any], what: str) -> None:
-    """Raise ValueError for a key that is none of the class's fields."""
-    known = {f.name for f in fields(cls)}
-    unknown = sorted(str(key) for key in set(value) - known)
+def check_known(names: Iterable[Any], known: Iterable[str], what: str) -> None:
+    """Raise ValueError for a name that is none of those that are known."""
+    unknown = sorted(str(name) for name in set(names) - set(known))
     if unknown:
-        raise ValueError(f"unknown {what} option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise ValueError(f"unknown {what} {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
 
 def json_text(value: Any) -> str:

@@ -71,7 +71,11 @@ def test_identity(stand: LaggingStand, drafter: str) -> None:
     ("drafter", "branches"),
     [
         *((name, {}) for name in [*DRAFTERS, TREE, "all"]),
-        *((name, BRANCHES) for name in DRAFTERS if BRANCHES.keys() <= DRAFTERS.get(name).options),
+        *(
+            (name, BRANCHES)
+            for name in DRAFTERS
+            if BRANCHES.keys() <= DRAFTERS.options(name).__dataclass_fields__.keys()
+        ),
     ],
 )
 def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, Any]) -> None:

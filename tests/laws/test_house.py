@@ -22,7 +22,7 @@ import pytest
 import stridelm
 
 PACKAGE = Path(stridelm.__path__[0])
-LEAVES = ("types", "config", "faults", "registry", "params", "values", "threads", "primitives")
+LEAVES = ("types", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
 STOREYS = (
     {*LEAVES, "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},

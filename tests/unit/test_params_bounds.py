@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
+from stridelm.draft.options import MAX_LOOKUP
 from stridelm.params import (
     MAX_BAD_WORDS,
     MAX_BAD_WORDS_LENGTH,
     MAX_LOGIT_BIASES,
-    MAX_LOOKUP,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_STOPS_LENGTH,

@@ -161,7 +161,7 @@ def _rows(
                 lossless=variant.lossless,
                 simulated=variant.simulated,
                 depth=variant.speculation.depth or 0,
-                confidence=variant.speculation.confidence,
+                confidence=variant.speculation.given.get("confidence"),
                 acceptance_length=variant.speculation.acceptance_length,
                 temperature=temperature,
                 bucket=bucket.name,

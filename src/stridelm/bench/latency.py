@@ -181,7 +181,7 @@ def _row(
         lossless=variant.lossless,
         simulated=variant.simulated,
         depth=speculation.depth or 0,
-        confidence=speculation.confidence,
+        confidence=speculation.given.get("confidence"),
         acceptance_length=speculation.acceptance_length,
         concurrency=streams,
         prompt_set=prompts.name,

@@ -5,7 +5,8 @@
     mask    ngram@8    mask@3:trust:0.9    ngram@4:synthetic:2.5
     eagle@5+draft_topk=4+num_draft_tokens=16    mtp@3+draft_sample_method=greedy:rejection
 
-An option is any field of Speculation that has no place of its own; its value is an integer, else a number, else text.
+An option is any that a drafter or rule brings, but for those with a place of their own; its value is an integer, else
+a number, else text.
 The number behind the rule is the confidence of trusted windows, and the tokens a step of simulated acceptance.
 
 An entry without @DEPTH stands for one variant at each of the depths asked for.
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
+from stridelm.options import known
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 
@@ -33,8 +35,7 @@ SYNTAX = (
     "ngram@4:synthetic:2.5"
 )
 PLACED = ("drafter", "depth", "acceptance", "acceptance_length", "confidence")
-"""Fields of Speculation that have a place of their own in an entry."""
-OPTIONS = tuple(f.name for f in fields(Speculation) if f.name not in PLACED)
+"""What of a Speculation has a place of its own in an entry."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,13 @@ class Variant:
         if not self.drafts:
             return "plain"
         text = f"{self.drafter}@{self.speculation.depth}"
-        given = {name: getattr(self.speculation, name) for name in OPTIONS}
-        text += "".join(f"+{name}={_shown(value)}" for name, value in given.items() if value is not None)
+        given = self.speculation.given
+        read = (*RULES.options(self.acceptance).names(), *DRAFTERS.options(self.drafter).names())
+        text += "".join(f"+{name}={_shown(given[name])}" for name in read if name in given and name not in PLACED)
         if self.acceptance != "exact":
             text += f":{self.speculation.rule}"
-        if self.speculation.confidence is not None:
-            text += f":{self.speculation.confidence:g}"
+        if "confidence" in given:
+            text += f":{given['confidence']:g}"
         return text if self.lossless else text + "*"
 
 
@@ -124,8 +126,9 @@ def _options(entry: str, text: str) -> dict[str, Any]:
         name, _, value = part.partition("=")
         if name in PLACED:
             raise ValueError(f"{name} is no option in {entry!r}, it has its own place; write {SYNTAX}")
-        if name not in OPTIONS:
-            raise ValueError(f"unknown option {name!r} in {entry!r}; known: {', '.join(OPTIONS)}")
+        if name not in known():
+            free = ", ".join(name for name in known() if name not in PLACED)
+            raise ValueError(f"unknown option {name!r} in {entry!r}; known: {free}")
         if name in options:
             raise ValueError(f"{name} is given twice in {entry!r}; leave one out")
         options[name] = _value(value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
+from stridelm.options import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,26 +27,13 @@ RESERVED = (
     "drafter",
     "depth",
     "acceptance",
-    "confidence",
-    "posterior_threshold",
-    "posterior_alpha",
-    "relaxed_topk",
-    "relaxed_delta",
-    "draft_sample_method",
-    "draft_topk",
-    "num_draft_tokens",
-    "token_tree",
-    "prompt_lookup_min",
-    "prompt_lookup_max",
-    "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob",
     "generation_config",
     "max_num_seqs",
     "enable_prefix_caching",
     "strict",
     "skip_tokenizer_init",
 )
-"""Fields of EngineConfig that a benchmark sets itself."""
+"""Fields of EngineConfig that a benchmark sets itself, beside the options of drafters and rules."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -70,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
         kind.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
         kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart here: .png or .svg")
         kind.add_argument("--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)")
-        add_options(kind.add_argument_group("engine"), EngineConfig, skip=RESERVED)
+        add_options(kind.add_argument_group("engine"), EngineConfig, skip=_reserved())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,7 +130,11 @@ def _acceptance(args: argparse.Namespace) -> int:
 
 def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """What was given for the engine; names that a benchmark has too are the benchmark's."""
-    return {name: value for name, value in options.items() if name not in RESERVED}
+    return {name: value for name, value in options.items() if name not in _reserved()}
+
+
+def _reserved() -> set[str]:
+    return {*RESERVED, *known()}
 
 
 def _set_threads(threads: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stridelm.cli.options import add_options, given_options
 from stridelm.config import EngineConfig
+from stridelm.options import settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("inspect", help="describe a checkpoint", description=__doc__)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    unheard = [name for name in EngineConfig.__dataclass_fields__ if name not in HEARD]
+    unheard = [name for name in settings(EngineConfig) if name not in HEARD]
     add_options(parser, EngineConfig, skip=unheard)
 
 
@@ -124,6 +125,7 @@ def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
         reason = drafter.why_not(target)
         able = {rule for rule in rules.values() if rule.works_with(drafter.rules, drafter.branches)}
         usable = sorted(rule.name for rule in able if not rule.simulated)
+        read = (DRAFTERS.options(name), *map(RULES.options, usable))
         found.append(
             {
                 "name": name,
@@ -133,7 +135,7 @@ def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
                 "default_depth": drafter.usual_depth(target) if reason is None else drafter.default_depth,
                 "acceptance": usable,
                 "lossy": [rule for rule in usable if not rules[rule].lossless],
-                "options": sorted(drafter.options.union(*(rules[rule].options for rule in usable))),
+                "options": sorted({option for options in read for option in options.names()}),
             }
         )
     return found

@@ -17,12 +17,13 @@ given leaves the field to its default. By type:
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
+
+from stridelm.options import settings
 
 T = TypeVar("T")
 Parse = Callable[[str], Any]
@@ -42,26 +43,24 @@ def add_options(
     shown: defaults of the command's own, which the help says. The command fills them in itself, for it may find others
     elsewhere that come before its own and behind what was given.
     """
-    ours = shown or {}
-    hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    unknown = {*skip, *ours} - {field.name for field in fields}
+    ours, known = shown or {}, settings(cls)
+    unknown = {*skip, *ours} - known.keys()
     assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))}"
-    for field in fields:
-        if field.init and field.name not in skip:
+    for name, setting in known.items():
+        if name not in skip:
             # SUPPRESS: an option that was not given is absent, and the dataclass's own default holds.
             parser.add_argument(
-                "--" + field.name.replace("_", "-"),
-                dest=field.name,
+                "--" + name.replace("_", "-"),
+                dest=name,
                 default=argparse.SUPPRESS,
-                help=_help(field, ours.get(field.name, field.default)),
-                **_settings(f"{cls.__name__}.{field.name}", hints[field.name]),
+                help=_help(setting.help, ours.get(name, setting.default)),
+                **_settings(f"{cls.__name__}.{name}", setting.hint),
             )
 
 
 def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:
     """The fields of `cls` that the command line set."""
-    return {f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)}
+    return {name: getattr(args, name) for name in settings(cls) if hasattr(args, name)}
 
 
 def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
@@ -69,10 +68,9 @@ def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
     return cls(**{**given_options(args, cls), **extra})
 
 
-def _help(field: dataclasses.Field[Any], default: Any) -> str:
-    """The field's help and default, `%` escaped because argparse formats the text."""
-    text = str(field.metadata.get("help", ""))
-    if default not in (dataclasses.MISSING, None, ()):
+def _help(text: str, default: Any) -> str:
+    """A setting's help and default, `%` escaped because argparse formats the text."""
+    if default not in (None, ()):
         text = f"{text} (default: {default})"
     return text.strip().replace("%", "%%")
 

@@ -7,7 +7,6 @@ as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line wins over the enviro
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ from stridelm.cli.main import Parser
 from stridelm.cli.options import add_options, given_options
 from stridelm.cli.service_links import service_links
 from stridelm.config import EngineConfig
+from stridelm.options import settings
 from stridelm.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(cls: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)} - set(FIXED)
+    return set(settings(cls)) - set(FIXED)
 
 
 def _check_known(names: set[str], where: str) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stridelm.registry import Registry
+from stridelm.options import OptionRegistry
 
 if TYPE_CHECKING:
     from stridelm.draft.base import Drafter
 
-DRAFTERS: Registry[type[Drafter]] = Registry("drafter")
-for _name, _class in (
-    ("none", "NoDrafter"),
-    ("ngram", "NgramDrafter"),
-    ("suffix", "SuffixDrafter"),
-    ("mask", "MaskDrafter"),
-    ("mtp", "MtpDrafter"),
-    ("eagle", "EagleDrafter"),
-    ("medusa", "MedusaDrafter"),
-    ("model", "ModelDrafter"),
+DRAFTERS: OptionRegistry[type[Drafter]] = OptionRegistry("drafter")
+for _name, _class, _options in (
+    ("none", "NoDrafter", "options:Options"),
+    ("ngram", "NgramDrafter", "draft.options:LookupOptions"),
+    ("suffix", "SuffixDrafter", "draft.suffix:SuffixOptions"),
+    ("mask", "MaskDrafter", "draft.options:GuessOptions"),
+    ("mtp", "MtpDrafter", "draft.options:HeadOptions"),
+    ("eagle", "EagleDrafter", "draft.options:HeadOptions"),
+    ("medusa", "MedusaDrafter", "draft.options:HeadOptions"),
+    ("model", "ModelDrafter", "draft.options:ChainOptions"),
 ):
     if (Path(__file__).parent / _name / "drafter.py").is_file():
-        DRAFTERS.add(_name, f"stridelm.draft.{_name}.drafter:{_class}")
+        DRAFTERS.add(_name, f"stridelm.draft.{_name}.drafter:{_class}", f"stridelm.{_options}")

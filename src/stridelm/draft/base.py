@@ -81,8 +81,6 @@ class Drafter:
     name: ClassVar[str]
     rules: ClassVar[frozenset[str]] = frozenset({"exact"})
     """Acceptance rules that the drafter's rows are made for."""
-    options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of Speculation, beyond drafter, depth and acceptance, that have an effect."""
     default_depth: ClassVar[int] = 0
     takes: ClassVar[str | None] = None
     """What weights of its own it can be given as drafter_model, in a few words; None: it has none."""

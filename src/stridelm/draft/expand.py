@@ -24,10 +24,9 @@ import numpy as np
 import torch
 
 from stridelm.draft.base import TreeShape
+from stridelm.draft.options import BranchingOptions, LookupOptions, Path
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
-
-Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -230,16 +229,16 @@ class Branching:
     @classmethod
     def of(cls, speculation: Speculation, depth: int) -> Branching:
         """Raises ValueError for what does not go together, or is wider than a draft may be."""
-        if speculation.branches and speculation.looks_up:
+        asked = speculation.read(BranchingOptions)
+        if asked.branches and speculation.read(LookupOptions).looks_up:
             raise ValueError(
                 "a looked-up draft replaces a chain; leave prompt_lookup_min out, or draft_topk and token_tree"
             )
-        tree, topk, rows = speculation.token_tree, speculation.draft_topk, speculation.num_draft_tokens
+        tree, topk, rows = asked.token_tree, asked.draft_topk, asked.num_draft_tokens
         if tree is not None:
             if topk is not None or rows is not None:
                 raise ValueError("token_tree fixes the draft, so draft_topk and num_draft_tokens would have no effect")
-            assert not isinstance(tree, str)  # Speculation has taken the text apart
-            static = StaticTree.of(tuple(tuple(path) for path in tree))
+            static = StaticTree.of(tree)
             if static.depth < depth:
                 raise ValueError(f"depth {depth} is over {static.depth}, the levels of token_tree; lower depth")
             return cls(tree=static)

@@ -17,6 +17,7 @@ import torch
 
 from stridelm.draft.base import Group, chain, point_masses, within_bounds
 from stridelm.draft.lookup import lookup, match_lengths
+from stridelm.draft.options import GuessOptions, LookupOptions
 from stridelm.kernels.noise import DRAFT, attempt_stream
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
@@ -29,11 +30,6 @@ LONG_MATCH = 6
 NEVER = 1 << 30
 """Longer than any match."""
 
-CHAIN_OPTIONS = frozenset({"draft_sample_method", "prompt_lookup_min", "prompt_lookup_max"})
-"""Fields of Speculation that a Chain reads."""
-HEAD_OPTIONS = CHAIN_OPTIONS | {"draft_topk", "num_draft_tokens", "token_tree"}
-"""Those of heads, which branch too."""
-
 
 class Guessing(Enum):
     """How guesses come out of a drafter's logits. Spans that differ in it share no group."""
@@ -45,7 +41,7 @@ class Guessing(Enum):
     @classmethod
     def of(cls, speculation: Speculation) -> Guessing:
         """As the request asks, and its rule needs."""
-        if speculation.takes_likeliest:
+        if speculation.read(GuessOptions).takes_likeliest:
             return cls.LIKELIEST
         return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
 
@@ -86,7 +82,7 @@ class Chain:
         draft instead."""
         tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
-        if any(span.request.speculation.looks_up for span in self.group.spans):
+        if any(span.request.speculation.read(LookupOptions).looks_up for span in self.group.spans):
             found, there = lookup(
                 self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
             )
@@ -102,4 +98,5 @@ def replacing_lengths(speculation: Speculation) -> tuple[int, int]:
 
     Raises ValueError for lengths that no match can have.
     """
-    return match_lengths(speculation, LONG_MATCH, 2 * LONG_MATCH) if speculation.looks_up else (NEVER, 1)
+    asked = speculation.read(LookupOptions)
+    return match_lengths(asked, LONG_MATCH, 2 * LONG_MATCH) if asked.looks_up else (NEVER, 1)

@@ -29,7 +29,7 @@ import torch
 
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
-from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
@@ -51,7 +51,6 @@ class HeadDrafter(Drafter):
     """Base of drafters with such a head: subclasses load it."""
 
     keeps_kv: ClassVar[bool] = True
-    options = HEAD_OPTIONS
     default_depth = 3
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:

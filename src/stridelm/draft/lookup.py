@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from stridelm.draft.base import Group, per_span
-from stridelm.params import Speculation
+from stridelm.draft.options import LookupOptions
 
 
-def match_lengths(speculation: Speculation, shortest: int, longest: int) -> tuple[int, int]:
+def match_lengths(asked: LookupOptions, shortest: int, longest: int) -> tuple[int, int]:
     """What a request asked for, or else these. Raises ValueError for lengths that no match can have."""
-    if speculation.prompt_lookup_min is not None:
-        shortest = speculation.prompt_lookup_min
-    longest = max(shortest, longest) if speculation.prompt_lookup_max is None else speculation.prompt_lookup_max
+    if asked.prompt_lookup_min is not None:
+        shortest = asked.prompt_lookup_min
+    longest = max(shortest, longest) if asked.prompt_lookup_max is None else asked.prompt_lookup_max
     if not 1 <= shortest <= longest:
         raise ValueError(f"prompt_lookup_min {shortest} must be at least 1 and at most prompt_lookup_max {longest}")
     return shortest, longest

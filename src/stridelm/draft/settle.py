@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import PREFERENCE
+from stridelm.draft.options import BranchingOptions
 from stridelm.params import Speculation
 from stridelm.verify import RULES
+from stridelm.verify.rule import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +29,20 @@ def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
     reason = drafter.why_not(target)
     if reason:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
-    if rule.chains_only and speculation.branches:
+    asked = speculation.read(BranchingOptions)
+    if rule.chains_only and asked.branches:
         raise ValueError(f"acceptance {rule.name!r} decides chains alone; leave draft_topk and token_tree out")
     if not rule.works_with(drafter.rules, drafter.branches):
         able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules, DRAFTERS.get(n).branches))
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
-    _refuse_idle_options(speculation, name, drafter.options | rule.options)
+    _refuse_idle_options(speculation, name, rule)
     depth = speculation.depth
     if depth and drafter.default_depth == 0:
         raise ValueError(f"depth {depth} would have no effect with drafter {name!r}; leave it out")
     if depth is None:
-        tree = speculation.token_tree
+        tree = asked.token_tree
         depth = drafter.usual_depth(target) if tree is None else max(map(len, tree), default=0)
-    _check_branches(speculation, target.vocab_size)
+    _check_branches(asked, target.vocab_size)
     if rule.simulated:
         _check_length(speculation, rule.name, depth)
         _warn_of_simulation()
@@ -62,10 +65,10 @@ def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str
     raise ValueError(f"no drafter can run under acceptance {rule.name!r} on this model: {'; '.join(reasons)}")
 
 
-def _check_branches(speculation: Speculation, vocab_size: int) -> None:
+def _check_branches(asked: BranchingOptions, vocab_size: int) -> None:
     """Refuse more children of a node than there are tokens."""
-    ranks = [1 + rank for path in speculation.token_tree or () for rank in path if isinstance(rank, int)]
-    most = max([speculation.draft_topk or 1, *ranks])
+    ranks = [1 + rank for path in asked.token_tree or () for rank in path]
+    most = max([asked.draft_topk or 1, *ranks])
     if most > vocab_size:
         raise ValueError(f"a node cannot have {most} children, the vocabulary has {vocab_size} tokens; lower it")
 
@@ -90,13 +93,11 @@ def _warn_of_simulation() -> None:
     logger.warning("acceptance is simulated: the output is not the model's; for benchmarks only")
 
 
-def _refuse_idle_options(speculation: Speculation, drafter: str, known: frozenset[str]) -> None:
-    general = {"drafter", "depth", "acceptance"}
-    idle = [
-        f.name
-        for f in fields(speculation)
-        if f.name not in general | known and getattr(speculation, f.name) is not None
-    ]
+def _refuse_idle_options(speculation: Speculation, drafter: str, rule: type[Rule]) -> None:
+    read = {"drafter", "depth", "acceptance", *DRAFTERS.options(drafter).names(), *RULES.options(rule.name).names()}
+    if rule.simulated:
+        read.add("acceptance_length")
+    idle = [name for name in speculation.given if name not in read]
     if idle:
         raise ValueError(
             f"{', '.join(idle)} would have no effect with drafter {drafter!r} and acceptance "

@@ -207,17 +207,10 @@ def unpacked(prompt_ids: bytes) -> array[int]:
 
 def plain(params: SamplingParams) -> dict[str, Any]:
     """Parameters of one sample, as a mapping of what is not at its default."""
-    given = _given(params)
+    given = {f.name: v for f in fields(params) if (v := getattr(params, f.name)) != f.default}
     given.pop("n", None)
-    if isinstance(params.speculation, Speculation):
-        given["speculation"] = _given(params.speculation)
-        if not given["speculation"]:
-            del given["speculation"]
-    return given
-
-
-def _given(params: SamplingParams | Speculation) -> dict[str, Any]:
-    return {f.name: v for f in fields(params) if (v := getattr(params, f.name)) != f.default}
+    speculation = Speculation.of(given.pop("speculation", None)).given
+    return {**given, "speculation": speculation} if speculation else given
 
 
 def scores(entry: Mapping[int, Logprob], token: int) -> Scores:

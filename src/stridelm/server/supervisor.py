@@ -15,13 +15,13 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
 import zmq.asyncio
 
 from stridelm.config import EngineConfig
+from stridelm.options import flat
 from stridelm.server.engine_client import EngineClient, Generation
 from stridelm.server.errors import unavailable
 from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
@@ -128,7 +128,7 @@ class Supervisor:
     async def _load(self) -> Ready:
         self._engine_client = engine_client = EngineClient(self._directory, self._watch, self._heard, self._context)
         orders = Orders(
-            config=asdict(self.config),
+            config=flat(self.config),
             inbox=engine_client.to_engine,
             outbox=engine_client.from_engine,
             parent=os.getpid(),

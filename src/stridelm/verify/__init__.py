@@ -8,21 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stridelm.registry import Registry
+from stridelm.options import OptionRegistry
 
 if TYPE_CHECKING:
     from stridelm.verify.rule import Rule
 
-RULES: Registry[type[Rule]] = Registry("acceptance rule")
-for _name, _file, _class in (
-    ("exact", "exact", "Exact"),
-    ("rejection", "rejection", "Rejection"),
-    ("block", "block", "Block"),
-    ("typical", "typical/rule", "Typical"),
-    ("relaxed", "relaxed/rule", "Relaxed"),
-    ("trust", "trust/rule", "Trust"),
-    ("synthetic", "synthetic", "Synthetic"),
-    ("synthetic-trust", "synthetic", "SyntheticTrust"),
+RULES: OptionRegistry[type[Rule]] = OptionRegistry("acceptance rule")
+for _name, _file, _class, _options in (
+    ("exact", "exact", "Exact", "options:Options"),
+    ("rejection", "rejection", "Rejection", "options:Options"),
+    ("block", "block", "Block", "options:Options"),
+    ("typical", "typical/rule", "Typical", "verify.typical:TypicalOptions"),
+    ("relaxed", "relaxed/rule", "Relaxed", "verify.relaxed:RelaxedOptions"),
+    ("trust", "trust/rule", "Trust", "verify.trust:TrustOptions"),
+    ("synthetic", "synthetic", "Synthetic", "options:Options"),
+    ("synthetic-trust", "synthetic", "SyntheticTrust", "options:Options"),
 ):
     if (Path(__file__).parent / f"{_file}.py").is_file():
-        RULES.add(_name, f"stridelm.verify.{_file.replace('/', '.')}:{_class}")
+        RULES.add(_name, f"stridelm.verify.{_file.replace('/', '.')}:{_class}", f"stridelm.{_options}")

@@ -69,8 +69,6 @@ class Rule:
     """The output has the distribution of plain decoding's."""
     coupled: ClassVar[bool] = False
     """It is plain decoding's, token for token."""
-    options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of Speculation that this rule reads."""
     all_or_nothing: ClassVar[bool] = False
     """The depth is semantics: spans are scheduled at full depth or deferred."""
     trusts_probes: ClassVar[bool] = False

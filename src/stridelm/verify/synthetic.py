@@ -39,7 +39,6 @@ class Synthetic(Rule):
     lossless = False
     simulated = True
     like = "exact"
-    options = frozenset({"acceptance_length"})
 
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft, levels = inputs.draft, draw_accepted(inputs)
@@ -52,7 +51,6 @@ class SyntheticTrust(Trust):
     name = "synthetic-trust"
     simulated = True
     like = "trust"
-    options = frozenset({"acceptance_length"})
 
     def sureness(self, inputs: VerifyInput) -> Sureness:
         """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""

@@ -169,7 +169,7 @@ def speculation(stand: Stand, name: str, depth: str = "default", rule: str = "ex
     drafter = DRAFTERS.get(name)
     chosen: dict[str, Any] = {"drafter": name, "acceptance": rule}
     if drafter.takes is None:
-        chosen |= {key: value for key, value in OPTIONS.items() if key in drafter.options}
+        chosen |= {key: value for key, value in OPTIONS.items() if key in DRAFTERS.options(name).names()}
     if depth == "one":
         chosen["depth"] = 1
     elif depth == "deepest":

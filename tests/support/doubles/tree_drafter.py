@@ -17,6 +17,7 @@ import torch
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TreeShape
+from stridelm.options import Options
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE, Draft, Request
 
@@ -119,9 +120,9 @@ def _shape(tree: Tree, width: int, device: torch.device) -> TreeShape:
 
 
 @contextmanager
-def registered(drafter: type[Drafter] = RandomTreeDrafter) -> Iterator[type[Drafter]]:
-    """The drafter is in the registry while the context lasts."""
-    DRAFTERS.add(drafter.name, drafter)
+def registered(drafter: type[Drafter] = RandomTreeDrafter, options: type[Options] = Options) -> Iterator[type[Drafter]]:
+    """The drafter is in the registry while the context lasts, with what it can be asked for."""
+    DRAFTERS.add(drafter.name, drafter, options)
     try:
         yield drafter
     finally:

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft.base import Drafter, Group, TargetInfo
-from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing
+from stridelm.draft.guess import Chain, Guessing
+from stridelm.draft.options import ChainOptions, GuessOptions
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, Draft, Request, Span
@@ -125,7 +126,7 @@ def test_greedy_trees(tmp_path: Path, name: str) -> None:
             if float(ranked.values[1] - ranked.values[2]) > CLOSE:
                 first = set(draft.tokens[row][draft.parents[row] == -1].tolist())
                 differs = first != set(wanted.ids_V[ranked.indices[:2]].tolist())
-                assert not (differs and span.request.speculation.takes_likeliest)
+                assert not (differs and span.request.speculation.read(GuessOptions).takes_likeliest)
                 checked, leant = checked + 1, leant + differs
 
     plain = outputs(llm, replace(SAMPLED, speculation="off"))
@@ -160,7 +161,6 @@ class TableChain(Drafter):
     """A chain by a table of its own."""
 
     name = "table_chain"
-    options = CHAIN_OPTIONS
     default_depth = 3
 
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class TableChain(Drafter):
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_joint(rule: str) -> None:
     """The first three tokens of requests that guess greedily are jointly distributed as the target says."""
-    with registered(TableChain):
+    with registered(TableChain, ChainOptions):
         seen = Lab({"drafter": "table_chain", "acceptance": rule, "draft_sample_method": "greedy"})
         check_joint(seen, REQUESTS)
     assert seen.accepted > REQUESTS // 5
@@ -191,7 +191,7 @@ def test_joint(rule: str) -> None:
 def test_greedy_guesses_taken_for_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighed by a distribution that they were not drawn from, the chi-square sees it."""
     monkeypatch.setattr("stridelm.draft.guess.Sampler.draw", lambda sampler, logits, *rest: logits.max(-1).indices)
-    with registered(TableChain), pytest.raises(AssertionError, match="chi-square"):
+    with registered(TableChain, ChainOptions), pytest.raises(AssertionError, match="chi-square"):
         check_joint(Lab({"drafter": "table_chain", "acceptance": "rejection"}), REQUESTS)
 
 

@@ -10,6 +10,7 @@ import torch
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, TargetInfo, TreeShape, chain
 from stridelm.draft.mask.tree import verified_parents, verified_rows
+from stridelm.options import known
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE
 from stridelm.verify import RULES
@@ -72,7 +73,7 @@ def test_drafters_are_complete(name: str) -> None:
     kind = DRAFTERS.get(name)
     assert issubclass(kind, Drafter) and kind.name == name
     assert kind.rules and all(rule in RULES for rule in kind.rules)
-    assert kind.options <= {"confidence", "prompt_lookup_min", "prompt_lookup_max"} | set(Speculation.__slots__)
+    assert set(DRAFTERS.options(name).names()) <= set(known())
     if kind.why_not(TARGET):
         pytest.skip(f"{name}: {kind.why_not(TARGET)}")
     for rule in kind.rules:

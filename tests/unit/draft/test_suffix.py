@@ -15,7 +15,7 @@ from stridelm import SamplingParams
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Group, TargetInfo, TreeShape
 from stridelm.draft.settle import settle
-from stridelm.draft.suffix import automaton, texts
+from stridelm.draft.suffix import SuffixOptions, automaton, texts
 from stridelm.draft.suffix.automaton import END, Automaton
 from stridelm.draft.suffix.drafter import SuffixDrafter
 from stridelm.draft.suffix.texts import GENERATIONS, Corpus, Text
@@ -313,7 +313,7 @@ def test_the_better_source_wins() -> None:
 # Options
 
 
-@pytest.mark.parametrize("option", sorted(SuffixDrafter.options))
+@pytest.mark.parametrize("option", SuffixOptions.names())
 def test_options_of_its_own(option: str) -> None:
     """They reach it from the engine's configuration, and are refused where they would have no effect."""
     speculation = EngineConfig(drafter="suffix", **{option: 0.5}).speculation

@@ -16,6 +16,7 @@ import torch
 from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape, chain
 from stridelm.draft.guess import Guessing
 from stridelm.draft.mask.tree import verified_parents, verified_rows
+from stridelm.draft.options import GuessOptions
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
@@ -30,7 +31,6 @@ MAX_VERIFIED_DEPTH = max(d for d in range(MAX_DRAFT_ROWS) if verified_rows(d) <=
 class MaskDrafter(Drafter):
     name = "mask"
     rules = frozenset({"exact", "trust"})
-    options = frozenset({"draft_sample_method"})
     default_depth = 2
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
@@ -50,7 +50,7 @@ class MaskDrafter(Drafter):
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         depth = self.default_depth if speculation.depth is None else speculation.depth
         trusted = _is_trusted(speculation)
-        method = speculation.draft_sample_method
+        method = speculation.read(GuessOptions).draft_sample_method
         if method is not None and (trusted or Guessing.of(speculation) is Guessing.DRAWN):
             why = (
                 "emits what the probes say" if trusted else "wants to know how likely a guess was, and has greedy ones"

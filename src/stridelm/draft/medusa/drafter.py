@@ -14,7 +14,7 @@ import torch
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
-from stridelm.draft.guess import HEAD_OPTIONS, Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.heads import load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
@@ -28,7 +28,6 @@ from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
 class MedusaDrafter(Drafter):
     name = "medusa"
-    options = HEAD_OPTIONS
     default_depth = 3
     takes = "Medusa heads"
 

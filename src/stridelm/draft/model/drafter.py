@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from stridelm.cache.layout import FULL
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span, within_bounds
 from stridelm.draft.given import Given
-from stridelm.draft.guess import CHAIN_OPTIONS, Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder, ModelInput
@@ -58,7 +58,6 @@ class WholeModel:
 
 class ModelDrafter(Drafter):
     name = "model"
-    options = CHAIN_OPTIONS
     default_depth = 4
     takes = "a small language model with the same tokenizer"
     keeps_kv = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stridelm.draft.base import Drafter, Group, chain
 from stridelm.draft.lookup import lookup, match_lengths
+from stridelm.draft.options import LookupOptions
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, Draft
 
@@ -12,7 +13,6 @@ MIN_MATCH, MAX_MATCH = 2, 8
 
 class NgramDrafter(Drafter):
     name = "ngram"
-    options = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
     default_depth = 4
 
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
@@ -27,4 +27,4 @@ class NgramDrafter(Drafter):
 
 
 def _lengths(speculation: Speculation) -> tuple[int, int]:
-    return match_lengths(speculation, MIN_MATCH, MAX_MATCH)
+    return match_lengths(speculation.read(LookupOptions), MIN_MATCH, MAX_MATCH)

@@ -14,6 +14,7 @@ somebody else was told.
 from __future__ import annotations
 
 from stridelm.draft.base import Drafter, Group, TargetInfo
+from stridelm.draft.suffix import SuffixOptions
 from stridelm.draft.suffix.texts import BORDER, NOBODYS, Corpora, Place, Text
 from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.faults import on_behalf_of
@@ -23,13 +24,9 @@ from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, Request, Span
 from stridelm.verify import RULES
 
-SPEC_FACTOR, MIN_PROB = 1.0, 0.1
-"""vLLM's defaults."""
-
 
 class SuffixDrafter(Drafter):
     name = "suffix"
-    options = frozenset({"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"})
     default_depth = 8
     branches = True
     host_bound = True
@@ -77,7 +74,6 @@ class SuffixDrafter(Drafter):
 
 def _grow(span: Span, places: list[Place], length: int) -> Tree:
     """The tree behind a match of `length` tokens. Longer matches are trusted further."""
-    speculation = span.request.speculation
-    factor, least = speculation.suffix_decoding_max_spec_factor, speculation.suffix_decoding_min_token_prob
-    depth = min(span.depth, int((SPEC_FACTOR if factor is None else factor) * length))
-    return grow(places, span.draft, depth, MIN_PROB if least is None else least) if depth else Tree()
+    options = span.request.speculation.read(SuffixOptions)
+    depth = min(span.depth, int(options.suffix_decoding_max_spec_factor * length))
+    return grow(places, span.draft, depth, options.suffix_decoding_min_token_prob) if depth else Tree()

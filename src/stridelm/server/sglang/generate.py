@@ -251,7 +251,8 @@ def _speculation(sampling: NativeSampling, service: Service) -> dict[str, Any] |
     if threshold:
         return {**speculation, "confidence": threshold}
     # A request inherits the server's confidence; without a threshold of its own it wants whole windows.
-    return speculation if service.engine_config.confidence is None else {**speculation, "confidence": ANY_CONFIDENCE}
+    inherits = "confidence" in service.engine_config.speculation.given
+    return {**speculation, "confidence": ANY_CONFIDENCE} if inherits else speculation
 
 
 def _threshold(sampling: NativeSampling) -> float | None:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from stridelm import __version__
+from stridelm.options import flat
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request, forbidden, unavailable
 from stridelm.server.large import LargeBodies
@@ -82,7 +83,7 @@ async def server_info(request: Request) -> Response:
     """How the server was started, what came of it, and how it does. With a client's key, without its options."""
     service: Service = request.app.state.service
     engine, ready = service.engine_config, service.ready
-    options = {**asdict(engine), **asdict(service.config)}
+    options = {**flat(engine), **asdict(service.config)}
     answer = {
         **{name: value for name, value in options.items() if name not in PRIVATE},
         **_paths(service),

@@ -15,12 +15,12 @@ from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
 from stridelm.types import Verdict
 from stridelm.verify.rule import Rule, VerifyInput
+from stridelm.verify.trust import TrustOptions
 
 
 class Trust(Rule):
     name = "trust"
     lossless = False
-    options = frozenset({"confidence"})
     all_or_nothing = True
     trusts_probes = True
 
@@ -47,7 +47,7 @@ class Trust(Rule):
 
 def _level(speculation: Speculation) -> float:
     """The confidence that a request's tokens must have; 0 for whole windows."""
-    return speculation.confidence or 0.0
+    return speculation.read(TrustOptions).confidence or 0.0
 
 
 def _draw_window(inputs: VerifyInput) -> torch.Tensor:

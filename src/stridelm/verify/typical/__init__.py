@@ -1,0 +1,16 @@
+"""Typical acceptance (rule.py), and what requests may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stridelm.options import Options
+from stridelm.values import option
+
+
+@dataclass(frozen=True)
+class TypicalOptions(Options):
+    """The defaults are the paper's, and vLLM's."""
+
+    posterior_threshold: float = option(0.09, "with typical: take what is likelier than this", low=0.0, high=1.0)
+    posterior_alpha: float = option(0.3, "with typical: or than this times exp(-entropy), whichever is less", low=0.0)

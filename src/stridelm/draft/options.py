@@ -1,0 +1,96 @@
+"""Options that several drafters have. Who has which is registered in draft/__init__.py; no torch is imported here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stridelm.options import Options
+from stridelm.values import option
+
+MAX_LOOKUP = 64
+"""Longest suffix that prompt lookup compares: each token more is a pass over the context."""
+MAX_BRANCHES = 64
+"""Most rows of a draft, and so most branches."""
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GuessOptions(Options):
+    """Of drafters that draw guesses from logits of their own."""
+
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = option(
+        None,
+        "how a neural drafter guesses: greedy (its likeliest token) or probabilistic (drawn, as the request's tokens "
+        "are; the default)",
+    )
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether guesses are to be the drafter's likeliest tokens, none of them drawn."""
+        return self.draft_sample_method == "greedy"
+
+
+@dataclass(frozen=True)
+class LookupOptions(Options):
+    """Of drafters that look for the end of the text in the text. With one that guesses too, a match replaces its
+    draft."""
+
+    prompt_lookup_min: int | None = option(
+        None,
+        "with ngram: shortest suffix that counts as a match, in tokens; with a head: of one that replaces its draft",
+        high=MAX_LOOKUP,
+    )
+    prompt_lookup_max: int | None = option(
+        None, "with ngram: longest suffix that is compared, in tokens", high=MAX_LOOKUP
+    )
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether a match in the text is asked for."""
+        return self.prompt_lookup_min is not None or self.prompt_lookup_max is not None
+
+
+def _paths(value: Sequence[Sequence[int]] | str) -> tuple[Path, ...]:
+    """A token tree as tuples, whether it comes as such, as lists or as text. Raises ValueError for anything else."""
+    try:
+        given = ast.literal_eval(value) if isinstance(value, str) else value
+        paths = tuple(tuple(path) for path in given)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}") from error
+    if not all(isinstance(rank, int) for path in paths for rank in path):
+        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}")
+    return paths
+
+
+@dataclass(frozen=True)
+class BranchingOptions(Options):
+    """Of heads that can branch (draft/expand.py)."""
+
+    draft_topk: int | None = option(
+        None,
+        "with a head that can branch: nodes of a level that grow, and children of each (1: a chain)",
+        low=1,
+        high=MAX_BRANCHES,
+    )
+    num_draft_tokens: int | None = option(None, "with draft_topk over 1: rows of the draft", low=1, high=MAX_BRANCHES)
+    token_tree: tuple[Path, ...] | None = option(
+        None, "a fixed tree instead: paths of ranks, such as '[(0,), (1,), (0, 0)]'", parse=_paths
+    )
+
+    @property
+    def branches(self) -> bool:
+        """Whether a draft that branches is asked for."""
+        return self.token_tree is not None or (self.draft_topk or 1) > 1
+
+
+@dataclass(frozen=True)
+class ChainOptions(LookupOptions, GuessOptions):
+    """Of drafters that make a Chain (draft/guess.py)."""
+
+
+@dataclass(frozen=True)
+class HeadOptions(LookupOptions, BranchingOptions, GuessOptions):
+    """Of heads, which branch too."""
