@@ -22,7 +22,7 @@ for _name, _file, _class, _options in (
     ("relaxed", "relaxed/rule", "Relaxed", "verify.relaxed:RelaxedOptions"),
     ("trust", "trust/rule", "Trust", "verify.trust:TrustOptions"),
     ("synthetic", "synthetic", "Synthetic", "options:Options"),
-    ("synthetic-trust", "synthetic", "SyntheticTrust", "options:Options"),
+    ("synthetic-trust", "trust/synthetic", "SyntheticTrust", "options:Options"),
 ):
     if (Path(__file__).parent / f"{_file}.py").is_file():
         RULES.add(_name, f"stridelm.verify.{_file.replace('/', '.')}:{_class}", f"stridelm.{_options}")

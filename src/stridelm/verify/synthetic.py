@@ -20,12 +20,10 @@ from functools import cache
 
 import torch
 
-from stridelm.kernels.step_ops import Sureness
 from stridelm.types import MAX_DRAFT_ROWS, Verdict
 from stridelm.verify.attempt import draw, follow
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import Rule, VerifyInput
-from stridelm.verify.trust.rule import Trust
 
 STREAM = 0x4C454E
 """The noise's stream for lengths."""
@@ -43,20 +41,6 @@ class Synthetic(Rule):
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft, levels = inputs.draft, draw_accepted(inputs)
         return follow(inputs, draft.valid & (draft.depths <= levels[:, None]), draw_nodes(inputs))
-
-
-class SyntheticTrust(Trust):
-    """Trusted windows, cut to the number drawn instead of by confidence."""
-
-    name = "synthetic-trust"
-    simulated = True
-    like = "trust"
-
-    def sureness(self, inputs: VerifyInput) -> Sureness:
-        """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
-        rows, columns = inputs.nodes.shape
-        place = torch.arange(0, -columns, -1, dtype=torch.float32, device=inputs.nodes.device)
-        return place.expand(rows, -1), -draw_accepted(inputs).float()
 
 
 def draw_accepted(inputs: VerifyInput) -> torch.Tensor:

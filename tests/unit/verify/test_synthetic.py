@@ -24,6 +24,7 @@ from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Ve
 from stridelm.verify import RULES, synthetic
 from stridelm.verify.rule import VerifyInput
 from stridelm.verify.trust import rule as trust
+from stridelm.verify.trust.synthetic import SyntheticTrust
 from support.checks import attempts
 from support.checks.identity import prompts
 from support.doubles.bounds import BOUNDS, bounds_registered
@@ -226,7 +227,7 @@ class Watch(TorchDispatchMode):
 def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a step can be captured: the second time, with requests that ask for the same."""
     heard, drawn = inputs(full_chains(6, 4), [(2.5, 4)]), torch.full((6, 5), 5)
-    windows = synthetic.SyntheticTrust()
+    windows = SyntheticTrust()
     decide("synthetic", heard, drawn, monkeypatch)
     with Watch() as watch:
         decide("synthetic", heard, drawn, monkeypatch)
