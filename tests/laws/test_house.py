@@ -102,6 +102,11 @@ def folders() -> list[str]:
     return sorted(path.name for path in inside if (path / "drafter.py").is_file() and path.name != "none")
 
 
+def rule_folders() -> list[str]:
+    """Acceptance rules that live in a folder of their own."""
+    return sorted(path.parent.name for path in (PACKAGE / "verify").glob("*/rule.py"))
+
+
 # Storeys
 
 
@@ -237,9 +242,14 @@ for module in pkgutil.walk_packages(stridelm.__path__, "stridelm."):
     importlib.import_module(module.name)
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
-assert sys.argv[3] not in DRAFTERS, list(DRAFTERS)
-for name in DRAFTERS:
-    DRAFTERS.get(name)
+from stridelm.config import EngineConfig
+from stridelm.options import known, settings
+from stridelm.verify import RULES
+for registry in (DRAFTERS, RULES):
+    assert sys.argv[3] not in registry, list(registry)
+    for name in registry:
+        registry.get(name)
+assert not set(sys.argv[4:]) & {*known(), *settings(EngineConfig)}
 prompt = [5, 6, 7, 5, 6, 7, 5, 6]
 params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 out = []
@@ -250,7 +260,8 @@ for drafter in ("none", "auto"):
     llm.check()
 print(json.dumps(out))
 """
-"""Imports all that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter."""
+"""Imports all that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter or rule, and the
+options that were its alone."""
 
 
 @pytest.fixture(scope="module")
@@ -274,14 +285,34 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", folders())
-def test_deleting_a_drafter_breaks_nothing_else(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Without its folder all else imports, the registry does not list it, and prompts are completed."""
+def options_alone(room: str, name: str) -> set[str]:
+    """Options that a drafter or rule shares with no other."""
+    from stridelm.draft import DRAFTERS
+    from stridelm.verify import RULES
+
+    everybody = [(registry, other) for registry in (RULES, DRAFTERS) for other in registry]
+    owner = DRAFTERS if room == "draft" else RULES
+    others = [registry.options(other) for registry, other in everybody if (registry, other) != (owner, name)]
+    return set(owner.options(name).names()).difference(*(options.names() for options in others))
+
+
+def test_whose_options_are_whose() -> None:
+    assert options_alone("draft", "suffix") == {"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
+    assert options_alone("verify", "trust") == {"confidence"}
+    assert not options_alone("draft", "ngram")
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [*(("draft", name) for name in folders()), *(("verify", name) for name in rule_folders())]
+)
+def test_deleting_one_breaks_nothing_else(room: str, name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Without the folder of a drafter or rule all else imports, neither it nor an option of its own is listed, and
+    prompts are completed."""
     copy = tmp_path / "stridelm"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
-    shutil.rmtree(copy / "draft" / name)
+    shutil.rmtree(copy / room / name)
     run = subprocess.run(
-        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name],
+        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name, *options_alone(room, name)],
         env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
