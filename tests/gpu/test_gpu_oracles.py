@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stridelm.kernels.noise import bits, gumbel
-from stridelm.models.layers.linear import tiled_product
+from stridelm.models.layers.products import tiled_product
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.products import library_agrees, product
 from stridelm.kernels.triton_rows import TritonOps
-from stridelm.models.layers.linear import InOrderProduct
+from stridelm.models.layers.products import InOrderProduct
 from support.checks.linear import check_row_bits, rows, weights
 from support.checks.products import TILES, by_tile, check_gated, check_product
 from support.gpu import NEEDS_GPU

@@ -165,7 +165,7 @@ def test_registries_choose_kernels() -> None:
         if room_of(path) != "kernels" and isinstance(node, functions)
         if any(name.startswith("stridelm.kernels") for name in imports(path, node))
     }
-    assert choosing == {"models/layers/linear.py"}
+    assert choosing == {"models/layers/products.py"}
 
 
 # Drafters

@@ -18,7 +18,8 @@ from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder, WeightSlot
-from stridelm.models.layers.linear import bfloat16_is_native, set_products
+from stridelm.models.layers.linear import set_products
+from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)

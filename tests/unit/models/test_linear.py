@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from stridelm.models.layers import linear
-from stridelm.models.layers.linear import (
-    Linear,
+from stridelm.models.layers import products
+from stridelm.models.layers.linear import Linear, set_products
+from stridelm.models.layers.products import (
     PackedProduct,
     PackedTiles,
     Product,
     bfloat16_is_native,
     keeps_bits,
     padded_product,
-    set_products,
     tiled_product,
 )
 from support.checks.linear import check_close, check_row_bits, rows, weights
@@ -80,7 +79,7 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
 
     asked = (torch.Size((64, 96)), torch.bfloat16, False)
     assert [keeps_bits(way, *asked) for way in (tiles, by_place, by_order)] == [True, False, False]
-    monkeypatch.setattr(linear, "_TRIED", {})
+    monkeypatch.setattr(products, "_TRIED", {})
     monkeypatch.setattr(PackedProduct, "__call__", by_number)
     layer = Linear(96, 64).to(torch.bfloat16).requires_grad_(False)
     set_products(layer, deterministic=True)
@@ -94,13 +93,13 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
 def test_padded(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights cannot be packed, a lone row runs as two if this CPU was seen to keep bits so, and else rows run in
     tiles: the same bits at 1 to 64 rows either way."""
-    monkeypatch.setattr(linear, "_native_ways", lambda: (linear._padded,))
+    monkeypatch.setattr(products, "_native_ways", lambda: (products._padded,))
     weight, bias = weights(2, *shape, torch.bfloat16, "cpu")
     x = rows(3, 64, shape[0], torch.bfloat16, "cpu")
     layer = Linear(*shape, bias=True).to(torch.bfloat16).requires_grad_(False)
     layer.weight, layer.bias = (nn.Parameter(values, requires_grad=False) for values in (weight, bias))
     set_products(layer, deterministic=True)
-    kept = keeps_bits(linear._padded, weight.shape, weight.dtype, True)
+    kept = keeps_bits(products._padded, weight.shape, weight.dtype, True)
     assert layer.product is (padded_product if kept else tiled_product)
     check_row_bits(layer, x)
     check_close(padded_product(x[:1], weight, bias), x[:1], weight, bias)

@@ -1,38 +1,13 @@
-"""Matrix products whose rows do not know how many rows run beside them.
-
-A library product picks its kernel by the number of rows, and another kernel may add in another order. What was measured
-(docs/decisions/0003-row-invariance.md) leaves these ways to run a product:
-
-- plain: the library's, bits may change with the row count;
-- in order: on a GPU in 16-bit precision, our kernel for few rows, which is at least as fast, and the library for many,
-  if equal bits are promised only where it was seen to agree;
-- packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
-  call on few rows. Whether a row's bits depend on the number of rows is the CPU's affair: with AVX512-BF16 they were
-  seen not to, with AMX they do for some shapes. So if equal bits are promised it is tried, and where they differ the
-  same product runs in tiles;
-- tiled: the rows in tiles of a fixed height, each a product of the same shape.
-"""
+"""The linear layer, and how its product is chosen for serving."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
-
-TILE_ROWS = 16
-"""Height of a tile. Every product of a tiled layer has this many rows."""
-TRIED_ROWS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 129, 333, 1000)
-"""Numbers of rows at which a product is tried."""
-MAX_TRIED = 1 << 25
-"""Most numbers that a try may yield: of a head over a large vocabulary not so many rows are asked for at once."""
-
-Product = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-Way = Callable[[torch.Tensor], Product]
-"""A product of a weight."""
+from stridelm.models.layers.products import InOrderProduct, PackedProduct, Product, chosen
 
 
 class Linear(nn.Module):
@@ -54,107 +29,6 @@ class Linear(nn.Module):
         return ops.gate(self(x), activation)
 
 
-def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product in tiles of TILE_ROWS rows, the last one padded with zeros."""
-    rows, width = x_NI.shape
-    tiles = -(-rows // TILE_ROWS)
-    x = F.pad(x_NI, (0, 0, 0, tiles * TILE_ROWS - rows)).view(tiles, TILE_ROWS, width)
-    if x.is_cuda:  # cuBLAS may choose by the number of tiles too, so each tile is a call of its own
-        y = torch.stack([tile @ weight.t() for tile in x])
-    else:
-        y = torch.bmm(x, weight.t().expand(tiles, width, weight.shape[0]))
-    y = y.reshape(tiles * TILE_ROWS, -1)[:rows]
-    return y if bias is None else y + bias
-
-
-def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The library's product, a lone row run as two: oneDNN takes a matrix-vector path for one row."""
-    if x_NI.shape[0] > 1:
-        return F.linear(x_NI, weight, bias)
-    return F.linear(x_NI.expand(2, -1), weight, bias)[:1]
-
-
-class InOrderProduct:
-    """A 16-bit product on a GPU that adds a row's terms in one order (kernels/products.py)."""
-
-    def __init__(self, deterministic: bool) -> None:
-        self.deterministic = deterministic
-
-    def is_ours(self, x: torch.Tensor, gated: bool) -> bool:
-        """Whether our kernel is the faster one, whatever it is asked for."""
-        from stridelm.kernels.products import FEW_ROWS, GATED_ROWS
-
-        rows = x.shape[0]
-        return any(rows in some for some in GATED_ROWS) if gated else 0 < rows <= FEW_ROWS
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None
-    ) -> torch.Tensor:
-        from stridelm.kernels.products import library_agrees, product
-
-        if activation is not None or self.is_ours(x, gated=False):
-            return product(x, weight, bias, activation)
-        if self.deterministic and x.shape[0] and not library_agrees(x, weight, bias):
-            return product(x, weight, bias)
-        return F.linear(x, weight, bias)
-
-
-class PackedProduct:
-    """A bfloat16 CPU weight reordered once into oneDNN's own layout."""
-
-    ROWS_HINT = 2
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
-
-
-class PackedTiles(PackedProduct):
-    """The same, tile by tile."""
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows = x.shape[0]
-        tiles = F.pad(x, (0, 0, 0, -rows % TILE_ROWS)).split(TILE_ROWS)
-        return torch.cat([super(PackedTiles, self).__call__(tile, weight, bias) for tile in tiles])[:rows]
-
-
-def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) -> bool:
-    """Whether a row's bits are the same whatever the number of rows and its place among them.
-
-    Tried once for each shape and number of threads, on numbers whose products cancel to zero: what is left of a sum is
-    the rounding of its order. (Of random numbers a 16-bit result hides nearly all of it.)
-    """
-    key = (way, shape, dtype, biased, torch.get_num_threads())
-    if key not in _TRIED:
-        out, width = shape
-        counts = [count for count in TRIED_ROWS if count * out <= MAX_TRIED]
-        numbers = torch.Generator().manual_seed(0)
-        half_x, half_w = (torch.randn(n, width // 2, generator=numbers, dtype=dtype) for n in (counts[-1], out))
-        x, weight = (
-            F.pad(torch.cat(halves, dim=1), (0, width % 2)) for halves in ((half_x, half_x), (half_w, -half_w))
-        )
-        bias = torch.zeros(out, dtype=dtype) if biased else None
-        product = way(weight)
-        whole = product(x, weight, bias)
-        _TRIED[key] = all(
-            torch.equal(product(x[part], weight, bias), whole[part])
-            for count in counts
-            for part in (slice(count), slice(len(x) - count, None))
-        )
-    return _TRIED[key]
-
-
-_TRIED: dict[tuple[Way, torch.Size, torch.dtype, bool, int], bool] = {}
-
-
-def bfloat16_is_native() -> bool:
-    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX), which is fast."""
-    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    return bool(torch.backends.mkldnn.is_available() and capability())
-
-
 def set_products(model: nn.Module, *, deterministic: bool) -> None:
     """Choose each Linear's product for serving, by device, dtype and whether equal bits are promised.
 
@@ -162,38 +36,8 @@ def set_products(model: nn.Module, *, deterministic: bool) -> None:
     """
     tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for layer in model.modules():
-        if not isinstance(layer, Linear):
-            continue
-        weight = layer.weight
-        on_cpu = weight.device.type == "cpu"
-        if on_cpu and weight.dtype == torch.bfloat16 and bfloat16_is_native():
-            asked = (weight.shape, weight.dtype, layer.bias is not None)
-            ways = (way for way in _native_ways() if not deterministic or keeps_bits(way, *asked))
-            layer.product = next(ways, _tiled)(weight)
+        if isinstance(layer, Linear):
+            weight = layer.weight
+            layer.product = chosen(weight, layer.bias is not None, deterministic=deterministic)
             if isinstance(layer.product, PackedProduct) and id(weight) not in tied:
                 layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-        elif _runs_in_order(weight):
-            layer.product = InOrderProduct(deterministic)
-        elif deterministic:
-            layer.product = tiled_product
-
-
-def _native_ways() -> Sequence[Way]:
-    """oneDNN's, the fastest first."""
-    return (PackedProduct, PackedTiles) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else (_padded,)
-
-
-def _padded(_: torch.Tensor) -> Product:
-    return padded_product
-
-
-def _tiled(_: torch.Tensor) -> Product:
-    return tiled_product
-
-
-def _runs_in_order(weight: torch.Tensor) -> bool:
-    if not weight.is_cuda:
-        return False
-    from stridelm.kernels.products import can_multiply
-
-    return can_multiply(weight)
