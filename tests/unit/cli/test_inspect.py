@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stridelm.cache.pool import bytes_per_token
+from stridelm.cache.layout import bytes_per_token
 from stridelm.cli import main as verifier
 from stridelm.draft import DRAFTERS
 from stridelm.models import MODELS, loader
