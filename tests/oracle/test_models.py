@@ -58,7 +58,7 @@ def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) ->
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         config["rope_scaling"] = {"rope_type" if style == "rope_scaling" else "type": "linear", "factor": 3.0}
     (path / "config.json").write_text(json.dumps(config))
-    assert load_model(path).spec.rope.theta == 777.0
+    assert [layer.mixer.rope.theta for layer in load_model(path).spec.layers] == [777.0, 777.0]
     check_model(path, 1024)
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +83,26 @@ def describe(config: EngineConfig) -> dict[str, Any]:
 
 def _shape(model: Decoder) -> dict[str, Any]:
     spec = model.spec
+    mixers, mlps = ([getattr(layer, part) for layer in spec.layers] for part in ("mixer", "mlp"))
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "heads": spec.num_heads,
-        "kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        "intermediate_size": _of(mlps, "intermediate_size"),
+        "heads": _of(mixers, "num_heads"),
+        "kv_heads": _of(mixers, "num_kv_heads"),
+        "head_dim": _of(mixers, "head_dim"),
         "vocab_size": spec.vocab_size,
         "tied_embeddings": spec.tied,
-        "rope": spec.rope.kind,
-        "windows": sorted({window for window in spec.windows if window is not None}),
+        "rope": _of([rope.spec for rope in model.ropes], "kind"),
+        "windows": sorted({mixer.window for mixer in mixers if mixer.window is not None}),
     }
+
+
+def _of(parts: Sequence[Any], name: str) -> Any:
+    """What the parts that have such a thing say of it: one value, or a list of all if they differ."""
+    said = list(dict.fromkeys(getattr(part, name) for part in parts if hasattr(part, name)))
+    return said[0] if len(said) == 1 else said
 
 
 def _kv_bytes(model: Decoder) -> dict[str, int]:

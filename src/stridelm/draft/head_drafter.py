@@ -62,9 +62,8 @@ class HeadDrafter(Drafter):
         self.head = self.load(head, runtime)
         self._runner = HeadRunner(self.head, runtime)
         runtime.runner.tap(self.head.taps)
-        spec = self.head.spec
-        self.head.ops.prepare(runtime.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
-        slots, width = target.max_num_seqs + 1, spec.hidden_size
+        self.head.spec.prepare(self.head.ops, runtime.dtype)
+        slots, width = target.max_num_seqs + 1, self.head.spec.hidden_size
         num_modules = self.head.num_modules
         self._hidden = torch.zeros(slots, max(1, num_modules - 1), width, dtype=runtime.dtype, device=target.device)
         """[S, max(1, T - 1), H] what came out of each module's last folded entry; nothing grows from the last's."""

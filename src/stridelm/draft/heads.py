@@ -16,25 +16,22 @@ from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerStates
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.decoder import DecoderSpec, WeightSlot
+from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.linear import set_products
+from stridelm.models.layers.slots import ModelPart
 from stridelm.models.loader import fill, fill_randomly, screaming
 from stridelm.run.heads import TargetRuntime
 from stridelm.types import States
 
 
-class LoadableModule(nn.Module):
-    """A module that says where a checkpoint's tensors go in it, and whose row operations are exchanged for serving."""
+class LoadableModule(ModelPart):
+    """What has a checkpoint of its own, and row operations that are exchanged for serving."""
 
     ops: Ops
 
     def __init__(self) -> None:
         super().__init__()
         self.ops = PlainOps()
-
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        """Every tensor by name, and where it goes."""
-        raise NotImplementedError
 
 
 class DraftHead(LoadableModule):
@@ -50,7 +47,7 @@ class DraftHead(LoadableModule):
     @property
     def layer_states(self) -> LayerStates:
         """One layer a module."""
-        raise NotImplementedError
+        return self.spec.states
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H] what the first module reads of the target's states at these rows."""

@@ -78,7 +78,7 @@ def load(config: EngineConfig) -> LoadedModel:
     if device.type == "cpu":
         keep_large_blocks()
     model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
-    model.ops.prepare(dtype, normed_heads=model.spec.qk_norm, activation=model.spec.activation)
+    model.spec.prepare(model.ops, dtype)
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
     graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory
     kept = int(graphs * 2**30) if captures and config.may_capture else 0

@@ -40,8 +40,8 @@ class Ops(Protocol):
     """Device type that the set is made for; None: any."""
     dtypes: ClassVar[frozenset[torch.dtype]]
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
-        """Compile what a model of this dtype needs, so that no request waits for it."""
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
+        """Compile what a layer of this dtype needs, so that no request waits for it."""
         ...
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:

@@ -153,7 +153,7 @@ class TritonOps:
     device: ClassVar[str | None] = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
         """Nothing: every width is a kernel of its own, which the first launch compiles, and Triton keeps on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:

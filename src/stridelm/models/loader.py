@@ -17,9 +17,10 @@ from torch import nn
 from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
-from stridelm.models.layers.decoder import Decoder, WeightSlot
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.products import bfloat16_is_native
+from stridelm.models.layers.slots import Slots, WeightSlot
 from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ M = TypeVar("M", bound=nn.Module)
 class Fillable(Protocol):
     """A module that says where a checkpoint's tensors go in it."""
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]: ...
+    def slots(self, theirs: str = "") -> Slots: ...
 
     def named_parameters(self, *, remove_duplicate: bool) -> Iterator[tuple[str, nn.Parameter]]: ...
 
@@ -169,7 +170,7 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
     model = screaming(model, dtype, device)
     if model.spec.tied:
         model.tie()
-    model.rope.prepare(device)
+    model.ropes.prepare(device)
     return model
 
 
@@ -262,7 +263,7 @@ def fill(
     ignorable: Callable[[str], bool] = lambda name: False,
 ) -> None:
     """Copy tensors into the model. Raises ValueError listing all that are missing, unexpected or misshapen."""
-    slots: dict[str, WeightSlot] = dict(model.checkpoint_slots())
+    slots: dict[str, WeightSlot] = dict(model.slots())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     waiting = set(slots)
     unexpected: list[str] = []

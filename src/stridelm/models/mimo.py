@@ -8,7 +8,7 @@ from transformers import AutoConfig, Qwen2Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
-from stridelm.models.layers.hf import common_fields
+from stridelm.models.layers.hf import common_fields, dense_layers
 
 
 class MiMoConfig(Qwen2Config):
@@ -24,4 +24,4 @@ if MiMoConfig.model_type not in CONFIG_MAPPING:
 
 def build(config: Any) -> Decoder:
     """A decoder shaped by a `MiMoConfig`, weights not yet loaded."""
-    return Decoder(DecoderSpec(**common_fields(config), qkv_bias=True))
+    return Decoder(DecoderSpec(**common_fields(config), layers=dense_layers(config, qkv_bias=True)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
-from stridelm.models.layers.hf import common_fields
+from stridelm.models.layers.hf import common_fields, dense_layers
 
 
 def build(config: Any) -> Decoder:
     """A decoder shaped by a transformers `MistralConfig`, weights not yet loaded."""
-    fields = common_fields(config)
-    fields["windows"] = (getattr(config, "sliding_window", None),) * fields["num_layers"]
-    return Decoder(DecoderSpec(**fields))
+    sees = (getattr(config, "sliding_window", None),) * config.num_hidden_layers
+    return Decoder(DecoderSpec(**common_fields(config), layers=dense_layers(config, sees=sees)))

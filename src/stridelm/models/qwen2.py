@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
-from stridelm.models.layers.hf import common_fields
+from stridelm.models.layers.hf import common_fields, dense_layers
 
 
 def build(config: Any) -> Decoder:
     """A decoder shaped by a transformers `Qwen2Config`, weights not yet loaded."""
-    return Decoder(DecoderSpec(**common_fields(config), qkv_bias=True))
+    return Decoder(DecoderSpec(**common_fields(config), layers=dense_layers(config, qkv_bias=True)))

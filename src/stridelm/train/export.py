@@ -62,7 +62,7 @@ def checkpoint_tensors(model: Trainable, dtype: torch.dtype) -> dict[str, torch.
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return {
         name: parameters[slot.name].detach()[slot.start : slot.stop].to("cpu", dtype, copy=True).contiguous()
-        for name, slot in model.checkpoint_slots()
+        for name, slot in model.slots()
     }
 
 

@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.draft.heads import DraftHead
+from stridelm.models.layers.attention import HeadsSpec
+from stridelm.models.layers.block import LayerSpec
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.hf import ACTIVATIONS, EXTRA_MODULES
+from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import RopeSpec
 from stridelm.train.continuations import Continuations
 from stridelm.train.export import checkpoint_tensors
@@ -157,49 +160,53 @@ class Eagle3Kind(HeadKind):
 
     def _spec(self, target: DecoderSpec) -> DecoderSpec:
         """Of the head's layer: a llama's, of the target's sizes where the settings say nothing else."""
-        s = self.settings
-        heads = s.heads or target.num_heads
+        s, (mixer, mlp) = self.settings, _dense(target)
+        heads = s.heads or mixer.num_heads
         if target.hidden_size % heads:
             raise ValueError(
                 f"--heads {heads} must divide the hidden size {target.hidden_size}, as llama's configs ask"
             )
-        return replace(
-            target,
-            intermediate_size=s.mlp or target.intermediate_size,
-            num_layers=1,
-            num_heads=heads,
-            num_kv_heads=s.kv_heads or target.num_kv_heads,
-            rope=RopeSpec(target.head_dim, target.rope.theta),
-            windows=(None,),
-            qkv_bias=False,
-            o_bias=False,
-            mlp_bias=False,
-            qk_norm=False,
-            tied=False,
-            extra_modules=0,
+        layer = LayerSpec(
+            HeadsSpec(
+                num_heads=heads,
+                num_kv_heads=s.kv_heads or mixer.num_kv_heads,
+                head_dim=mixer.head_dim,
+                rope=RopeSpec(mixer.head_dim, mixer.rope.theta),
+            ),
+            GatedMLPSpec(intermediate_size=s.mlp or mlp.intermediate_size, activation=mlp.activation),
         )
+        return replace(target, layers=(layer,), tied=False, extra_modules=0)
 
     @staticmethod
     def _layer(spec: DecoderSpec) -> dict[str, Any]:
         """The config of a llama's layer of such a shape."""
-        activation = next(name for name, ours in ACTIVATIONS.items() if ours == spec.activation)
+        mixer, mlp = _dense(spec)
+        activation = next(name for name, ours in ACTIVATIONS.items() if ours == mlp.activation)
         return {
             "model_type": "llama",
             "hidden_size": spec.hidden_size,
-            "intermediate_size": spec.intermediate_size,
+            "intermediate_size": mlp.intermediate_size,
             "num_hidden_layers": 1,
-            "num_attention_heads": spec.num_heads,
-            "num_key_value_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
+            "num_attention_heads": mixer.num_heads,
+            "num_key_value_heads": mixer.num_kv_heads,
+            "head_dim": mixer.head_dim,
             "hidden_act": activation,
             "rms_norm_eps": spec.norm_eps,
-            "rope_theta": spec.rope.theta,
+            "rope_theta": mixer.rope.theta,
             "vocab_size": spec.vocab_size,
             "max_position_embeddings": spec.max_length,
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": False,
         }
+
+
+def _dense(spec: DecoderSpec) -> tuple[HeadsSpec, GatedMLPSpec]:
+    """The parts of the first layer. Raises ValueError if they are not a dense decoder's."""
+    mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+    if not (isinstance(mixer, HeadsSpec) and isinstance(mlp, GatedMLPSpec)):
+        raise ValueError("EAGLE-3 heads are trained for dense decoders; train an MTP module instead")
+    return mixer, mlp
 
 
 def usual_taps(layers: int) -> tuple[int, int, int]:

@@ -126,7 +126,8 @@ def check_target(path: Path, length: int) -> DecoderSpec:
     if length > spec.max_length:
         have = f"--prompt-tokens and --new-tokens make {length}, {path} has a context of {spec.max_length}"
         raise ValueError(f"{have}; lower them")
-    if any(window is not None and window < length for window in spec.windows):
+    windows = [layer.mixer.window for layer in spec.layers]
+    if any(window is not None and window < length for window in windows):
         raise ValueError(f"layers of {path} see less than {length} tokens; lower --prompt-tokens or --new-tokens")
     return spec
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stridelm.models.layers.decoder import Decoder, ModelInput, WeightSlot
+from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.models.layers.slots import Slots
 from stridelm.train.dense import DenseMix, flat_positions
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Validation:
 class Trainable(Protocol):
     """A module that says which of its parameters hold several of a checkpoint's tensors."""
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]: ...
+    def slots(self, theirs: str = "") -> Slots: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 

@@ -69,7 +69,7 @@ def matrices(model: Trainable) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names of the matrices between states, each with the row counts of the matrices fused in it: not those whose rows
     are tokens."""
     slots: dict[str, list[tuple[int, int]]] = {}
-    for _, slot in model.checkpoint_slots():
+    for _, slot in model.slots():
         slots.setdefault(slot.name, []).append((slot.start, slot.stop))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and name not in OF_TOKENS:

@@ -42,7 +42,7 @@ def qwen3_config(shape: ModelShape, vocab_size: int, eos_id: int, **extra: Any) 
 def new_model(config: Any, seed: int) -> Decoder:
     """A decoder with fresh float32 weights on the CPU, a function of config and seed alone."""
     model = build(config)
-    model.rope.prepare("cpu")
+    model.ropes.prepare("cpu")
     init_weights(model, torch.Generator().manual_seed(seed))
     return model
 
@@ -54,7 +54,7 @@ def init_weights(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
-        elif name.endswith(("attention.o.weight", "mlp.down.weight")):
+        elif name.endswith(("mixer.o.weight", "mlp.down.weight")):
             nn.init.zeros_(parameter)
         elif name == "embed.weight":
             parameter.normal_(0.0, 0.02, generator=generator)

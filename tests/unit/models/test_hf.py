@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from stridelm.models.layers.hf import common_fields
+from stridelm.models.layers.hf import dense_layers
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ from stridelm.models.layers.hf import common_fields
 )
 def test_activations(said: dict[str, Any], meant: str) -> None:
     """As transformers names them; where a config has both fields, the newer one counts."""
-    assert common_fields(LlamaConfig(**said))["activation"] == meant
+    assert all(layer.mlp.activation == meant for layer in dense_layers(LlamaConfig(**said)))
 
 
 @pytest.mark.parametrize("said", [{"hidden_act": "relu"}, {"hidden_act": "silu", "hidden_activation": "gelu_new"}])
 def test_other_activations_are_refused(said: dict[str, Any]) -> None:
     name = list(said.values())[-1]
     with pytest.raises(ValueError, match=f"'{name}' is not supported; supported: silu, swish, gelu_pytorch_tanh, gelu"):
-        common_fields(LlamaConfig(**said))
+        dense_layers(LlamaConfig(**said))

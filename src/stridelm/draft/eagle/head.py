@@ -10,24 +10,16 @@ What is fed on is the layer's own output, before any norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
-from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.draft.heads import DraftHead
-from stridelm.models.layers.decoder import (
-    Attention,
-    Decoder,
-    DecoderSpec,
-    GatedMLP,
-    WeightSlot,
-    inner_slots,
-)
+from stridelm.models.layers.block import Block, Site, Stream
+from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.linear import Linear
-from stridelm.models.layers.rope import Rope
+from stridelm.models.layers.rope import Ropes
+from stridelm.models.layers.slots import Slots
 from stridelm.types import States
 
 
@@ -40,30 +32,25 @@ class EagleHead(DraftHead):
         super().__init__()
         self.spec = spec
         self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
-        self.attention = Attention(spec, 0, reads)
-        self.mlp_norm = nn.Parameter(torch.empty(spec.hidden_size))
-        self.mlp = GatedMLP(spec)
+        self._ropes = Ropes(target.ropes.length)
+        site = Site(0, spec.hidden_size, spec.norm_eps, self._ropes, reads)
+        self.block = Block(spec.layers[0], site, normed=False)
         self.embedding: nn.Embedding | None = None
         if own_embedding:
             weight = torch.empty(spec.vocab_size, spec.hidden_size)
             self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
-        self._rope = Rope(spec.rope, target.rope.length)
-
-    @property
-    def layer_states(self) -> LayerStates:
-        return (HeadsKV.of(self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim),)
 
     def prepare(self, device: torch.device) -> None:
         """Compute the rotation's tables, which the layer's own config gives."""
-        self._rope.prepare(device)
+        self._ropes.prepare(device)
 
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
         return (self.embedding or self._target[0].embed)(ids_N)
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+    def slots(self, theirs: str = "") -> Slots:
         if self.embedding is not None:
-            yield "embed_tokens.weight", WeightSlot("embedding.weight", 0, self.spec.vocab_size)
-        yield from inner_slots(self.spec, "layers.0.", "")
+            yield from self._own("embedding.weight", theirs + "embed_tokens.weight")
+        yield from self._inner("block", theirs + "layers.0.")
 
     def _layer(
         self,
@@ -73,12 +60,9 @@ class EagleHead(DraftHead):
         mix: Mix,
         wanted_M: torch.Tensor | None,
     ) -> torch.Tensor:
-        angles = (positions_N, self._rope.cos, self._rope.sin)
-        # add_norm may write into what it adds to, and that may be the caller's.
-        attended = self.attention(x_NC, angles, mix)
-        residual = residual_NH if wanted_M is None else residual_NH.index_select(0, wanted_M)
-        x, h = self.ops.add_norm(attended, residual, self.mlp_norm, self.spec.norm_eps)
-        return x + self.mlp(h, self.ops)
+        stream = Stream(residual_NH, self.ops, self.spec.norm_eps)
+        self.block(stream, positions_N, mix, read_NC=x_NC, wanted_M=wanted_M)
+        return stream.sum()
 
 
 class Eagle1Head(EagleHead):
@@ -105,11 +89,9 @@ class Eagle1Head(EagleHead):
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         return self._target[0].logits(hidden_MH)
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        yield from super().checkpoint_slots()
-        yield "fc.weight", WeightSlot("join.weight", 0, self.spec.hidden_size)
-        if self.join.bias is not None:
-            yield "fc.bias", WeightSlot("join.bias", 0, self.spec.hidden_size)
+    def slots(self, theirs: str = "") -> Slots:
+        yield from super().slots(theirs)
+        yield from self._inner("join", theirs + "fc.")
 
 
 class Eagle3Head(EagleHead):
@@ -166,14 +148,10 @@ class Eagle3Head(EagleHead):
         everything = own.new_full((own.shape[0], self._target[0].spec.vocab_size), float("-inf"))
         return everything.index_copy_(1, self.ids, own)
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        yield from super().checkpoint_slots()
-        width = self.spec.hidden_size
-        for theirs, ours in (
-            ("fc", "join.weight"),
-            ("layers.0.input_layernorm", "token_norm"),
-            ("layers.0.hidden_norm", "hidden_norm"),
-            ("norm", "norm"),
-        ):
-            yield f"{theirs}.weight", WeightSlot(ours, 0, width)
-        yield "lm_head.weight", WeightSlot("head.weight", 0, len(self.ids))
+    def slots(self, theirs: str = "") -> Slots:
+        yield from super().slots(theirs)
+        yield from self._inner("join", theirs + "fc.")
+        yield from self._own("token_norm", theirs + "layers.0.input_layernorm.weight")
+        yield from self._own("hidden_norm", theirs + "layers.0.hidden_norm.weight")
+        yield from self._own("norm", theirs + "norm.weight")
+        yield from self._inner("head", theirs + "lm_head.")

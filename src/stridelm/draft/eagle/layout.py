@@ -15,7 +15,7 @@ import torch
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given
 from stridelm.models.layers.decoder import DecoderSpec
-from stridelm.models.layers.hf import common_fields
+from stridelm.models.layers.hf import common_fields, dense_layers
 
 VOCABULARY = ("d2t", "t2d")
 FOREIGN = ("architectures", "model_type", "layer_types", "max_window_layers")
@@ -79,7 +79,7 @@ class Layout:
         try:
             config = LlamaConfig(**{**known, "num_hidden_layers": 1, "tie_word_embeddings": False})
             biased = bool(config.attention_bias)
-            return DecoderSpec(**common_fields(config), qkv_bias=biased, o_bias=biased)
+            return DecoderSpec(**common_fields(config), layers=dense_layers(config, qkv_bias=biased, o_bias=biased))
         # Whatever kind of error a wrong field makes transformers raise, the user needs the file's name.
         except Exception as error:
             raise ValueError(f"{self.given.path}/config.json does not describe an EAGLE head: {error}") from error

@@ -17,13 +17,13 @@ from torch import nn
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given
 from stridelm.draft.heads import LoadableModule
-from stridelm.models.layers.decoder import WeightSlot
 from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.slots import ModelPart, Slots
 
 _TENSOR = re.compile(r"(?:medusa_head\.)?(\d+\.\d+\.(?:weight|linear\.weight|linear\.bias))")
 
 
-class MedusaHead(nn.Module):
+class MedusaHead(ModelPart):
     """x + SiLU(W x + b), once a block, then a vocabulary matrix."""
 
     def __init__(self, width: int, vocab_size: int, blocks: int, bias: bool) -> None:
@@ -36,6 +36,11 @@ class MedusaHead(nn.Module):
         for block in self.blocks:
             x_RH = x_RH + F.silu(block(x_RH))
         return self.out(x_RH)
+
+    def slots(self, theirs: str = "") -> Slots:
+        for block in range(len(self.blocks)):
+            yield from self._inner(f"blocks.{block}", f"{theirs}{block}.linear.")
+        yield from self._inner("out", f"{theirs}{len(self.blocks)}.")
 
 
 class MedusaHeads(LoadableModule):
@@ -51,15 +56,10 @@ class MedusaHeads(LoadableModule):
         """[R, depth, V] logits of the first `depth` heads."""
         return torch.stack([head(x_RH) for head in cast("list[MedusaHead]", list(self.heads)[:depth])], 1)
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
+    def slots(self, theirs: str = "") -> Slots:
         """Every tensor, by the one spelling of names."""
-        layout = self.layout
-        for head in range(layout.heads):
-            for block in range(layout.blocks):
-                for kind in ("weight", "bias") if layout.bias else ("weight",):
-                    ours = WeightSlot(f"heads.{head}.blocks.{block}.{kind}", 0, layout.width)
-                    yield f"{head}.{block}.linear.{kind}", ours
-            yield f"{head}.{layout.blocks}.weight", WeightSlot(f"heads.{head}.out.weight", 0, layout.vocab_size)
+        for head in range(len(self.heads)):
+            yield from self._inner(f"heads.{head}", f"{theirs}{head}.")
 
 
 @dataclass(frozen=True)

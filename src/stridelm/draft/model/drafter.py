@@ -74,8 +74,7 @@ class ModelDrafter(Drafter):
             deterministic=runtime.deterministic,
             load_format="auto" if target.weighted else "dummy",
         )
-        spec = self.model.spec
-        self.model.ops.prepare(runtime.dtype, normed_heads=spec.qk_norm, activation=spec.activation)
+        self.model.spec.prepare(self.model.ops, runtime.dtype)
         self._runner = HeadRunner(WholeModel(self.model), runtime)
         self._folded = torch.zeros(target.max_num_seqs + 1, dtype=torch.int64, device=target.device)
         """[S] leading entries that are made of known tokens."""

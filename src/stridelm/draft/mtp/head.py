@@ -7,7 +7,6 @@ target's. MiMo (arXiv 2505.07608) joins the same two the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -15,10 +14,11 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
-from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.draft.heads import DraftHead
-from stridelm.models.layers.decoder import Block, Decoder, DecoderSpec, WeightSlot, block_slots
+from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.slots import ModelPart, Slots
 from stridelm.types import States
 
 
@@ -55,14 +55,25 @@ MIMO = Form(
 FORMS = (DEEPSEEK, MIMO)
 
 
-class MtpModule(nn.Module):
-    def __init__(self, spec: DecoderSpec, number: int) -> None:
+class MtpModule(ModelPart):
+    """Run by its head."""
+
+    def __init__(self, layer: LayerSpec, site: Site, form: Form) -> None:
         super().__init__()
-        self.token_norm = nn.Parameter(torch.empty(spec.hidden_size))
-        self.hidden_norm = nn.Parameter(torch.empty(spec.hidden_size))
-        self.join = Linear(2 * spec.hidden_size, spec.hidden_size)
-        self.block = Block(spec, number)
-        self.norm = nn.Parameter(torch.empty(spec.hidden_size))
+        self.form = form
+        self.token_norm = nn.Parameter(torch.empty(site.width))
+        self.hidden_norm = nn.Parameter(torch.empty(site.width))
+        self.join = Linear(2 * site.width, site.width)
+        self.block = Block(layer, site)
+        self.norm = nn.Parameter(torch.empty(site.width))
+
+    def slots(self, theirs: str = "") -> Slots:
+        form = self.form
+        yield from self._own("token_norm", f"{theirs}{form.token_norm}.weight")
+        yield from self._own("hidden_norm", f"{theirs}{form.hidden_norm}.weight")
+        yield from self._inner("join", f"{theirs}{form.join}.")
+        yield from self._own("norm", f"{theirs}{form.norm}.weight")
+        yield from self._inner("block", theirs + form.block)
 
 
 class MtpHead(DraftHead):
@@ -71,15 +82,14 @@ class MtpHead(DraftHead):
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
         """target: gives embedding, output head, rotation and the shape of a block, and is no part of this module."""
         super().__init__()
-        self.spec = replace(target.spec, windows=(None,) * target.spec.num_layers)
+        last = target.spec.layers[-1]
+        layer = LayerSpec(replace(last.mixer, window=None), last.mlp)
+        self.spec = replace(target.spec, layers=(layer,) * modules)
         self.form, self.num_modules = form, modules
         self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
-        self.parts = nn.ModuleList(MtpModule(self.spec, number) for number in range(modules))
-
-    @property
-    def layer_states(self) -> LayerStates:
-        s = self.spec
-        return (HeadsKV.of(s.num_heads, s.num_kv_heads, s.head_dim),) * self.num_modules
+        width, eps = self.spec.hidden_size, self.spec.norm_eps
+        sites = [Site(number, width, eps, target.ropes) for number in range(modules)]
+        self.parts = nn.ModuleList(MtpModule(layer, site, form) for site in sites)
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H]: the target's state behind its final norm."""
@@ -98,33 +108,23 @@ class MtpHead(DraftHead):
         part, target, ops, eps = cast(MtpModule, self.parts[module]), self._target[0], self.ops, self.spec.norm_eps
         token = ops.norm(target.embed(ids_N), part.token_norm, eps)
         hidden = ops.norm(hidden_NH, part.hidden_norm, eps)
-        x = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
-        block, angles = part.block, (positions_N, target.rope.cos, target.rope.sin)
-        h = ops.norm(x, block.attention_norm, eps)
-        attended = block.attention(h, angles, mix)
-        x, h = ops.add_norm(x if wanted_M is None else x.index_select(0, wanted_M), attended, block.mlp_norm, eps)
-        return ops.add_norm(x, block.mlp(h, ops), part.norm, eps)[1]
+        joined = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
+        stream = Stream(joined, ops, eps)
+        part.block(stream, positions_N, mix, wanted_M=wanted_M)
+        return stream.norm(part.norm)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         return self._target[0].logits(hidden_MH)
 
-    def checkpoint_slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        """Every tensor of the modules, as the form names it."""
-        width, form = self.spec.hidden_size, self.form
+    def slots(self, theirs: str = "") -> Slots:
         for number in range(self.num_modules):
-            theirs, ours = form.module(number, self.spec.num_layers), f"parts.{number}."
-            for name, parameter in ((form.token_norm, "token_norm"), (form.hidden_norm, "hidden_norm")):
-                yield f"{theirs}{name}.weight", WeightSlot(ours + parameter, 0, width)
-            yield f"{theirs}{form.join}.weight", WeightSlot(ours + "join.weight", 0, width)
-            yield f"{theirs}{form.norm}.weight", WeightSlot(ours + "norm", 0, width)
-            yield from block_slots(self.spec, theirs + form.block, f"{ours}block.")
+            yield from self._inner(f"parts.{number}", theirs + self._module(number))
 
     def is_copy(self, name: str) -> bool:
         """Whether a tensor is the target's own, which DeepSeek's checkpoints hold once more for each module."""
         copies = ("embed_tokens.weight", "shared_head.head.weight")
-        own = {
-            self.form.module(number, self.spec.num_layers) + copy
-            for number in range(self.num_modules)
-            for copy in copies
-        }
+        own = {self._module(number) + copy for number in range(self.num_modules) for copy in copies}
         return name in own or name.endswith("rotary_emb.inv_freq")
+
+    def _module(self, number: int) -> str:
+        return self.form.module(number, self._target[0].spec.num_layers)

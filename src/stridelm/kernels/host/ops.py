@@ -21,7 +21,7 @@ class HostOps:
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
+    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
         from stridelm.kernels.host.warm import compile_kernels  # which runs these operations
 
         compile_kernels(dtype, normed_heads=normed_heads, activation=activation)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from stridelm.models.layers.attention import HeadsSpec
+from stridelm.models.layers.block import LayerSpec, check_sizes
+from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import RopeSpec
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -14,34 +19,57 @@ EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_l
 
 
 def common_fields(config: Any) -> dict[str, Any]:
-    """DecoderSpec's fields that llama, mistral, qwen2 and qwen3 spell the same way.
+    """DecoderSpec's fields but for the layers, which llama, mistral, qwen2 and qwen3 spell the same way.
 
-    Raises ValueError for an activation that is not in ACTIVATIONS, and for quantised weights.
+    Raises ValueError for quantised weights.
     """
     if getattr(config, "quantization_config", None):
         raise ValueError("quantised weights are not supported; give the checkpoint that they were made from")
-    activation = getattr(config, "hidden_activation", None) or config.hidden_act  # newer configs have both
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = RopeSpec.of(config, head_dim)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": head_dim,
         "norm_eps": config.rms_norm_eps,
-        "rope": rope,
-        "max_length": rope.limit or config.max_position_embeddings,
-        "windows": windows(config),
+        "max_length": RopeSpec.of(config, head_dim(config)).limit or config.max_position_embeddings,
         "tied": bool(config.tie_word_embeddings),
-        "activation": ACTIVATIONS[activation],
         "extra_modules": max(int(getattr(config, name, None) or 0) for name in EXTRA_MODULES),
     }
+
+
+def dense_layers(
+    config: Any,
+    *,
+    sees: Sequence[int | None] | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> tuple[LayerSpec, ...]:
+    """Layers that differ in nothing but how far back they see. sees: each one's window; if not given, `windows`.
+
+    Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
+    """
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act  # newer configs have both
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    check_sizes(num_layers=config.num_hidden_layers)
+    mlp = GatedMLPSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, activation=ACTIVATIONS[activation])
+    heads = config.num_attention_heads
+    mixer = HeadsSpec(
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim(config),
+        rope=RopeSpec.of(config, head_dim(config)),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+    )
+    said = windows(config)  # refuses what it does not know, whatever is asked for
+    assert len(said) == config.num_hidden_layers
+    return tuple(LayerSpec(replace(mixer, window=window), mlp) for window in (said if sees is None else sees))
+
+
+def head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def windows(config: Any) -> tuple[int | None, ...]:

@@ -1,6 +1,8 @@
-"""The linear layer, and how its product is chosen for serving."""
+"""The linear layer: matrices of a checkpoint one above the other, and how its product is chosen for serving."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -8,15 +10,20 @@ from torch import nn
 
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.products import InOrderProduct, PackedProduct, Product, chosen
+from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
 
 
-class Linear(nn.Module):
+class Linear(ModelPart):
     """y = x W^T + b over rows: [N, in] -> [N, out]. The weight is stored [out, in], as checkpoints have it."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+    def __init__(self, in_features: int, out_features: int | Mapping[str, int], bias: bool = False) -> None:
+        """out_features: of several matrices by what a checkpoint calls them, from the first output feature on."""
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        outs = {"": out_features} if isinstance(out_features, int) else out_features
+        self._outs = {f"{name}." if name else "": size for name, size in outs.items()}
+        width = sum(outs.values())
+        self.weight = nn.Parameter(torch.empty(width, in_features))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.product: Product = F.linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -27,6 +34,13 @@ class Linear(nn.Module):
         if isinstance(self.product, InOrderProduct) and self.product.is_ours(x, gated=True):
             return self.product(x, self.weight, self.bias, activation)
         return ops.gate(self(x), activation)
+
+    def slots(self, theirs: str = "") -> Slots:
+        stop = 0
+        for matrix, size in self._outs.items():
+            start, stop = stop, stop + size
+            for name in ("weight", "bias") if self.bias is not None else ("weight",):
+                yield f"{theirs}{matrix}{name}", WeightSlot(name, start, stop)
 
 
 def set_products(model: nn.Module, *, deterministic: bool) -> None:

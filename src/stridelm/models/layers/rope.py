@@ -101,7 +101,7 @@ def _llama3(base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
 
 
 class Rope(nn.Module):
-    """Cosines and sines of every position up to `length`, computed once and shared by all layers and steps."""
+    """Cosines and sines of every position up to `length`, computed once and shared by all steps."""
 
     cos: torch.Tensor
     """[length, D / 2] float32."""
@@ -119,3 +119,26 @@ class Rope(nn.Module):
         angles = torch.arange(self.length, device=device, dtype=torch.float32)[:, None] * inverse.to(device)
         self.register_buffer("cos", angles.cos() * factor, persistent=False)
         self.register_buffer("sin", angles.sin() * factor, persistent=False)
+
+
+class Ropes(nn.ModuleList):
+    """The tables of a model, one for all layers that turn alike."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def of(self, spec: RopeSpec) -> Rope:
+        """The one for layers of this spec."""
+        for rope in self:
+            assert isinstance(rope, Rope)
+            if rope.spec == spec:
+                return rope
+        self.append(Rope(spec, self.length))
+        return self.of(spec)
+
+    def prepare(self, device: torch.device | str) -> None:
+        """Compute them."""
+        for rope in self:
+            assert isinstance(rope, Rope)
+            rope.prepare(device)

@@ -1,0 +1,77 @@
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions, as dense decoders share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stridelm.attention.base import HeadsInput, Mix
+from stridelm.cache.layout import HeadsKV
+from stridelm.kernels.ops import Ops, QKRope
+from stridelm.models.layers.block import MixerSpec, Site, check_sizes
+from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.rope import RopeSpec
+from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsSpec(MixerSpec):
+    """Heads of queries, keys and values. Raises ValueError for sizes that no layer can have."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normalised head by head before they are turned."""
+
+    def __post_init__(self) -> None:
+        check_sizes(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"
+            )
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        return {"normed_heads": self.qk_norm}
+
+    def state(self) -> HeadsKV:
+        return HeadsKV.of(self.num_heads, self.num_kv_heads, self.head_dim, self.window)
+
+    def build(self, site: Site) -> Attention:
+        return Attention(self, site)
+
+
+class Attention(ModelPart):
+    """Query, key and value projections are one product."""
+
+    def __init__(self, spec: HeadsSpec, site: Site) -> None:
+        super().__init__()
+        self.layer, self.eps = site.layer, site.eps
+        self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        reads = site.reads or site.width
+        self.qkv = Linear(reads, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias=spec.qkv_bias)
+        self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias)
+        self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
+        self._rope = (site.ropes.of(spec.rope),)  # in a tuple: other layers have it too, and it is none's child
+
+    def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+        qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
+        (rope,) = self._rope
+        qk = QKRope(self.heads, self.kv_heads, positions_N, rope.cos, rope.sin, self.qk_norm, self.eps)
+        return self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1))
+
+    def slots(self, theirs: str = "") -> Slots:
+        if self.qk_norm is not None:
+            yield theirs + "q_norm.weight", WeightSlot("qk_norm", 0, self.head_dim)
+            yield theirs + "k_norm.weight", WeightSlot("qk_norm", self.head_dim, 2 * self.head_dim)
+        yield from self._inner("qkv", theirs)
+        yield from self._inner("o", theirs)

@@ -1,0 +1,54 @@
+"""The gated MLP (Shazeer 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stridelm.kernels.ops import ACTIVATIONS, Ops
+from stridelm.models.layers.block import Site, check_sizes
+from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.slots import ModelPart, Slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMLPSpec:
+    """Raises ValueError for a width that no MLP can have."""
+
+    name: str = "mlp"
+    intermediate_size: int
+    bias: bool = False
+    activation: str = "silu"
+    """Of the gate, one of kernels.ops.ACTIVATIONS."""
+
+    def __post_init__(self) -> None:
+        check_sizes(intermediate_size=self.intermediate_size)
+        assert self.activation in ACTIVATIONS
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        return {"activation": self.activation}
+
+    def build(self, site: Site) -> GatedMLP:
+        return GatedMLP(self, site)
+
+
+class GatedMLP(ModelPart):
+    """down(activation(gate x) * up x); gate and up are one product."""
+
+    def __init__(self, spec: GatedMLPSpec, site: Site) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        width, inner = site.width, spec.intermediate_size
+        self.gate_up = Linear(width, {"gate_proj": inner, "up_proj": inner}, bias=spec.bias)
+        self.down = Linear(inner, {"down_proj": width}, bias=spec.bias)
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self.down(self.gate_up.gated(x, ops, self.activation))
+
+    def slots(self, theirs: str = "") -> Slots:
+        yield from self._inner("gate_up", theirs)
+        yield from self._inner("down", theirs)
