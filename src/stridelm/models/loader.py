@@ -18,7 +18,7 @@ from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.layers.linear import set_products
+from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.slots import Slots, WeightSlot
 from stridelm.progress import bar, size
@@ -148,7 +148,8 @@ def load_model(
 
 def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
     """What the parameters take in a dtype; those that are tied, once. The model may be on the meta device."""
-    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    kept = _kept(model)
+    return sum(p.nbytes if id(p) in kept else p.numel() * dtype.itemsize for p in model.parameters())
 
 
 def check_room(model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
@@ -175,11 +176,21 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
 
 
 def screaming(module: M, dtype: torch.dtype, device: torch.device) -> M:
-    """The module with real memory, all of it NaN."""
-    module = module.to(dtype).to_empty(device=device)
+    """The module, whose weights are on the meta device, with real memory, all of it NaN."""
+    kept = _kept(module)
     for parameter in module.parameters():
-        nn.init.constant_(parameter, float("nan"))
+        if id(parameter) not in kept:
+            parameter.data = parameter.data.to(dtype)
+    module = module.to_empty(device=device)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            nn.init.constant_(parameter, float("nan"))
     return module
+
+
+def _kept(module: nn.Module) -> set[int]:
+    """Ids of the parameters whose dtype their weight format says."""
+    return {id(kept) for layer in module.modules() if isinstance(layer, Linear) for kept in layer.kept()}
 
 
 def read_tensors(
@@ -277,13 +288,14 @@ def fill(
         slot = slots[name]
         target = parameters[slot.name][slot.start : slot.stop]
         waiting.discard(name)
-        if target.shape != tensor.shape:
-            misshapen.append(f"{name} is {list(tensor.shape)}, config.json says {list(target.shape)}")
+        whole = slot.split.whole(target.shape)
+        if whole != tensor.shape:
+            misshapen.append(f"{name} is {list(tensor.shape)}, config.json says {list(whole)}")
             continue
-        if tensor.dtype not in DTYPES.values():
+        if tensor.dtype != target.dtype and not {tensor.dtype, target.dtype} <= {*DTYPES.values()}:
             unsupported.append(f"{name} ({tensor.dtype})")
             continue
-        target.copy_(tensor)
+        target.copy_(slot.split.of(tensor))
     kinds = {
         "missing": sorted(waiting),
         "unexpected": unexpected,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from stridelm.models.layers import products
-from stridelm.models.layers.linear import Linear, set_products
+from stridelm.models.layers.linear import DENSE, Linear, WeightFormat, set_products
 from stridelm.models.layers.products import (
     PackedProduct,
     PackedTiles,
@@ -20,6 +21,8 @@ from stridelm.models.layers.products import (
     padded_product,
     tiled_product,
 )
+from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
+from stridelm.models.loader import fill, screaming
 from support.checks.linear import check_close, check_row_bits, rows, weights
 
 native = pytest.mark.skipif(not bfloat16_is_native(), reason="this CPU does not multiply bfloat16 itself")
@@ -133,3 +136,135 @@ def test_fast_mode_is_the_library() -> None:
     model = nn.Sequential(Linear(8, 8))
     set_products(model, deterministic=False)
     assert model[0].product is torch.nn.functional.linear
+
+
+# Formats and shares
+
+FUSED = {"q": 16, "k": 8, "v": 8}
+
+
+class RowScaled:
+    """Rows in eight bits, each with a scale: a format with two tensors a matrix."""
+
+    kept = frozenset(("weight", "weight_scale"))
+
+    def parameters(self, in_features: int, out_features: int, bias: bool) -> dict[str, nn.Parameter | None]:
+        return {
+            "weight": nn.Parameter(torch.empty(out_features, in_features, dtype=torch.int8), requires_grad=False),
+            "weight_scale": nn.Parameter(torch.empty(out_features, 1, dtype=torch.float32)),
+            "bias": nn.Parameter(torch.empty(out_features)) if bias else None,
+        }
+
+    def slots(self, layer: Linear, start: int, stop: int) -> Slots:
+        of_rows = layer.split if layer.split.dim == 0 else WHOLE
+        yield "weight", WeightSlot("weight", start, stop, layer.split)
+        yield "weight_scale", WeightSlot("weight_scale", start, stop, of_rows)
+        if layer.bias is not None:
+            yield "bias", WeightSlot("bias", start, stop, of_rows)
+
+    @staticmethod
+    def plain(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return nn.functional.linear(x, (weight * scale).to(x.dtype), bias)
+
+    @staticmethod
+    def tiled(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return tiled_product(x, (weight * scale).to(x.dtype), bias)
+
+    def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
+        return self.tiled if deterministic else self.plain
+
+
+class Loose(RowScaled):
+    """Promises nothing."""
+
+    def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
+        return None if deterministic else self.plain
+
+
+def stored(form: WeightFormat, outs: dict[str, int]) -> dict[str, torch.Tensor]:
+    """A checkpoint of matrices with 24 input features."""
+    numbers = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, size in outs.items():
+        tensors[f"{name}.bias"] = torch.randn(size, generator=numbers, dtype=torch.float64)
+        tensors[f"{name}.weight"] = torch.randn(size, 24, generator=numbers, dtype=torch.float64)
+        if isinstance(form, RowScaled):
+            tensors[f"{name}.weight"] = torch.randint(-9, 9, (size, 24), generator=numbers, dtype=torch.int8)
+            tensors[f"{name}.weight_scale"] = torch.rand(size, 1, generator=numbers)
+    return tensors
+
+
+def loaded(form: WeightFormat, outs: dict[str, int], split: Split = WHOLE) -> Linear:
+    """Such a checkpoint in a float64 layer, as the loader loads it."""
+    with torch.device("meta"):
+        layer = Linear(24, outs, bias=True, weight_format=form, split=split)
+    layer = screaming(layer, torch.float64, torch.device("cpu")).requires_grad_(False)
+    held = {name for name, _ in layer.slots()}
+    fill(layer, iter(stored(form, outs).items()), Path("x"), lambda name: name not in held)
+    return layer
+
+
+@pytest.mark.parametrize("outs", [{"o": 10}, FUSED], ids=["one", "fused"])
+@pytest.mark.parametrize("form", [DENSE, RowScaled()], ids=["dense", "row-scaled"])
+def test_shares(form: WeightFormat, outs: dict[str, int]) -> None:
+    """Two layers with half of the rows each say the whole's outputs, matrix by matrix; two with half of the columns say
+    numbers that add up to them."""
+    x = rows(7, 5, 24, torch.float64, "cpu")
+    whole = loaded(form, outs)(x)
+    of_rows = [loaded(form, outs, Split(0, rank, 2))(x).split([n // 2 for n in outs.values()], 1) for rank in (0, 1)]
+    torch.testing.assert_close(torch.cat([part for pair in zip(*of_rows) for part in pair], 1), whole)
+    of_columns = [loaded(form, outs, Split(1, rank, 2))(half) for rank, half in enumerate(x.chunk(2, 1))]
+    torch.testing.assert_close(of_columns[0] + of_columns[1], whole)
+    with pytest.raises(ValueError, match="24 features cannot be cut into 5 equal shares"):
+        Linear(24, 10, split=Split(1, 0, 5))
+
+
+def test_a_share_is_of_a_whole_tensor() -> None:
+    """What is misshapen is so as a whole: a tensor of half the size is no half."""
+    layer = Linear(24, {"o": 10}, split=Split(0, 0, 2))
+    with pytest.raises(ValueError, match=r"misshapen: o.weight is \[5, 24\], config.json says \[10, 24\]"):
+        fill(layer, iter({"o.weight": torch.zeros(5, 24)}.items()), Path("x"))
+
+
+def test_another_format() -> None:
+    """Its tensors are loaded as they are, for each of the fused matrices; it multiplies, and keeps a row's bits."""
+    layer, tensors = loaded(RowScaled(), FUSED), stored(RowScaled(), FUSED)
+    assert (layer.weight.dtype, layer.get_parameter("weight_scale").dtype) == (torch.int8, torch.float32)
+    weight = torch.cat([tensors[f"{n}.weight"] * tensors[f"{n}.weight_scale"] for n in FUSED]).double()
+    bias = torch.cat([tensors[f"{n}.bias"] for n in FUSED])
+    x = rows(8, 40, 24, torch.float64, "cpu")
+    set_products(layer, deterministic=True)
+    check_row_bits(layer, x)
+    check_close(layer(x), x, weight, bias)
+    with pytest.raises(ValueError, match=r"cannot have: o.weight \(torch.float32\)"):
+        fill(Linear(24, {"o": 8}, weight_format=RowScaled()), iter({"o.weight": torch.ones(8, 24)}.items()), Path("x"))
+
+
+class Unknown(nn.Module):
+    """Arithmetic that says nothing of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Silent(ModelPart):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        (Unknown(), "Unknown"),
+        (nn.Linear(2, 2), "Linear"),
+        (Silent(), "Silent"),
+        (Linear(2, 2, weight_format=Loose()), "Loose"),
+    ],
+)
+def test_what_makes_no_promise_is_refused(part: nn.Module, kind: str) -> None:
+    """A module or a format that does not promise a row's bits is named where they are asked for, and runs elsewhere."""
+    model = nn.ModuleDict({"known": Linear(2, 2), "other": nn.ModuleList([part])})
+    set_products(model, deterministic=False)
+    with pytest.raises(ValueError, match=rf"other\.0 \({kind}\) does not promise .*; set deterministic=False"):
+        set_products(model, deterministic=True)

@@ -10,6 +10,8 @@ What is fed on is the layer's own output, before any norm.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -25,6 +27,8 @@ from stridelm.types import States
 
 class EagleHead(DraftHead):
     """What both kinds share. Its tensors are named as in EAGLE's own checkpoints, its layer "layers.0."."""
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, target: Decoder, spec: DecoderSpec, *, reads: int, own_embedding: bool) -> None:
         """target: gives what the head has not of its own, and is no part of this module. spec: of the one layer.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ _TENSOR = re.compile(r"(?:medusa_head\.)?(\d+\.\d+\.(?:weight|linear\.weight|lin
 
 class MedusaHead(ModelPart):
     """x + SiLU(W x + b), once a block, then a vocabulary matrix."""
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, width: int, vocab_size: int, blocks: int, bias: bool) -> None:
         super().__init__()
@@ -45,6 +47,8 @@ class MedusaHead(ModelPart):
 
 class MedusaHeads(LoadableModule):
     """Heads side by side: from the target's state that said token i, head j guesses token i + 1 + j."""
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, layout: MedusaLayout) -> None:
         super().__init__()

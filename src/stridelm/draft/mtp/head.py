@@ -8,7 +8,7 @@ target's. MiMo (arXiv 2505.07608) joins the same two the other way round.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -58,6 +58,8 @@ FORMS = (DEEPSEEK, MIMO)
 class MtpModule(ModelPart):
     """Run by its head."""
 
+    keeps_bits: ClassVar[bool] = True
+
     def __init__(self, layer: LayerSpec, site: Site, form: Form) -> None:
         super().__init__()
         self.form = form
@@ -78,6 +80,8 @@ class MtpModule(ModelPart):
 
 class MtpHead(DraftHead):
     """The modules of a checkpoint; what is fed on is the state behind a module's own norm."""
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
         """target: gives embedding, output head, rotation and the shape of a block, and is no part of this module."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -52,14 +52,16 @@ class HeadsSpec(MixerSpec):
 class Attention(ModelPart):
     """Query, key and value projections are one product."""
 
+    keeps_bits: ClassVar[bool] = True
+
     def __init__(self, spec: HeadsSpec, site: Site) -> None:
         super().__init__()
         self.layer, self.eps = site.layer, site.eps
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        reads = site.reads or site.width
-        self.qkv = Linear(reads, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias=spec.qkv_bias)
-        self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias)
+        reads, stored = site.reads or site.width, site.weight_format
+        self.qkv = Linear(reads, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias=spec.qkv_bias, weight_format=stored)
+        self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: other layers have it too, and it is none's child
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerState
 from stridelm.kernels.ops import Ops
+from stridelm.models.layers.linear import DENSE, WeightFormat
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
 
@@ -37,6 +38,7 @@ class Site:
     ropes: Ropes
     reads: int | None = None
     """Width of what the mixer reads, if it is not the stream's."""
+    weight_format: WeightFormat = DENSE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,8 @@ class Stream:
 
 class Block(ModelPart):
     """Pre-norm block: mixer and MLP, each behind a norm of the stream that it adds to."""
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, spec: LayerSpec, site: Site, *, normed: bool = True) -> None:
         """normed: there is a norm in front of the mixer; otherwise it is told what to read."""

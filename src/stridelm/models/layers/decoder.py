@@ -7,7 +7,7 @@ mixes to `mix` and gets each row's share back. Serving passes attention over pag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -82,6 +82,8 @@ class Decoder(ModelPart):
     `forward` gives the state after the final norm, [N, hidden]; `logits` turns chosen rows of it into [M, vocab].
     `ops` computes what is done row by row; serving exchanges it for the device's own.
     """
+
+    keeps_bits: ClassVar[bool] = True
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()

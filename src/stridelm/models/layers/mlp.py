@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,12 +39,14 @@ class GatedMLPSpec:
 class GatedMLP(ModelPart):
     """down(activation(gate x) * up x); gate and up are one product."""
 
+    keeps_bits: ClassVar[bool] = True
+
     def __init__(self, spec: GatedMLPSpec, site: Site) -> None:
         super().__init__()
         self.activation = spec.activation
-        width, inner = site.width, spec.intermediate_size
-        self.gate_up = Linear(width, {"gate_proj": inner, "up_proj": inner}, bias=spec.bias)
-        self.down = Linear(inner, {"down_proj": width}, bias=spec.bias)
+        width, inner, stored = site.width, spec.intermediate_size, site.weight_format
+        self.gate_up = Linear(width, {"gate_proj": inner, "up_proj": inner}, bias=spec.bias, weight_format=stored)
+        self.down = Linear(inner, {"down_proj": width}, bias=spec.bias, weight_format=stored)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         return self.down(self.gate_up.gated(x, ops, self.activation))
