@@ -15,12 +15,12 @@ import torch
 
 import stridelm.verify.exact as exact
 from stridelm import SamplingParams
+from stridelm.cache.pool import PagePool
 from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
 from stridelm.kernels import plain_logits, plain_step
 from stridelm.kernels.step_ops import Past
-from stridelm.run.eager import EagerRunner
 from stridelm.types import CANDIDATE, Draft, Verdict
 from support.checkpoints.models import make
 from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
@@ -271,7 +271,7 @@ def emits_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def never_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted side branches stay where they were computed."""
-    monkeypatch.setattr(EagerRunner, "compact", lambda self, batch, draft, verdict: None)
+    monkeypatch.setattr(PagePool, "keep", lambda self, batch, draft, verdict: None)
 
 
 def forgets_last(monkeypatch: pytest.MonkeyPatch) -> None:
