@@ -17,6 +17,7 @@ from transformers import AutoConfig, LlamaConfig
 from stridelm import LLM
 from stridelm.attention import BACKENDS
 from stridelm.attention.base import AttentionBackend, Entries, Mix, Mixer
+from stridelm.attention.host_view import HostView
 from stridelm.attention.reference import ReferenceAttention, ReferenceHeads
 from stridelm.attention.tiles import storage_slots
 from stridelm.cache.layout import HeadsKV, LayerState, group_of
@@ -28,7 +29,7 @@ from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.hf import common_fields, dense_layers
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots
-from stridelm.types import MAX_DRAFT_ROWS, DeviceGeometry, Geometry
+from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from support.checkpoints.models import SMALL
 from support.doubles.stand import Stand
 
@@ -86,9 +87,8 @@ class Mean(ModelPart):
 class MeansMixer(Mixer[MeanState]):
     """Each row by itself, its entries in order of position, in float64: nothing that a neighbour could change."""
 
-    def __init__(self, backend: AttentionBackend, geometry: Geometry | DeviceGeometry) -> None:
-        assert isinstance(geometry, Geometry)
-        self.geometry = geometry
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self.view = HostView.of(geometry)
 
     def mix(
         self,
@@ -105,8 +105,8 @@ class MeansMixer(Mixer[MeanState]):
 
     def _seen(self, group: str) -> Iterator[torch.Tensor]:
         """Pool slots of what each row sees, in order of position."""
-        g, row = self.geometry, 0
-        for count, start, real, table in zip(g.counts, g.starts, g.reals, g.page_tables[group]):
+        view, g, row = self.view, self.view.geometry, 0
+        for count, start, real, table in zip(view.counts, view.starts, view.reals, view.tables(group)):
             for number in range(count):
                 own, base = int(g.draft_rows[row]), start + real
                 path = [j for j in range(MAX_DRAFT_ROWS) if int(g.ancestors[row]) >> j & 1]
