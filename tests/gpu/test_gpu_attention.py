@@ -216,12 +216,16 @@ class Captured:
         case = make(pieces, **sizes, dtype=torch.bfloat16, device="cuda")
         case.keys, case.values, case.queries = self.keys, self.values, self.queries[: len(case.rows)]
         shape = geometry(case)
-        firsts = [sum(shape.counts[:span]) for span in range(len(pieces))]
-        wanted = {"firsts_R": firsts, "counts_R": shape.counts, "starts_R": shape.starts, "reals_R": shape.reals}
+        wanted = {
+            "firsts_R": shape.firsts,
+            "counts_R": shape.counts,
+            "starts_R": shape.starts,
+            "reals_R": shape.reals,
+        }
         for tensor in self.inputs.values():
             tensor.zero_()
         for name, values in wanted.items():
-            self.inputs[name][: len(pieces)] = torch.tensor(values)
+            self.inputs[name][: len(pieces)] = values
         for span, table in enumerate(case.tables):
             self.inputs["tables_RP"][span, : len(table)] = torch.tensor(table)
         self.inputs["ancestors_N"][: len(case.rows)] = shape.ancestors

@@ -39,10 +39,11 @@ def launch(
     dtype, device = case.dtype, case.queries.device
     per_head = heads // case.kv.kv_heads
     height = 1 if by_paths else rows_per_tile or max_rows_per_tile(per_head, dtype, deterministic)
-    counts = [*shape.counts, 0]
+    starts, reals = shape.starts.tolist(), shape.reals.tolist()
+    counts = [*shape.bounds, 0]
     tiles = [(span, row) for span, count in enumerate(counts) for row in range(0, count + height, height)]
     width = max(map(len, case.tables)) + 3
-    keys = max_keys or max(start + count for start, count in zip(shape.starts, shape.counts, strict=True))
+    keys = max_keys or max(start + count for start, count in zip(starts, shape.bounds, strict=True))
 
     def ints(values: object) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -65,8 +66,8 @@ def launch(
         tile_row_T=ints([row for _, row in tiles]),
         firsts_R=ints([sum(counts[:span]) for span in range(len(counts))]),
         counts_R=ints(counts),
-        starts_R=ints([*shape.starts, keys]),
-        reals_R=ints([*shape.reals, 0]),
+        starts_R=ints([*starts, keys]),
+        reals_R=ints([*reals, 0]),
         ancestors_N=extended(shape.ancestors, -1),
         positions_N=extended(shape.positions, -1),
         page_size=case.page_size,
