@@ -253,12 +253,17 @@ class Ledger:
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError naming the leak unless free + cached + held == total in every group, every lease belongs
-        to a running request, and every hold is some lease's."""
+        to a running request, every hold is some lease's, and nothing is computed that does not exist."""
         running = tuple(running)
         ids = {request.id for request in running}
         strays = sorted(set(self._leases) - ids)
         if strays:
             raise RuntimeError(f"leases without a running request: {', '.join(strays)}")
+        for request in running:
+            if request.computed > request.known:
+                raise RuntimeError(
+                    f"request {request.id} has {request.computed} tokens computed and {request.known} that exist"
+                )
         for group, pages in self._pages.items():
             if pages.free + pages.cached + pages.held != pages.total:
                 raise RuntimeError(
