@@ -73,7 +73,7 @@ class RequestOutput:
 class LLM:
     """A model and its engine. Keyword arguments are EngineConfig's fields; unknown ones are refused."""
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         check_known(options, settings(EngineConfig), "option")
         config = EngineConfig(model=None if model is None else str(model), **options)
         path = Path(config.model) if config.model is not None else builtin_path()
