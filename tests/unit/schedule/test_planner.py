@@ -316,7 +316,7 @@ class Simulation:
             request.output_ids += emitted
         self.cache.commit(request, reached)
         if len(request.output_ids) == life.max_tokens:
-            self.queue.finish(request)
+            self.queue.remove(request.id)
             self.cache.release(request)
             self.finished.append(request)
 
@@ -390,6 +390,7 @@ def check_span(span: Span, sim: Simulation) -> None:
     elif request.all_or_nothing:
         assert span.depth == len(request.rows_by_depth) - 1, "a window was shrunk"
     else:
+        assert request.params.max_tokens is not None
         assert span.depth < request.params.max_tokens - len(request.output_ids), "rows that cannot be emitted"
 
 

@@ -31,8 +31,8 @@ def test_admission_gives_the_smallest_free_slot() -> None:
         queue.add(item)
     queue.apply(StepPlan(admitted=tuple(items[:3])))
     assert [item.slot for item in items] == [0, 1, 2, -1]
-    queue.finish(items[2])
-    queue.finish(items[0])
+    queue.remove(items[2].id)
+    queue.remove(items[0].id)
     queue.apply(StepPlan(admitted=(items[3],)))
     assert items[3].slot == 0 and items[0].slot == -1 and items[0].status is Status.FINISHED
     assert ids(queue.running) == ["b", "d"]
@@ -83,5 +83,5 @@ def test_running_may_be_walked_while_requests_finish() -> None:
         queue.add(item)
     queue.apply(StepPlan(admitted=items))
     for item in queue.running:
-        queue.finish(item)
+        queue.remove(item.id)
     assert queue.empty

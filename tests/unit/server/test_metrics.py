@@ -84,7 +84,7 @@ def cost(**changes: Any) -> RequestMetrics:
 
 def delta(tokens: int, sample: int = 0, reason: str | None = None, **changes: Any) -> Delta:
     finish = None if reason is None else Finish(reason, None, cost(**changes))
-    return Delta(f"g0.{sample}", list(range(tokens)), "", 0, finish=finish)
+    return Delta(f"g0.{sample}", list(range(tokens)), [""] * tokens, 0, finish=finish)
 
 
 def report(held: int = 0, stats: EngineStats | None = None) -> Report:
