@@ -36,7 +36,7 @@ def trace_steps(engine: Engine, steps: int) -> list[Activity]:
     found = [
         Activity(event.name, event.id, event.time_range.start, event.time_range.end)
         for event in trace.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     ]
     return sorted(found, key=lambda activity: activity.start)
 

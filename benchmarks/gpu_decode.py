@@ -41,7 +41,8 @@ from rich.table import Table
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from stridelm.bench.plot import INK, SERIES, check_plot
+from stridelm.bench.looks import SERIES
+from stridelm.bench.plot import INK, check_plot
 from stridelm.bench.results import append_result, read_results
 from stridelm.bench.settings import JSON_HELP
 from stridelm.cache.layout import bytes_per_token
@@ -51,7 +52,7 @@ from stridelm.engine.load import load
 from stridelm.engine.step_timer import PARTS
 from stridelm.params import SamplingParams, Speculation
 
-LLAMA_8B = {
+LLAMA_8B: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -168,7 +169,7 @@ def main() -> int:
             engine = open_engine(folder, head, mode, settings)
             for batch in settings.batch:
                 rows += measure_batch(engine, mode, batch, settings, console)
-            engine = None  # the next mode needs the memory
+            del engine  # the next mode needs the memory
             gc.collect()
             torch.cuda.empty_cache()
     console.print(as_table(rows))
@@ -317,7 +318,7 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
     while engine.busy:
         engine.step()
     engine.check()
-    tokens, seconds, steps = (late - early for late, early in zip(seen, started, strict=True))
+    tokens, seconds, steps = seen[0] - started[0], seen[1] - started[1], seen[2] - started[2]
     if output > WARM and not steps:
         raise SystemExit(f"{decoding}, batch {batch}: the first request ends before the last begins; raise --output")
     return Measured(tokens, seconds, steps, prefill)
@@ -436,8 +437,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     for colour, decoding in zip(itertools.cycle(SERIES), others):
         line = [row for row in rows if row["decoding"] == decoding]
         star = "*" if line[0]["lossy"] else ""
-        at = [batches.index(row["batch"]) for row in line]
-        below.plot(at, [row["over_plain"] for row in line], marker="o", color=colour, label=decoding + star)
+        places = [batches.index(row["batch"]) for row in line]
+        below.plot(places, [row["over_plain"] for row in line], marker="o", color=colour, label=decoding + star)
     below.axhline(1.0, color=INK, linewidth=1, linestyle="--")
     below.set_ylabel("tokens a second over plain")
     below.set_xlabel("requests in a batch   (* lossy, or acceptance simulated)")

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def main() -> int:
 
 def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[Table], list[dict[str, Any]]]:
     """(tables for the eye, rows for JSON)"""
-    found = []
+    found: list[dict[str, Any]] = []
     for count in rows:
         bytes_read = count * vocab * 2
         calls = min(MAX_CALLS, max(4, -(-L2_BYTES // bytes_read)))
@@ -145,8 +146,8 @@ def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
     from stridelm.kernels.draw import confidence
 
     work = [(name, *_draws(logits, mixture)) for name, mixture in MIXTURES.items()]
-    ours: Calls = [lambda each=each: confidence(each) for each in logits]
-    theirs: Calls = [lambda each=each: plain_logits.confidence(each) for each in logits]
+    ours: Calls = [partial(confidence, each) for each in logits]
+    theirs: Calls = [partial(plain_logits.confidence, each) for each in logits]
     return [*work, ("confidence", ours, theirs)]
 
 
@@ -163,8 +164,8 @@ def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> t
     sampler, plain = Sampler(table, history), Sampler(table, history, PlainStepOps())
     slots_M = torch.tensor(slots, device="cuda")
     rows = Rows(slots_M, known[slots_M], longest=HISTORY)
-    ours: Calls = [lambda each=each: sampler.draw(each, rows, slots) for each in logits]
-    theirs: Calls = [lambda each=each: plain.draw(each, rows, slots) for each in logits]
+    ours: Calls = [partial(sampler.draw, each, rows, slots) for each in logits]
+    theirs: Calls = [partial(plain.draw, each, rows, slots) for each in logits]
     return ours, theirs
 
 

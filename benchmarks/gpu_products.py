@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -150,14 +151,11 @@ def candidates(rows: int) -> list[Tile]:
 
 def tile_us(tile: Tile, calls: Calls, replays: int) -> float | None:
     """None for a tile that does not fit the processor."""
-    choose = products.choose_tile
-    products.choose_tile = lambda *_: tile
     try:
-        return graph_us(calls, replays)
+        with mock.patch.object(products, "choose_tile", return_value=tile):
+            return graph_us(calls, replays)
     except triton.runtime.errors.OutOfResources:
         return None
-    finally:
-        products.choose_tile = choose
 
 
 def as_text(tile: Tile) -> str:

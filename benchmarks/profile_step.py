@@ -9,9 +9,10 @@ import argparse
 import collections
 import random
 import tempfile
+from pathlib import Path
 
 from device_trace import gap_us, idle_us, trace_steps
-from gpu_decode import LLAMA_8B, Settings, open_engine, speculation
+from gpu_decode import LLAMA_8B, Settings, open_engine, speculation, write_eagle3
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
@@ -34,7 +35,8 @@ def main() -> int:
         LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
         batch = int(args.batch)
         settings = Settings((batch,), args.prompt, args.output, 32, 1, (args.mode,), (args.decoding,), 4.28)
-        engine = open_engine(folder, args.mode, settings)
+        head = write_eagle3(Path(folder) / "eagle3", settings) if "eagle" in args.decoding else None
+        engine = open_engine(folder, head, args.mode, settings)
     rng = random.Random(0)
     params = SamplingParams(
         max_tokens=args.output, temperature=0.0, ignore_eos=True, speculation=speculation(args.decoding)
@@ -44,7 +46,7 @@ def main() -> int:
     for _ in range(24):
         engine.step()
     activities = trace_steps(engine, STEPS)
-    spent: collections.Counter[str] = collections.Counter()
+    spent: collections.defaultdict[str, float] = collections.defaultdict(float)
     counts: collections.Counter[str] = collections.Counter()
     for activity in activities:
         spent[activity.name] += activity.end - activity.start
@@ -54,7 +56,7 @@ def main() -> int:
     table = Table(title=f"batch {batch}, {args.decoding}, {args.mode}: {whole / STEPS:.0f} us a step")
     for column in ("us a step", "share", "launches", "us each", "kernel"):
         table.add_column(column, justify="right" if column != "kernel" else "left")
-    for name, us in spent.most_common(28):
+    for name, us in sorted(spent.items(), key=lambda each: -each[1])[:28]:
         table.add_row(
             f"{us / STEPS:.1f}",
             f"{us / whole:.1%}",

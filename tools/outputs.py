@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ PROMPTS = (
 )
 ASKED = {"synthetic": "synthetic:2.5", "synthetic-trust": "synthetic-trust:1.7"}
 """Rule -> how it is asked for, where its name alone says too little."""
-PARAMS = {
+PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "seed": 3},
     "sampled": {"temperature": 1.0, "seed": 7},
     "edited": {"temperature": 0.8, "seed": 11, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "top_k": 50},
@@ -41,7 +42,7 @@ PARAMS = {
 
 def record(device: str, dtype: str, max_tokens: int, rules: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
     """Name of a way to generate -> the ids of each prompt's output."""
-    options = {"deterministic": True} if device == "cuda" else {}
+    options: dict[str, Any] = {"deterministic": True} if device == "cuda" else {}
     llm = LLM(device=device, dtype=dtype, max_model_len=512, max_num_seqs=8, **options)
     for name in DRAFTERS:
         drafter = DRAFTERS.get(name)
