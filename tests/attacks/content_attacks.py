@@ -129,7 +129,7 @@ def departed_texts(url: str, count: int = 4) -> None:
 def long_stream(url: str) -> None:
     """A stream that repeats all of its text with every token."""
     body = {"text": "x", "sampling_params": {"max_new_tokens": None, "ignore_eos": True}, "stream": True}
-    options = {"base_url": url, "timeout": PATIENCE_S, "headers": credentials()}
+    options: dict[str, Any] = {"base_url": url, "timeout": PATIENCE_S, "headers": credentials()}
     with httpx.Client(**options) as client, client.stream("POST", "/generate", json=body) as got:
         for _ in got.iter_raw():
             pass

@@ -16,7 +16,7 @@ class Shown:
     def __repr__(self) -> str:
         assert hasattr(self, "__dataclass_fields__")
         given = []
-        for f in fields(self):
+        for f in fields(self):  # type: ignore[arg-type]  # its subclasses are dataclasses
             value = getattr(self, f.name)
             default = f.default_factory() if callable(f.default_factory) else f.default
             if value != default:

@@ -9,6 +9,7 @@ all         ends and text, log-probabilities and hidden states, a balanced ledge
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,8 @@ from fuzz.random_requests import TREE
 from fuzz.replay import misjudged, possible
 
 LOSSLESS, WINDOWS = ("rejection", "block"), ("trust", "synthetic-trust")
+Complain = Callable[[str, str], Found]
+"""(kind, message) -> the fault to raise."""
 
 
 @dataclass
@@ -102,7 +105,7 @@ def _check_request(case: Case, oracle: Oracle, index: int, ask: Ask, said: Said,
         _check_told(case, oracle, ask, said, complain)
 
 
-def _check_alone(case: Case, ask: Ask, said: Said, complain: type[Found]) -> None:
+def _check_alone(case: Case, ask: Ask, said: Said, complain: Complain) -> None:
     """Plain decoding, or the same window by itself. An aborted request has said a part of that."""
     assert said.request is not None
     other = alone(case, ask, plain=ask.rule == "exact")
@@ -125,7 +128,7 @@ def _check_alone(case: Case, ask: Ask, said: Said, complain: type[Found]) -> Non
             raise complain("alone logprobs", f"{shown[0]} is not {shown[1]}, at {place}")
 
 
-def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: type[Found]) -> None:
+def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: Complain) -> None:
     """It ends where its tokens say, and its text is theirs."""
     assert said.request is not None
     speaks = not engine_options(case)["skip_tokenizer_init"]
@@ -144,7 +147,7 @@ def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: ty
         raise complain("text", f"{said.tokens} gave {said.text!r}, should give {wanted.text!r}")
 
 
-def _check_told(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: type[Found]) -> None:
+def _check_told(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: Complain) -> None:
     """Log-probabilities and hidden states."""
     ids, prompt = [*ask.prompt, *said.tokens], len(ask.prompt)
     top = ask.params.get("logprobs")

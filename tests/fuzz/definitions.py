@@ -25,7 +25,7 @@ TARGET, ACCEPTED_LENGTH = 0, 0x4C454E
 """Streams of noise: the target's own draws, and the number of tokens that a simulated step accepts."""
 
 
-def philox(counter: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def philox(counter: Sequence[np.ndarray | int], seed: int) -> list[np.ndarray]:
     """Philox-4x32-10 (Salmon et al., SC 2011) of four uint64 arrays that hold 32 bits each."""
     c0, c1, c2, c3 = (np.asarray(part, dtype=np.uint64) for part in counter)
     k0, k1 = seed & MASK32, seed >> 32 & MASK32

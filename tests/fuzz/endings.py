@@ -82,7 +82,9 @@ def ending(
     stops = (stops,) if isinstance(stops, str) else stops
 
     def text(count: int) -> str | None:
-        return alphabet and alphabet.text_behind(prompt, output[:count], params.get("skip_special_tokens", True))
+        if alphabet is None:
+            return None
+        return alphabet.text_behind(prompt, output[:count], params.get("skip_special_tokens", True))
 
     ignored = params.get("ignore_eos", False)
     own = None if ignored or alphabet is None else alphabet.eos_id

@@ -5,7 +5,7 @@ An engine's own model and pool are made anew for every case: on checkpoints this
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +17,7 @@ from fuzz.cases import Ask, BadRequest, Case, ClosedStream, Raises
 from fuzz.checkpoints import directory, head_directories
 from fuzz.found import Found, guarded
 from stridelm import LLM, SamplingParams
+from stridelm.attention import BACKENDS
 from stridelm.draft import DRAFTERS
 from stridelm.engine.outcome import Outcome
 from stridelm.text_engine import TextEngine
@@ -57,7 +58,7 @@ class Said:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     states: list[torch.Tensor] = field(default_factory=list)
     aborted: bool = False
     over: bool = False
@@ -107,7 +108,7 @@ def registrations() -> Iterator[None]:
     with ExitStack() as stack:
         if TREE not in DRAFTERS:
             stack.enter_context(trees_registered())
-        if bounds.BOUNDS not in bounds.BACKENDS:
+        if bounds.BOUNDS not in BACKENDS:
             stack.enter_context(bounds.bounds_registered())
         yield
 

@@ -42,7 +42,8 @@ def smaller(case: Case) -> Iterator[Case]:
     plain = replace(Checkpoint(vocab=case.checkpoint.vocab), speaks=case.checkpoint.speaks)
     if case.checkpoint != plain:
         yield replace(case, checkpoint=plain)
-    for field, value in (("heads", ()), ("modules", ""), ("cyclic", False), ("family", "qwen3"), ("variant", "untied")):
+    plainer: dict[str, Any] = {"heads": (), "modules": "", "cyclic": False, "family": "qwen3", "variant": "untied"}
+    for field, value in plainer.items():
         if getattr(case.checkpoint, field) != value:
             yield replace(case, checkpoint=replace(case.checkpoint, **{field: value}))
     for place, ask in enumerate(case.requests):
@@ -80,7 +81,7 @@ def _less(name: str, value: Any) -> Iterator[Any]:
         yield from sorted({1, value // 2, value - 1} - {0, value})
     elif name == "seed" and value != 0:
         yield 0
-    elif isinstance(value, list | tuple) and len(value) > 1:
+    elif type(value) in (list, tuple) and len(value) > 1:
         yield from (value[:place] + value[place + 1 :] for place in range(len(value)))
     elif isinstance(value, dict) and len(value) > 1:
         yield from ({key: bias for key, bias in value.items() if key != gone} for gone in value)

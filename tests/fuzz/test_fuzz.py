@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import fuzz.play
 from fuzz.cases import Ask, BadRequest, Case, Checkpoint, ClosedStream, Raises
+from fuzz.checkpoints import directory
 from fuzz.checks import Tally, check
 from fuzz.definitions import philox
 from fuzz.distribution import TABLES, Table, check_table
@@ -69,7 +69,7 @@ def test_philox() -> None:
 
 def test_byte_ids() -> None:
     """Random requests know which id stands for which byte."""
-    alphabet = Alphabet(fuzz.play.directory(Checkpoint(vocab=300, speaks=True)))
+    alphabet = Alphabet(directory(Checkpoint(vocab=300, speaks=True)))
     assert all(alphabet.bytes_of([token], True) == bytes([byte]) for byte, token in BYTE_IDS.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtyp
     """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
     for seed, page_size in enumerate((1, 5, 16)):
         pieces = [*random_pieces(seed, 6, longest=300), Piece(1500, 1), Piece(700, 5, (-1, 0, 0))]
-        sizes = {"heads": heads, "kv_heads": kv_heads, "page_size": page_size}
+        sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "page_size": page_size}
         check_attention(backend, make(pieces, **sizes, head_dim=64, dtype=dtype, device="cuda", seed=seed))
 
 
@@ -83,7 +84,7 @@ def test_plain_steps(backend: str, window: int | None) -> None:
     chains = [Piece(700, 1, CHAIN[:5]), Piece(63, 2, CHAIN), Piece(5, 1, CHAIN[:4], frozenset({1, 2, 3})), Piece(0, 9)]
     prompts = [Piece(0, 300), Piece(700, 130), Piece(1500, 1), Piece(31, 65, CHAIN[:7])]
     for seed, pieces in enumerate((decodes, chains, prompts)):
-        sizes = {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 16, "window": window}
+        sizes: dict[str, Any] = {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 16, "window": window}
         check_attention(backend, make(pieces, **sizes, dtype=torch.bfloat16, device="cuda", seed=seed))
 
 
@@ -104,8 +105,8 @@ def test_launches(deterministic: bool, dtype: torch.dtype) -> None:
     wanted = naive(case)
     for rows_per_tile in (1, 2, 4, None):
         for programs in (1, 2, 9, None):
-            options = {"rows_per_tile": rows_per_tile, "programs": programs, "deterministic": deterministic}
-            check_values(launch(case, **options), wanted)
+            got = launch(case, rows_per_tile=rows_per_tile, programs=programs, deterministic=deterministic)
+            check_values(got, wanted)
     check_values(launch(case, deterministic=deterministic, by_paths=True), wanted)
     check_values(launch(case, deterministic=deterministic, soft_cap=3.0), naive(case, soft_cap=3.0))
 
@@ -120,7 +121,8 @@ def test_invariance(dtype: torch.dtype, head_dim: int, window: int | None) -> No
     """A row has the same bits alone, in a chunk and in a batch; a candidate has those of the row it may become."""
     rng = random.Random(head_dim)
     for seed, (heads, kv_heads) in enumerate(((8, 2), (3, 1))):
-        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": 16, "window": window}
+        sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
+        sizes["page_size"] = 16
         pieces = [*random_pieces(seed, 4, longest=300), Piece(1900, 1), Piece(0, 700)]
         check_row_invariance("exact-triton", make(pieces, **sizes, dtype=dtype, device="cuda", seed=seed), seed)
         trees = [Piece(rng.randrange(1, 1500), 2, random_tree(rng, count)) for count in (12, 40)]
@@ -176,7 +178,7 @@ class Captured:
         self.queries, self.out = torch.randn(2, rows, self.heads, self.dim, device="cuda").bfloat16()
         tiles = [(span, row) for span in range(self.spans) for row in range(0, self.rows, self.rows_per_tile)]
         self.tile_span, self.tile_row = torch.tensor(tiles, dtype=torch.int32, device="cuda").t().contiguous()
-        self.inputs = {
+        self.inputs: dict[str, Any] = {
             name: torch.zeros(self.spans, dtype=torch.int32, device="cuda")
             for name in ("firsts_R", "counts_R", "starts_R", "reals_R")
         }

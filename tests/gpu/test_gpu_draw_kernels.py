@@ -108,9 +108,10 @@ def test_equals_go_to_the_lowest_id() -> None:
 def test_noise_is_the_samplers(seed: int) -> None:
     for position, sample, stream in ((0, 0, 0), (131071, 1023, 2**31), (2**32 - 1, 2**32 - 1, 2**32 - 1)):
         words, floats = kernel_noise(seed, position, sample, stream, 1024, "cuda")
-        at = [torch.tensor([value], device="cuda") for value in (seed, position, sample)]
-        assert torch.equal(words, noise.bits(*at, 4096, stream)[0])
-        torch.testing.assert_close(floats, noise.gumbel(*at, 4096, stream)[0], rtol=1e-6, atol=1e-6)
+        seeds, positions, samples = (torch.tensor([value], device="cuda") for value in (seed, position, sample))
+        assert torch.equal(words, noise.bits(seeds, positions, samples, 4096, stream)[0])
+        wanted = noise.gumbel(seeds, positions, samples, 4096, stream)[0]
+        torch.testing.assert_close(floats, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)

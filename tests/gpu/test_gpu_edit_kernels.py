@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm import SamplingParams
-from stridelm.engine.capture import Kind
+from stridelm.engine.kinds import Kind
 from stridelm.sample.table import Feature
 from support.checks.draw_kernels import TRUNCATED
 from support.checks.edit_kernels import ALL, EDITS, make_case

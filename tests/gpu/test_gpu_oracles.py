@@ -87,11 +87,10 @@ def test_noise_has_the_same_bits() -> None:
     seeds = torch.randint(-(2**63), 2**63 - 1, (50,), generator=generator)
     positions = torch.randint(0, 2**20, (50,), generator=generator)
     samples = torch.randint(0, 2**10, (50,), generator=generator)
-    here = (seeds, positions, samples)
-    there = tuple(t.cuda() for t in here)
-    assert torch.equal(bits(*there, 5003).cpu(), bits(*here, 5003))
+    there = seeds.cuda(), positions.cuda(), samples.cuda()
+    assert torch.equal(bits(*there, 5003).cpu(), bits(seeds, positions, samples, 5003))
     noise = gumbel(*there, 5003).cpu()
-    assert bool(noise.isfinite().all()) and torch.allclose(noise, gumbel(*here, 5003), atol=1e-5)
+    assert bool(noise.isfinite().all()) and torch.allclose(noise, gumbel(seeds, positions, samples, 5003), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -89,7 +89,7 @@ def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, A
             pytest.skip(f"{drafter}: {reason}")
         kind = {**speculation(stand, drafter), **branches}
         jobs = [Job(prompt, sampling(stand, prompt, 0.0, "nothing"), kind) for prompt in prompts(stand, 8)]
-    options = {"page_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 48}
+    options: dict[str, Any] = {"page_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 48}
     llm = stand.llm(**options)
     pool = replays(llm.engine)
     outputs = check_identity(stand, jobs, llm=llm)

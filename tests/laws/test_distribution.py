@@ -22,6 +22,7 @@ from stridelm.draft.base import Drafter
 from stridelm.kernels import plain_logits, plain_step
 from stridelm.kernels.step_ops import Past
 from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.verify.rule import VerifyInput
 from support.checkpoints.models import make
 from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
 from support.doubles.lab import (
@@ -240,7 +241,7 @@ def shifted_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft row sees the noise of the position it stands on, not of the one it draws for."""
     draw_nodes = exact.draw_nodes
 
-    def mutant(inputs: exact.VerifyInput) -> torch.Tensor:
+    def mutant(inputs: VerifyInput) -> torch.Tensor:
         batch = inputs.batch
         positions = batch.positions - (batch.geometry.draft_rows >= 0).long()
         return draw_nodes(replace(inputs, batch=replace(batch, positions=positions)))

@@ -330,12 +330,11 @@ def test_deleting_one_breaks_nothing_else(room: str, name: str, tiny_checkpoint:
 def moves_computed(tree: ast.AST) -> Iterator[int]:
     """Lines that assign an attribute called `computed`, by a statement or by `setattr`."""
     for node in ast.walk(tree):
-        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
-        if stored and node.attr == "computed":
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del) and node.attr == "computed":
             yield node.lineno
-        called = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr")
-        if called and any(isinstance(arg, ast.Constant) and arg.value == "computed" for arg in node.args):
-            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            if any(isinstance(arg, ast.Constant) and arg.value == "computed" for arg in node.args):
+                yield node.lineno
 
 
 def test_only_the_cache_moves_computed() -> None:

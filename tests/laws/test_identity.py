@@ -242,7 +242,7 @@ def test_random_mixtures(stands: Callable[[str, str], Stand]) -> None:
             for temperature in TEMPERATURES
             for job in mixed_jobs(stand, 4, temperature, rng.sample(features, 2), seed=seed)
         ]
-        options = {
+        options: dict[str, Any] = {
             "page_size": rng.choice((1, 3, 16)),
             "max_num_batched_tokens": rng.choice((9, 70, 1024)),
             "max_num_seqs": rng.choice((2, 5, 16)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matcher that raises is its own request's."""
     pytest.importorskip("xgrammar")
     stand = Stand(speaking, "float32", options={"skip_tokenizer_init": False})
-    kinds = [{"drafter": "none"}, {"drafter": "ngram", "prompt_lookup_min": 1}] * 3
+    kinds: list[dict[str, Any]] = [{"drafter": "none"}, {"drafter": "ngram", "prompt_lookup_min": 1}] * 3
     jobs = jobs_of("regex", 1.0, kinds)
     for job in jobs:
         stand.plain(job.prompt, job.params)

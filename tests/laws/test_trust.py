@@ -128,7 +128,8 @@ def test_stop_inside_the_window(stand: Stand, model: Any, temperature: float) ->
         for prompt, k, place in zip(random_prompts(6, seed=6), (2, 3, 4, 8, 4, 8), (1, 4, 6, 9, 9, 2))
     ]
     for one, done in zip(jobs, check_trust(stand, model, jobs)):
-        assert done.finish_reason == "stop" and done.tokens[-1] == (one.params.stop_token_ids or [None])[0]
+        stops = one.params.stop_token_ids
+        assert stops and done.finish_reason == "stop" and done.tokens[-1] == stops[0]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 8, 9])

@@ -40,6 +40,6 @@ def logprobs(stand: Stand, prompt: list[int], **options: Any) -> list[tuple[int,
     """(token, its log-probability) of all tokens but the first, greedily continued."""
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True, prompt_logprobs=0, logprobs=0)
     output = stand.run([Job(prompt, params)], **options)[0]
-    scored = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    scored: list[Any] = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]
     tokens = [*prompt[1:], *output.outputs[0].token_ids]
     return [(token, at[token].logprob) for token, at in zip(tokens, scored, strict=True)]

@@ -47,7 +47,12 @@ def watched(url: str) -> Iterator[Lag]:
 
 def main() -> None:
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as connection:
         _ask(connection)
         print("ready", flush=True)

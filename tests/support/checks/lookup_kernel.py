@@ -37,11 +37,13 @@ def check_lookup(seed: int, device: str, longest_text: int = 60) -> None:
 
     nobody = requests > 1 and rng.random() < 0.5
     asked = [-1 if nobody and i == 0 else span.request.slot for i, span in enumerate(spans)]
+    shortest_G, longest_G = (ints(column) for column in zip(*lengths, strict=True))
     guesses, valid = TritonStepOps().followers(
         ints(asked),
         table.known.to(device),
         table.tokens.to(device),
-        *(ints(column) for column in zip(*lengths, strict=True)),
+        shortest_G,
+        longest_G,
         ints([span.draft for span in spans]),
         max(span.start + span.real for span in spans),
         width,

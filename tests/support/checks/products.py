@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 
@@ -44,12 +46,8 @@ def check_gated(count: int, width: int, out: int, dtype: torch.dtype, device: st
 
 def by_tile(x: torch.Tensor, weight: torch.Tensor, tile: Tile, activation: str | None = None) -> torch.Tensor:
     """The product in tiles of a given shape."""
-    choose = products.choose_tile
-    products.choose_tile = lambda *_: tile
-    try:
+    with mock.patch.object(products, "choose_tile", return_value=tile):
         return product(x, weight, None, activation)
-    finally:
-        products.choose_tile = choose
 
 
 def eps(dtype: torch.dtype) -> float:

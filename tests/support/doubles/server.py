@@ -43,7 +43,8 @@ class Served:
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
-    def openai(self, key: str = "none") -> openai.OpenAI:
+    def openai(self, key: str = "none") -> Any:
+        """A client of OpenAI's. Not typed as one: nearly all that it answers with may be None to its types."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
     def stop(self) -> int:

@@ -129,8 +129,11 @@ def assert_same(got: RequestOutput, wanted: RequestOutput, label: object = "") -
         said = (ours.token_ids, ours.finish_reason, ours.stop_reason)
         assert said == (theirs.token_ids, theirs.finish_reason, theirs.stop_reason), label
         _assert_same_logprobs(ours.logprobs, theirs.logprobs, label)
-        states = ours.hidden_states, theirs.hidden_states
-        assert all(one is None for one in states) or torch.equal(*states), label
+        states, others = ours.hidden_states, theirs.hidden_states
+        if states is None or others is None:
+            assert states is others, label
+        else:
+            assert torch.equal(states, others), label
     _assert_same_logprobs(got.prompt_logprobs, wanted.prompt_logprobs, label)
 
 

@@ -51,10 +51,10 @@ def overheard(llm: LLM) -> Iterator[dict[Path, torch.Tensor]]:
     verifier = llm.engine.device.verifier
     verify = verifier.verify
 
-    def listening(batch: ForwardBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
+    def listening(batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
         if not heard:
-            heard.update(_probabilities(llm, batch, draft, logits))
-        return verify(batch, draft, logits)
+            heard.update(_probabilities(llm, batch, draft, logits_MV))
+        return verify(batch, draft, logits_MV)
 
     verifier.verify = listening  # type: ignore[method-assign]
     try:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from stridelm import SamplingParams
 from stridelm.models import MODELS
 from stridelm.run.eager import Logits
-from stridelm.types import ForwardBatch
+from stridelm.types import ForwardBatch, States
 from support.doubles.stand import Stand
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
@@ -92,8 +92,8 @@ def engine_logits(stand: Stand, prompt: list[int], **settings: Any) -> tuple[lis
     runner = llm.engine.runner
     read = runner.logits
 
-    def listening(hidden_NH: torch.Tensor, batch: ForwardBatch) -> Logits:
-        logits = read(hidden_NH, batch)
+    def listening(states: States, batch: ForwardBatch) -> Logits:
+        logits = read(states, batch)
         assert batch.prompt_rows is not None and logits.prompt is not None
         for rows, values in ((batch.prompt_rows, logits.prompt), (batch.decisions, logits.decisions)):
             heard.update(zip(batch.positions[rows].tolist(), values.float().cpu()))

@@ -47,7 +47,7 @@ class Planter(MetaPathFinder, Loader):
                 raise LookupError("planted")
             return forward(self, batch)
 
-        Emitter._end_at, EagerRunner.forward = planted_end, planted_forward  # type: ignore[method-assign]
+        Emitter._end_at, EagerRunner.forward = planted_end, planted_forward  # type: ignore[assignment, method-assign]
 
 
 sys.meta_path.insert(0, Planter())
