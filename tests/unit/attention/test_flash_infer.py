@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from stridelm.attention.flash_infer import LONG, FlashInferAttention, is_causal, paged_tables, visible
+from stridelm.attention.flash_infer import LONG, FlashInferAttention, FlashInferHeads, is_causal, paged_tables, visible
 from stridelm.attention.host_view import HostView
 from stridelm.cache.layout import HeadsKV
 from stridelm.engine.load import pick_attention
@@ -107,7 +108,7 @@ def test_attention(window: int | None, dtype: torch.dtype) -> None:
     """Any mixture of spans is dense attention, masked or causal."""
     for seed, (heads, kv_heads) in enumerate(((3, 3), (6, 2), (8, 1))):
         for pieces in (random_pieces(seed, 5), PLAIN):
-            sizes = {"heads": heads, "kv_heads": kv_heads, "page_size": (1, 5, 16)[seed]}
+            sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "page_size": (1, 5, 16)[seed]}
             check_attention(NAME, make(pieces, **sizes, head_dim=64, window=window, dtype=dtype, seed=seed))
 
 
@@ -119,6 +120,7 @@ def test_steps_and_layers() -> None:
     for seed, pieces in enumerate((PLAIN, [Piece(0, 2 * LONG)], random_pieces(1, 4), PLAIN)):
         case = make(pieces, head_dim=64, dtype=torch.float16, seed=seed)
         mixer = backend.prepare(geometry(case)).mixer(layout[0])
+        assert isinstance(mixer, FlashInferHeads)
         for case.kv in layout:
             check_values(mixer.attend(case.kv, case.queries, case.keys, case.values), naive(case))
         assert len(mixer._planned) == 3
@@ -133,7 +135,10 @@ def test_whole_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     run = BatchPrefillWithPagedKVCacheWrapper.run
 
     def watching(
-        self: BatchPrefillWithPagedKVCacheWrapper, q: torch.Tensor, pool: tuple, **out: torch.Tensor
+        self: BatchPrefillWithPagedKVCacheWrapper,
+        q: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
+        **out: torch.Tensor,
     ) -> object:
         pools.extend(pool)
         return run(self, q, pool, **out)

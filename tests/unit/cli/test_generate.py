@@ -166,13 +166,14 @@ def test_the_prompt_may_come_from_a_pipe(generate: Generate, expected: Any, monk
 def test_text_is_written_as_it_comes(generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step gave is on the screen before the next one runs."""
     shown: list[str] = []
+    screen = io.StringIO()
     step = Engine.step
 
     def spy(engine: Engine) -> Any:
-        shown.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
+        shown.append(screen.getvalue())
         return step(engine)
 
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(Engine, "step", spy)
     generate("--drafter", "none")
     assert shown[0] == ""

@@ -166,7 +166,7 @@ def test_modules_that_are_declared_and_not_there(tmp_path: Path) -> None:
     assert given(model).config["num_nextn_predict_layers"] == 1
 
 
-TREES = {
+TREES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "wider than a draft": ({"draft_topk": 9, "depth": 9}, ("grows 72 nodes",)),
     "wider than comes up": ({"draft_topk": 2, "depth": 2, "num_draft_tokens": 60}, ("60", "over 6")),
     "more children than tokens": ({"token_tree": "[(64,)]"}, ("65 children", "64 tokens")),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stridelm import LLM, SamplingParams
-from support.checkpoints.heads import write_eagle, write_mtp
+from support.checkpoints.heads import EagleForm, MtpForm, write_eagle, write_mtp
 from support.checkpoints.models import write
 from support.checks.watch import CLOSE, VOCAB, Watch, continued, prompts, vary_depths
 from support.checks.watch import engine as serve
@@ -23,7 +23,7 @@ Oracle = Callable[[list[int], list[int]], Drafted]
 """(known tokens, what was drafted behind them) -> what was to be drafted, as much of it."""
 
 
-def mtp(form: str, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+def mtp(form: MtpForm, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
         write_mtp(path / "model", form, modules, vocab_size=VOCAB)
         oracle = head_oracles.mtp(path / "model", form)
@@ -34,7 +34,7 @@ def mtp(form: str, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracl
     return make
 
 
-def eagle(form: str, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+def eagle(form: EagleForm, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
         write(path / "model", "qwen3", vocab_size=VOCAB)
         write_eagle(path / "head", path / "model", form, **kind)

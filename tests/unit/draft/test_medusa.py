@@ -160,7 +160,8 @@ def likeliest(drafted: Drafted, kind: dict[str, Any]) -> tuple[set[tuple[int, ..
     clear = min(a[0] - b[0] for level in ranked for a, b in itertools.pairwise(level))
     if "token_tree" in kind:
         return {tuple(ranked[d][rank][1] for d, rank in enumerate(path)) for path in kind["token_tree"]}, clear
-    grows, nodes = [(0.0, ())], list[tuple[float, tuple[int, ...]]]()
+    grows: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    nodes: list[tuple[float, tuple[int, ...]]] = []
     for level in ranked[: kind["depth"]]:
         born = [
             (total + value, (*path, token)) for total, path in grows for value, token in level[: kind["draft_topk"]]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -316,10 +317,12 @@ def test_the_better_source_wins() -> None:
 @pytest.mark.parametrize("option", SuffixOptions.names())
 def test_options_of_its_own(option: str) -> None:
     """They reach it from the engine's configuration, and are refused where they would have no effect."""
-    speculation = EngineConfig(drafter="suffix", **{option: 0.5}).speculation
+    given: dict[str, Any] = {option: 0.5}
+    speculation = EngineConfig(drafter="suffix", **given).speculation
     assert getattr(settle(speculation, TargetInfo(9, 9, 9, (), None, CPU)), option) == 0.5
     with pytest.raises(ValueError, match=f"{option} would have no effect with drafter 'ngram'"):
-        settle(Speculation("ngram", **{option: 0.5}), TargetInfo(9, 9, 9, (), None, CPU))
+        settle(Speculation("ngram", **given), TargetInfo(9, 9, 9, (), None, CPU))
+    wrong: Any
     for wrong in (-0.1, "x", float("nan")):
         with pytest.raises(ValueError, match=f"{option} must be a number"):
             Speculation("suffix", **{option: wrong})

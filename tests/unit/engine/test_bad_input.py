@@ -70,7 +70,8 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_out_of_range_or_of_no_kind(name: str) -> None:
-    for value in (*NUMBERS[name], "1", [1], True, {}):
+    strange: tuple[Any, ...] = ("1", [1], True, {})
+    for value in (*NUMBERS[name], *strange):
         refused(lambda value=value: SamplingParams(**{name: value}), f"{name} must be")  # type: ignore[misc]
 
 
@@ -145,7 +146,7 @@ def test_numpy_and_iterators_become_plain_values() -> None:
         seed=np.uint32(2**32 - 1),  # type: ignore[arg-type]
         stop=iter(["a", "b"]),  # type: ignore[arg-type]
         stop_token_ids=np.array([4, 5]),  # type: ignore[arg-type]
-        bad_words="word",  # type: ignore[arg-type]
+        bad_words="word",
         bad_words_token_ids=[np.array([1, 2]), torch.tensor([3])],  # type: ignore[list-item]
         logit_bias={np.int64(5): np.float32(1)},  # type: ignore[dict-item]
     )

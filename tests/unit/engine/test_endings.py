@@ -115,7 +115,9 @@ def test_no_end_below_min_tokens(speaker: LLM, token: int, ignore_eos: bool) -> 
 @pytest.mark.parametrize("skip", [False, True])
 def test_text_of_the_token_that_ends(speaker: LLM, include: bool, skip: bool) -> None:
     """Shown if asked for, and of a special token only where those are shown."""
-    for token, text in ((EOS, "" if skip else "<eos>"), (EXTRA, speaker.engine.tokenizer.token_text(EXTRA))):
+    tokenizer = speaker.engine.tokenizer
+    assert tokenizer is not None
+    for token, text in ((EOS, "" if skip else "<eos>"), (EXTRA, tokenizer.token_text(EXTRA))):
         output = say(speaker, logit_bias={token: 100.0}, include_stop_str_in_output=include, skip_special_tokens=skip)
         assert output.text == (text if include else "") and output.token_ids == [token]
 

@@ -137,9 +137,10 @@ def test_noise_is_the_samplers(seed: int) -> None:
     """The integers to the bit, the floats to a few units in the last place."""
     for position, sample, stream in ((0, 0, 0), (7, 1, 1), (131071, 1023, 2**31), (2**32 - 1, 2**32 - 1, 2**32 - 1)):
         words, floats = kernel_noise(seed, position, sample, stream, 256)
-        at = [torch.tensor([value]) for value in (seed, position, sample)]
-        assert torch.equal(words, noise.bits(*at, 1024, stream)[0])
-        torch.testing.assert_close(floats, noise.gumbel(*at, 1024, stream)[0], rtol=1e-6, atol=1e-6)
+        seeds, positions, samples = (torch.tensor([value]) for value in (seed, position, sample))
+        assert torch.equal(words, noise.bits(seeds, positions, samples, 1024, stream)[0])
+        wanted = noise.gumbel(seeds, positions, samples, 1024, stream)[0]
+        torch.testing.assert_close(floats, wanted, rtol=1e-6, atol=1e-6)
 
 
 # Against itself

@@ -17,6 +17,7 @@ from stridelm import SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.engine import capture
 from stridelm.engine.capture import Capture
+from stridelm.engine.kinds import Kind
 from stridelm.kernels import STEP_OPS
 from stridelm.kernels.draw import PADDING
 from stridelm.kernels.edit import BLOCK
@@ -199,10 +200,10 @@ def test_the_cases_bite() -> None:
 class Recorder:
     """Stands for a Graph."""
 
-    made: ClassVar[list[tuple[capture.Kind, Request]]] = []
+    made: ClassVar[list[tuple[Kind, Request]]] = []
     is_captured = True
 
-    def __init__(self, device: Any, sampling: Any, kind: capture.Kind, like: Request, pool: Any) -> None:
+    def __init__(self, device: Any, sampling: Any, kind: Kind, like: Request, pool: Any) -> None:
         self.made.append((kind, like))
         self.run = SimpleNamespace(table=torch.zeros(kind.requests))
 
@@ -211,7 +212,7 @@ class Recorder:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[capture.Kind, Request]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kind, Request]]:
     """(kind, request it is captured for) of each capture."""
     monkeypatch.setattr(Recorder, "made", [])
     monkeypatch.setattr(capture, "Graph", Recorder)
@@ -235,7 +236,7 @@ def capture_of(table: SamplingTable) -> Capture:
     return Capture(device, table, unused, None, unused, Budget(64, 3))
 
 
-def test_edited_steps_are_captured(made: list[tuple[capture.Kind, Request]]) -> None:
+def test_edited_steps_are_captured(made: list[tuple[Kind, Request]]) -> None:
     """One graph for all that ask for the same; it is captured for a request that looks at histories if any does."""
     table = SamplingTable(3, 50)
     steps = capture_of(table)
@@ -248,7 +249,7 @@ def test_edited_steps_are_captured(made: list[tuple[capture.Kind, Request]]) -> 
     assert [request.id for _, request in made] == ["1", "0"]
 
 
-def test_a_list_that_grew_is_captured_anew(made: list[tuple[capture.Kind, Request]]) -> None:
+def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> None:
     """A graph reads the lists that it was captured with, so it is not replayed once one of them is another tensor; a
     step that reads none of them does not mind."""
     table = SamplingTable(3, 50)

@@ -1,6 +1,9 @@
 """Triton's interpreter as the tests run it: its arithmetic is as row-invariant as the laws want the kernels to be."""
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +72,7 @@ def test_a_sums_row_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_products_of_any_height_and_layout(dtype: type) -> None:
+def test_products_of_any_height_and_layout(dtype: type[np.floating[Any]]) -> None:
     """The same of the product itself, for heights that no tile has, and for rows with gaps between them."""
     x, weight = noise(64, 2 * INPUTS).numpy().astype(dtype), noise(INPUTS, OUTPUTS, seed=1).numpy().astype(dtype)
     start = noise(64, OUTPUTS, seed=2).numpy()

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.products import can_multiply, choose_tile
+from stridelm.kernels.products import Tile, can_multiply, choose_tile
 from support.checks.linear import rows, weights
 from support.checks.products import TILES, by_tile, check_gated, check_product, eps
 from support.doubles.interpreter import INTERPRETED
@@ -32,7 +32,7 @@ def test_gated(shape: tuple[int, int, int], activation: str) -> None:
 
 @INTERPRETED
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_tiles(tile: object) -> None:
+def test_tiles(tile: Tile) -> None:
     """Every tile shape covers all rows and outputs."""
     weight, _ = weights(0, 96, 150, DTYPE, "cpu")
     x = rows(0, 131, 96, DTYPE, "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,7 +53,15 @@ def test_choice() -> None:
 def test_host_prepares_what_is_needed(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the gates only the model's own is compiled ahead."""
     ran: list[str] = []
+
+    def spied(name: str, gate: Any) -> Any:
+        def spy(*arrays: Any) -> Any:
+            ran.append(name)
+            return gate(*arrays)
+
+        return spy
+
     for name, gate in rows.GATES.items():
-        monkeypatch.setitem(rows.GATES, name, lambda *arrays, name=name, gate=gate: ran.append(name) or gate(*arrays))
+        monkeypatch.setitem(rows.GATES, name, spied(name, gate))
     HostOps().prepare(torch.float32, normed_heads=False, activation=activation)
     assert ran == [activation]

@@ -120,7 +120,7 @@ def test_chosen_for_serving(tied: bool, dtype: torch.dtype) -> None:
             self.head = Linear(48, 50)
             nn.init.normal_(self.head.weight)
             if tied:
-                self.head.weight = self.embed.weight
+                self.head.weight = self.embed.weight  # type: ignore[assignment]
 
     toy = Toy().to(dtype).requires_grad_(False)
     wanted = toy.head.weight.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_dictionaries_have_the_token_first_and_each_row_its_own_count() -> None:
     assert [entry.rank for entry in rows[0].values()] == [4, 1, 2]
     assert [entry.rank for entry in rows[1].values()] == [2, 1]
     lse = math.log(sum(math.exp(x) for x in range(4)))
-    assert rows[2] == {1: Logprob(pytest.approx(3 - lse, abs=1e-6), 1)}
+    near: Any = pytest.approx(3 - lse, abs=1e-6)
+    assert rows[2] == {1: Logprob(near, 1)}
     assert [list(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1])))] == [[0], [2], [1]]
     assert [len(row) for row in as_dicts(raw_logprobs(logits, torch.tensor([0, 2, 1]), top=9))] == [4, 4, 4]
 

@@ -19,9 +19,18 @@ KNOWN = [
 SEEDS = [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0, -987654321]
 
 
-def _columns(seeds: list[int], position: int = 7, sample: int = 0) -> tuple[torch.Tensor, ...]:
+Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Seeds, positions, samples."""
+
+
+def _columns(seeds: list[int], position: int = 7, sample: int = 0) -> Columns:
     seeds_M = torch.tensor(seeds)
     return seeds_M, torch.full_like(seeds_M, position), torch.full_like(seeds_M, sample)
+
+
+def _row(columns: Columns, m: int) -> Columns:
+    seeds_M, positions_M, samples_M = columns
+    return seeds_M[m : m + 1], positions_M[m : m + 1], samples_M[m : m + 1]
 
 
 @pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
@@ -49,7 +58,7 @@ def test_bits_do_not_depend_on_tiles_or_neighbours(vocab: int) -> None:
     bits_MV = noise.bits(*columns, vocab)
     assert bits_MV.shape == (3, vocab)
     for m in range(3):
-        assert torch.equal(noise.bits(*(c[m : m + 1] for c in columns), vocab)[0], bits_MV[m])
+        assert torch.equal(noise.bits(*_row(columns, m), vocab)[0], bits_MV[m])
     for token in {0, vocab // 2, max(0, vocab - 2), vocab - 1, min(65536, vocab - 1)}:
         assert int(bits_MV[2, token]) == word(2**62 + 5, 130000, 0, token)
 
@@ -59,7 +68,7 @@ def test_floats_do_not_depend_on_neighbours_or_width(vocab: int) -> None:
     columns = _columns(SEEDS)
     g_MV = noise.gumbel(*columns, vocab)
     for m in (0, 3, 6):
-        alone = tuple(c[m : m + 1] for c in columns)
+        alone = _row(columns, m)
         assert torch.equal(noise.gumbel(*alone, vocab)[0], g_MV[m])
         assert torch.equal(noise.gumbel(*alone, vocab + 3)[0, :vocab], g_MV[m])
 
@@ -134,6 +143,6 @@ def test_each_row_has_its_stream() -> None:
     streams = 2**31 + torch.arange(len(SEEDS))
     at, everywhere = noise.gumbel_at(*columns, ids, streams), noise.uniforms(*columns, 9, streams)
     for m in range(len(SEEDS)):
-        alone, stream = tuple(c[m : m + 1] for c in columns), int(streams[m])
+        alone, stream = _row(columns, m), int(streams[m])
         assert torch.equal(noise.gumbel_at(*alone, ids, stream), at[m : m + 1])
         assert torch.equal(noise.uniforms(*alone, 9, stream), everywhere[m : m + 1])

@@ -114,7 +114,8 @@ def test_top_k_keeps_ties_and_top_p_takes_the_lowest_ids_of_them() -> None:
 
 def test_a_row_with_everything_forbidden_draws_token_zero() -> None:
     everything = [[token] for token in range(8)]
-    for params in ({"temperature": 0.0}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1.0}):
+    full: dict[str, Any] = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1.0}
+    for params in ({"temperature": 0.0}, full):
         sampler, rows = _world([1], [3], bad_words_token_ids=everything, **params)
         assert sampler.draw(torch.randn(1, 8), rows, [0]).tolist() == [0]
 

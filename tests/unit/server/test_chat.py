@@ -49,6 +49,7 @@ def test_logprobs(served: Served) -> None:
         answer = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
         bare = client.chat.completions.create(**settings, logprobs=True)
     content = answer.choices[0].logprobs.content
+    assert expected.logprobs is not None
     chosen = [entry[token].logprob for entry, token in zip(expected.logprobs, expected.token_ids)]
     assert [one.logprob for one in content] == pytest.approx(chosen, abs=1e-5)
     assert "".join(one.token for one in content) == answer.choices[0].message.content

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -22,7 +24,7 @@ def plain() -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
-def test_says_what_offline_says(served: Served, plain: tuple[str, list[int]], speculation: object) -> None:
+def test_says_what_offline_says(served: Served, plain: tuple[str, list[int]], speculation: Any) -> None:
     """Whatever drafts, streamed or not."""
     extra = {"speculation": speculation, "return_token_ids": True}
     settings = {"model": "built-in", "prompt": PROMPT, "temperature": 0.8, "seed": 7, "max_tokens": 40}
@@ -95,6 +97,7 @@ def test_logprobs(served: Served) -> None:
     with served.openai() as client:
         whole = client.completions.create(**settings).choices[0]
         events = list(client.completions.create(**settings, stream=True))
+    assert expected.logprobs is not None
     chosen = [entry[token].logprob for entry, token in zip(expected.logprobs, expected.token_ids)]
     assert whole.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-5)
     assert "".join(whole.logprobs.tokens) == whole.text
@@ -120,7 +123,9 @@ def test_echo_scores_the_prompt(served: Served) -> None:
     assert one.choices[0].logprobs.token_logprobs[: len(tokens)] == scored.token_logprobs
     assert len(one.choices[0].logprobs.tokens) == len(tokens) + 1
     expected = llm().generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
-    own = [entry[t].logprob for entry, t in zip(expected.prompt_logprobs[1:], tokens[1:])]
+    assert expected.prompt_logprobs is not None
+    entries: list[Any] = expected.prompt_logprobs[1:]
+    own = [entry[t].logprob for entry, t in zip(entries, tokens[1:])]
     assert scored.token_logprobs[1:] == pytest.approx(own, abs=1e-5)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -138,7 +139,7 @@ def test_unknown_routes_and_methods(served: Served) -> None:
 def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     """It reads nothing of megabytes while others are served and its own samples end, and then finds all of them."""
     settings = {**LONG, "max_tokens": 450, "n": 3, "logprobs": 20, "temperature": 1, "seed": 3, "stream": True}
-    asked = {"n": 3, "seed": 3, "max_tokens": 450, "ignore_eos": True}
+    asked: dict[str, Any] = {"n": 3, "seed": 3, "max_tokens": 450, "ignore_eos": True}
     expected, plain = (
         [sample.text for sample in llm().generate(PROMPT, SamplingParams(**asked, speculation=how))[0].outputs]
         for how in (None, "off")

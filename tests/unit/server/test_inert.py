@@ -67,8 +67,8 @@ def test_they_change_no_answer(served: Served, route: str) -> None:
     plain = told()
     for name, values in VALUES.items():
         assert told(**{name: values[0]}) == plain, name
-    for values in zip(*[[*values, None, None, None, None, None][:6] for values in VALUES.values()]):
-        assert told(**dict(zip(VALUES, values))) == plain
+    for turn in zip(*[[*values, None, None, None, None, None][:6] for values in VALUES.values()]):
+        assert told(**dict(zip(VALUES, turn))) == plain
 
 
 def test_their_types_are_checked(served: Served, route: str) -> None:

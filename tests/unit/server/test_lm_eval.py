@@ -76,7 +76,8 @@ def scored(text: str, continuation: str) -> tuple[float, bool]:
     """A continuation's log-probability by the offline API, and whether all of its tokens are the likeliest."""
     [out] = llm().generate([text + continuation], SamplingParams(max_tokens=1, prompt_logprobs=1))
     start = len(Tokenizer.load(builtin_path()).encode(text))
-    entries = list(zip(out.prompt_logprobs[start:], out.prompt_token_ids[start:], strict=True))
+    assert out.prompt_logprobs is not None
+    entries: list[Any] = list(zip(out.prompt_logprobs[start:], out.prompt_token_ids[start:], strict=True))
     greedy = all(entry[token].logprob == max(one.logprob for one in entry.values()) for entry, token in entries)
     return sum(entry[token].logprob for entry, token in entries), greedy
 

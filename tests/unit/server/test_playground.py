@@ -21,7 +21,7 @@ from stridelm.server.errors import unauthorised
 from support.doubles.server import PROMPT, Served, gauges, settle
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, Page, Request, Route
 
 WAIT_MS = 120_000
 TOKENS = 40
@@ -344,7 +344,8 @@ def test_output_is_text_whatever_it_says(sheet: Sheet) -> None:
 )
 def test_says_where_texts_differ(sheet: Sheet, acceptance: str, lossless: bool, verdict: str, why: str) -> None:
     def reply(route: Route) -> None:
-        third = "c" if route.request.post_data_json.get("speculation") == "off" else "X"
+        asked = route.request.post_data_json or {}
+        third = "c" if asked.get("speculation") == "off" else "X"
         told = event([1, 2, ord(third), 4], ["a", "bb", third, "d"], 1, True, acceptance=acceptance, lossless=lossless)
         route.fulfill(body=f"data: {json.dumps(told)}\n\n", content_type="text/event-stream")
 
@@ -411,8 +412,13 @@ def test_remembers_the_form(sheet: Sheet) -> None:
 
 
 def test_draws_a_seed_for_both_where_none_is_given(sheet: Sheet) -> None:
-    bodies: list[dict[str, Any]] = []
-    sheet.page.on("request", lambda one: bodies.append(one.post_data_json) if one.method == "POST" else None)
+    bodies: list[Any] = []
+
+    def note(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(request.post_data_json)
+
+    sheet.page.on("request", note)
     sheet.open().fill(prompt=PROMPT, seed="", temperature=1, max_tokens=8).run()
     assert bodies[0]["seed"] == bodies[1]["seed"]
     assert "speculation" not in bodies[0] and bodies[1]["speculation"] == "off"
@@ -447,8 +453,9 @@ def test_fits_and_can_be_read(browser: Browser, served: Served, width: int, sche
         sheet.answer(event([1, 2, 3, 4], long, accepted=3, last=True))
         sheet.run()
         assert sheet.overflow() <= 0
-        boxes = [page.locator(f"#{pane}").bounding_box() for pane in ("drafted", "plain")]
-        assert all(box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+        found = [page.locator(f"#{pane}").bounding_box() for pane in ("drafted", "plain")]
+        boxes = [box for box in found if box is not None]
+        assert len(boxes) == 2 and all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
         assert (boxes[0]["y"] == boxes[1]["y"]) == (width > 768)
         ratios = page.eval_on_selector_all(".legend .guess", CONTRAST)
         assert len(ratios) == 6 and min(ratios) >= 4.5

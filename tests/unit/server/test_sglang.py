@@ -41,7 +41,7 @@ def ids() -> list[int]:
     return tokenizer().encode(PROMPT)
 
 
-def post(served: Served, path: str = "/generate", **body: Any) -> Any:
+def post(served: Served, path: str = "/generate", /, **body: Any) -> Any:
     """The answer, which must be one."""
     with served.http() as client:
         answer = client.post(path, json=body)
@@ -153,7 +153,13 @@ def test_stops(served: Served) -> None:
 @pytest.mark.parametrize("speculation", ["off", {"drafter": "mtp", "depth": 2}], ids=str)
 def test_logprobs(served: Served, speculation: object) -> None:
     """Those of the offline API, of the output and of the prompt from some position on."""
-    asked = {"temperature": 0, "max_tokens": 8, "logprobs": 3, "prompt_logprobs": 3, "speculation": "off"}
+    asked: dict[str, Any] = {
+        "temperature": 0,
+        "max_tokens": 8,
+        "logprobs": 3,
+        "prompt_logprobs": 3,
+        "speculation": "off",
+    }
     out = llm().generate(PROMPT, SamplingParams(**asked))[0]
     settings = {"temperature": 0, "max_new_tokens": 8, "speculation": speculation}
     answer = post(
@@ -167,13 +173,14 @@ def test_logprobs(served: Served, speculation: object) -> None:
     )
     meta = answer["meta_info"]
     expected = out.outputs[0]
+    assert expected.logprobs is not None and out.prompt_logprobs is not None
     assert meta["output_token_logprobs"] == [
         [pytest.approx(entry[token].logprob, abs=1e-5), token, entry[token].decoded_token]
         for entry, token in zip(expected.logprobs, expected.token_ids)
     ]
     first, *told = meta["input_token_logprobs"]
     assert first == [None, ids()[4], tokenizer().token_text(ids()[4])] and meta["input_top_logprobs"][0] is None
-    entries = out.prompt_logprobs[5:]
+    entries: list[Any] = out.prompt_logprobs[5:]
     assert [one[:2] for one in told] == [
         [pytest.approx(entry[token].logprob, abs=1e-5), token] for entry, token in zip(entries, ids()[5:])
     ]
@@ -208,15 +215,22 @@ def test_which_logprobs_are_told(served: Served) -> None:
 def test_logprobs_of_chosen_tokens(served: Served, chosen: list[Any]) -> None:
     """In the order asked for, at every position, whether likely or not."""
     settings = {"temperature": 0, "max_new_tokens": 3}
-    asked = {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": chosen}
+    asked: dict[str, Any] = {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": chosen}
     answers = post(served, text=[PROMPT, OTHER], sampling_params=settings, return_text_in_logprobs=True, **asked)
     each = [chosen, chosen] if isinstance(chosen[0], int) else chosen
     for answer, prompt, wanted in zip(answers, (PROMPT, OTHER), each, strict=True):
-        params = {"temperature": 0, "max_tokens": 3, "logprobs": 0, "prompt_logprobs": 0, "logprob_token_ids": wanted}
+        params: dict[str, Any] = {
+            "temperature": 0,
+            "max_tokens": 3,
+            "logprobs": 0,
+            "prompt_logprobs": 0,
+            "logprob_token_ids": wanted,
+        }
         out = llm().generate(prompt, SamplingParams(**params))[0]
         first, *told = answer["meta_info"]["input_token_ids_logprobs"]
         told += answer["meta_info"]["output_token_ids_logprobs"]
-        entries = [*out.prompt_logprobs[1:], *out.outputs[0].logprobs]
+        assert out.prompt_logprobs is not None and out.outputs[0].logprobs is not None
+        entries: list[Any] = [*out.prompt_logprobs[1:], *out.outputs[0].logprobs]
         assert first is None and told == [
             [[pytest.approx(entry[t].logprob, abs=1e-5), t, tokenizer().token_text(t)] for t in wanted]
             for entry in entries
@@ -227,7 +241,11 @@ def test_hidden_states(tmp_path: Path) -> None:
     """Those of the offline API: the prompt's in one list, then a vector for each token that was run."""
     with serving(tmp_path, "--enable-return-hidden-states") as server:
         settings = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
-        asked = {"text": [PROMPT, OTHER], "return_hidden_states": [True, False], "sampling_params": settings}
+        asked: dict[str, Any] = {
+            "text": [PROMPT, OTHER],
+            "return_hidden_states": [True, False],
+            "sampling_params": settings,
+        }
         answer, other = post(server, **asked)
         *_, last = events(server, text=PROMPT, return_hidden_states=True, sampling_params=settings)
         scored = post(server, text=PROMPT, return_hidden_states=True, sampling_params={"max_new_tokens": 0})
@@ -244,7 +262,7 @@ def test_hidden_states(tmp_path: Path) -> None:
 def test_scoring_generates_nothing(served: Served) -> None:
     """max_new_tokens 0, as the frontend's select and evaluation harnesses have it, streamed or not."""
     settings = {"max_new_tokens": 0, "temperature": 0}
-    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    asked: dict[str, Any] = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     answers = post(served, text=[PROMPT, OTHER], sampling_params=settings, **asked)
     outs = llm().generate([PROMPT, OTHER], SamplingParams(max_tokens=1, prompt_logprobs=1))
     for answer, out in zip(answers, outs, strict=True):
@@ -252,7 +270,9 @@ def test_scoring_generates_nothing(served: Served) -> None:
         assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)
         assert meta["finish_reason"] == {"type": "length", "length": 0}
         assert meta["output_token_logprobs"] == meta["output_top_logprobs"] == []
-        own = [entry[t].logprob for entry, t in zip(out.prompt_logprobs[1:], out.prompt_token_ids[1:])]
+        assert out.prompt_logprobs is not None
+        scored: list[Any] = out.prompt_logprobs[1:]
+        own = [entry[t].logprob for entry, t in zip(scored, out.prompt_token_ids[1:])]
         assert [one[0] for one in meta["input_token_logprobs"]] == [None, *(pytest.approx(p, abs=1e-5) for p in own)]
     [told] = events(served, text=PROMPT, sampling_params=settings, **asked)
     assert (
@@ -279,7 +299,8 @@ def test_evaluation_harness_reads_it(served: Served) -> None:
     meta = answers[0]["meta_info"]
     summed = sum(one[0] for one in meta["input_token_logprobs"][context:])
     out = llm().generate([tokens], SamplingParams(max_tokens=1, prompt_logprobs=1))[0]
-    entries = list(zip(out.prompt_logprobs[context:], tokens[context:], strict=True))
+    assert out.prompt_logprobs is not None
+    entries: list[Any] = list(zip(out.prompt_logprobs[context:], tokens[context:], strict=True))
     assert summed == pytest.approx(sum(entry[token].logprob for entry, token in entries), abs=1e-3)
     best = [top[0][1] for top in meta["input_top_logprobs"][context:]]
     assert best == [next(t for t, e in entry.items() if e.rank == 1) for entry, _ in entries]
@@ -381,10 +402,17 @@ def test_mask_token_parameters(served: Served, settings: dict[str, Any], specula
     if isinstance(speculation, dict):
         speculation = {"acceptance": "trust", **speculation}
     [expected] = offline([PROMPT], temperature=0.7, seed=3, max_tokens=24, speculation=speculation)
-    asked = {"temperature": 0.7, "sampling_seed": 3, "max_new_tokens": 24, "mtp_enabled": True, **settings}
+    asked: dict[str, Any] = {
+        "temperature": 0.7,
+        "sampling_seed": 3,
+        "max_new_tokens": 24,
+        "mtp_enabled": True,
+        **settings,
+    }
     answer = post(served, text=PROMPT, sampling_params=asked)
     assert (answer["text"], answer["output_ids"]) == (expected.text, expected.token_ids)
     meta = answer["meta_info"]
+    assert expected.metrics is not None
     assert (meta["drafter"], meta["acceptance"]) == (expected.metrics.drafter, expected.metrics.acceptance)
     assert meta["lossless"] is (speculation == "off")
     assert meta.get("spec_verify_ct", 24) == expected.metrics.steps
@@ -402,6 +430,7 @@ def test_speculation_and_its_figures(served: Served, where: str) -> None:
         settings["speculation"] = speculation
         meta = post(served, text=PROMPT, sampling_params=settings, speculation="suffix")["meta_info"]
     metrics = expected.metrics
+    assert metrics is not None
     assert meta["drafter"] == "mtp" and meta["spec_verify_ct"] == metrics.steps < 30
     assert meta["spec_accept_length"] == pytest.approx(30 / metrics.steps)
     assert meta["spec_accept_rate"] == pytest.approx(metrics.accepted / metrics.drafted)
@@ -422,7 +451,7 @@ def endless(served: Served) -> Iterator[Any]:
     def start(**body: Any) -> list[Any]:
         got: list[Any] = []
         settings = {"max_new_tokens": None, "ignore_eos": True, "speculation": "off"}
-        asked = {"sampling_params": settings, **body}
+        asked: dict[str, Any] = {"sampling_params": settings, **body}
         url = f"{served.url}/generate"
         thread = threading.Thread(target=lambda: got.append(httpx.post(url, json=asked, timeout=60)))
         thread.start()

@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from stridelm.models.layers.decoder import Decoder
 from stridelm.train.recipe import new_model, qwen3_config
 from stridelm.train.settings import ModelShape, RunSettings
 from stridelm.train.tokens import TokenFile, TokenFileInfo
@@ -44,12 +46,12 @@ def shape() -> ModelShape:
 
 
 @pytest.fixture
-def config(shape):
+def config(shape: ModelShape) -> Any:
     return qwen3_config(shape, VOCAB, 0)
 
 
 @pytest.fixture
-def tiny_model(config):
+def tiny_model(config: Any) -> Decoder:
     return new_model(config, seed=0)
 
 
@@ -68,7 +70,7 @@ def run_settings() -> RunSettings:
 
 
 @pytest.fixture
-def token_file(tmp_path) -> Callable[..., TokenFile]:
+def token_file(tmp_path: Path) -> Callable[..., TokenFile]:
     """token_file("train", 200): a token file of that name, of random tokens of the tiny vocabulary."""
 
     def write(name: str, tokens: int, vocab: int = VOCAB, folder: Path = tmp_path) -> TokenFile:

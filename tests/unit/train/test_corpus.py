@@ -67,7 +67,7 @@ def document(path: str, text: str) -> Document:
     return Document(path.split("/")[0], path, text)
 
 
-def test_reads_files_sorted_with_package_and_normalised_line_ends(tmp_path):
+def test_reads_files_sorted_with_package_and_normalised_line_ends(tmp_path: Path) -> None:
     text = module(1)
     tree(tmp_path, {"b/x.py": module(2), "a/deep/y.py": b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()})
     tree(tmp_path, {"a/notes.md": module(3)})
@@ -77,10 +77,10 @@ def test_reads_files_sorted_with_package_and_normalised_line_ends(tmp_path):
     assert [d.path for d in read_documents(tmp_path, (".md",))] == ["a/notes.md"]
 
 
-def test_report_counts_every_reason(tmp_path):
+def test_report_counts_every_reason(tmp_path: Path) -> None:
     rows = "\n".join(", ".join(str(i * j * 7919) for j in range(12)) + "," for i in range(80))
     table = f"TABLE = [\n{rows}\n]\n"
-    files = {
+    files: dict[str, str | bytes] = {
         "p/good.py": module(1),
         "p/tiny.py": "x = 1\n",
         "p/latin.py": module(2).encode() + b"\n# caf\xe9\n",
@@ -120,16 +120,16 @@ def test_report_counts_every_reason(tmp_path):
         (module(1), None),
     ],
 )
-def test_unsuitable(text, reason):
+def test_unsuitable(text: str, reason: str | None) -> None:
     assert unsuitable(text) == reason
 
 
-def test_protobuf_modules_are_recognised_by_name():
+def test_protobuf_modules_are_recognised_by_name() -> None:
     assert unsuitable(module(1), "service_pb2.py") == "generated"
     assert unsuitable(module(1), "service.py") is None
 
 
-def test_near_duplicates_keep_the_larger_and_spare_the_different():
+def test_near_duplicates_keep_the_larger_and_spare_the_different() -> None:
     whole = module(1, functions=40)
     excerpt = "\n".join(whole.splitlines()[20:80])
     documents = [
@@ -140,14 +140,14 @@ def test_near_duplicates_keep_the_larger_and_spare_the_different():
     assert [d.path for d in drop_near_duplicates(documents)] == ["b/whole.py", "c/other.py"]
 
 
-def test_a_file_stitched_from_several_is_a_near_duplicate():
+def test_a_file_stitched_from_several_is_a_near_duplicate() -> None:
     parts = [module(seed, functions=30) for seed in range(3)]
     stitched = "\n".join("\n".join(part.splitlines()[:50]) for part in parts)
     documents = [document(f"p/{i}.py", text) for i, text in enumerate([*parts, stitched])]
     assert [d.path for d in drop_near_duplicates(documents)] == ["p/0.py", "p/1.py", "p/2.py"]
 
 
-def test_duplicates_do_not_depend_on_the_order_given():
+def test_duplicates_do_not_depend_on_the_order_given() -> None:
     base = [document(f"p{i}/m.py", module(i)) for i in range(8)]
     copies = [document(f"z{i}/m.py", module(i).replace("None", "False", 1)) for i in range(8)]
     documents = base + copies
@@ -156,7 +156,7 @@ def test_duplicates_do_not_depend_on_the_order_given():
     assert {d.path for d in drop_near_duplicates(documents[::-1])} == kept
 
 
-def test_overlap_is_a_share_of_the_first():
+def test_overlap_is_a_share_of_the_first() -> None:
     small, large = module(1), module(1) + "\n" + module(2, functions=60)
     shares = overlap([document("a/s.py", small), document("a/o.py", module(9))], [document("b/l.py", large)])
     assert shares[0] == 1
@@ -164,7 +164,7 @@ def test_overlap_is_a_share_of_the_first():
     assert 0 < overlap([document("b/l.py", large)], [document("a/s.py", small)])[0] < 0.3
 
 
-def test_split_by_name_holds_out_whole_packages():
+def test_split_by_name_holds_out_whole_packages() -> None:
     documents = [document(f"p{i % 4}/m{i}.py", module(i)) for i in range(20)]
     train, valid = split(documents, ["p1", "p3"])
     assert {d.package for d in valid} == {"p1", "p3"}
@@ -172,7 +172,7 @@ def test_split_by_name_holds_out_whole_packages():
     assert len(train) + len(valid) == 20
 
 
-def test_split_by_fraction_is_close_and_repeatable():
+def test_split_by_fraction_is_close_and_repeatable() -> None:
     documents = [document(f"p{i % 40}/m{i}.py", module(i)) for i in range(200)]
     train, valid = split(documents, 0.1, seed=3)
     assert (train, valid) == split(documents, 0.1, seed=3)
@@ -182,7 +182,7 @@ def test_split_by_fraction_is_close_and_repeatable():
     assert split(documents, 0.1, seed=4)[1] != valid
 
 
-def test_split_removes_copies_across_the_boundary():
+def test_split_removes_copies_across_the_boundary() -> None:
     shared = module(7, functions=20)
     large = module(8, functions=40)
     documents = [
@@ -201,7 +201,7 @@ def test_split_removes_copies_across_the_boundary():
     assert len(unchecked[0]) == len(unchecked[1]) == 3
 
 
-def test_errors_name_the_remedy(tmp_path):
+def test_errors_name_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such directory"):
         read_documents(tmp_path / "absent")
     with pytest.raises(ValueError, match=r"no \.py file .* suffixes"):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from stridelm.models.layers.decoder import Decoder
 from stridelm.train.export import checkpoint_tensors, export, load_for_training
 from stridelm.train.objective import plain_hidden
 
 
 @pytest.fixture
-def trained(tiny_model):
+def trained(tiny_model: Decoder) -> Decoder:
     with torch.no_grad():
         for parameter in tiny_model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     return tiny_model
 
 
-def test_transformers_computes_the_same_logits(trained, config, tmp_path):
+def test_transformers_computes_the_same_logits(trained: Decoder, config: Any, tmp_path: Path) -> None:
     config.mask_token_id, config.mask_k_max = 63, 8
     export(trained, config, tmp_path, tmp_path, {"stage": "test"}, dtype=torch.float32)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
@@ -30,7 +33,7 @@ def test_transformers_computes_the_same_logits(trained, config, tmp_path):
         torch.testing.assert_close(ours, theirs(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_the_directory_says_what_it_is(trained, config, tmp_path):
+def test_the_directory_says_what_it_is(trained: Decoder, config: Any, tmp_path: Path) -> None:
     config.mask_token_id, config.mask_k_max = 63, 8
     (tmp_path / "tok").mkdir()
     (tmp_path / "tok" / "tokenizer.json").write_text("{}")
@@ -44,7 +47,7 @@ def test_the_directory_says_what_it_is(trained, config, tmp_path):
     assert json.loads((tmp_path / "out" / "provenance.json").read_text()) == {"stage": "test"}
 
 
-def test_training_starts_from_the_exported_weights(trained, config, tmp_path):
+def test_training_starts_from_the_exported_weights(trained: Decoder, config: Any, tmp_path: Path) -> None:
     export(trained, config, tmp_path, tmp_path, {}, dtype=torch.float32)
     again, _ = load_for_training(tmp_path)
     for name, tensor in checkpoint_tensors(trained, torch.float32).items():

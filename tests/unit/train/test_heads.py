@@ -6,9 +6,10 @@ import json
 import logging
 import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ import torch
 import stridelm.builtin
 from stridelm import LLM, SamplingParams
 from stridelm.cli.main import main
+from stridelm.draft.heads import DraftHead
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 from stridelm.train.continuations import Continuations, Plan
 from stridelm.train.export import export
@@ -23,8 +26,8 @@ from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
 from stridelm.train.head_objective import HeadObjective, target_states
 from stridelm.train.prepare import load_tokenizer
 from stridelm.train.recipe import new_model, qwen3_config
-from stridelm.train.settings import EagleSettings, HeadOptimSettings, ModelShape, MtpSettings
-from stridelm.train.tokens import tokenizer_hash
+from stridelm.train.settings import EagleSettings, HeadOptimSettings, ModelShape, MtpSettings, RunSettings
+from stridelm.train.tokens import TokenFile, tokenizer_hash
 from stridelm.train.trainer import Trainer
 from stridelm.train.unrolled import unrolled
 from stridelm.train.windows import Rows
@@ -64,12 +67,12 @@ def made(stage: str) -> HeadKind:
 
 
 @pytest.fixture(params=DRAFTERS)
-def stage(request) -> str:
+def stage(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def target(checkpoint):
+def target(checkpoint: Callable[..., Path]) -> Decoder:
     return load_model(checkpoint("qwen3", num_hidden_layers=3), serving=False)
 
 
@@ -82,7 +85,7 @@ def said() -> Continuations:
     return Continuations(Plan(16, LENGTH, PROMPT, 16, 0.5, 0, "uint16", (STOP,), "", ""), rows.numpy().astype("uint16"))
 
 
-def objective(stage, target, said) -> HeadObjective:
+def objective(stage: str, target: Decoder, said: Continuations) -> HeadObjective:
     kind = made(stage)
     return HeadObjective(kind.build(target, said, 0), target, kind, said, compile=False)
 
@@ -90,11 +93,13 @@ def objective(stage, target, said) -> HeadObjective:
 # Learning
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stage, target, said, run_settings, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    stage: str, target: Decoder, said: Continuations, run_settings: RunSettings, tmp_path: Path
+) -> None:
     run = replace(run_settings, steps=12, length=LENGTH, batch_tokens=4 * LENGTH)
     before = objective(stage, target, said).validate()
 
-    def trainer(folder: str, **changes) -> Trainer:
+    def trainer(folder: str, **changes: Any) -> Trainer:
         batches = {LENGTH: Rows(said.on(torch.device("cpu")), run.seed)}
         judge, optim = objective(stage, target, said), HeadOptimSettings()
         return Trainer(stage, judge, batches, replace(run, **changes), optim, tmp_path / folder)
@@ -103,12 +108,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stage, target, sa
     halved = trainer("halved")
     step = halved._step
 
-    def interrupted():
+    def interrupted() -> Any:
         if halved.clock.step == 7:
             raise KeyboardInterrupt
         return step()
 
-    halved._step = interrupted
+    halved._step = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         halved.train()
     resumed = trainer("halved", resume=True).train()
@@ -119,7 +124,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stage, target, sa
     assert all(torch.isfinite(parameter).all() for parameter in target.parameters())
 
 
-def test_acceptance_is_of_chains_that_were_right_so_far(stage, target, said):
+def test_acceptance_is_of_chains_that_were_right_so_far(stage: str, target: Decoder, said: Continuations) -> None:
     judge = objective(stage, target, said)
     rows = said.on(torch.device("cpu")).long()
     with torch.no_grad():
@@ -130,8 +135,15 @@ def test_acceptance_is_of_chains_that_were_right_so_far(stage, target, said):
         truth = rows[:, PROMPT + depth :]
         guess.copy_(torch.where(torch.arange(truth.shape[1]) % 4 > depth, truth, (truth + 1) % 64))
     replies = iter(guesses)
-    judge.model.logits = lambda hidden: torch.nn.functional.one_hot(next(replies).flatten(), 64).float()
-    judge.kind.nats = lambda head, hidden, sought: torch.zeros(len(hidden))
+
+    def logits(hidden_MH: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(next(replies).flatten(), 64).float()
+
+    def nats(head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(hidden_MH))
+
+    judge.model.logits = logits  # type: ignore[method-assign]
+    judge.kind.nats = nats  # type: ignore[method-assign]
     right, reached = [0, 0, 0], [0, 0, 0]
     for row in range(1, 16, 2):  # the greedy ones
         end = LENGTH if row != 3 else 13
@@ -148,9 +160,9 @@ def test_acceptance_is_of_chains_that_were_right_so_far(stage, target, said):
     assert metrics["tokens_a_step"] == pytest.approx(1 + sum(right) / reached[0])
 
 
-def test_eagle3_learns_the_targets_odds_of_what_it_can_say(target, said):
+def test_eagle3_learns_the_targets_odds_of_what_it_can_say(target: Decoder, said: Continuations) -> None:
     kind = made("eagle3")
-    head = kind.build(target, said, 0)
+    head: Any = kind.build(target, said, 0)
     counts = said.counts(64)
     assert counts[head.ids].min() >= counts[~torch.isin(torch.arange(64), head.ids)].max()
     rows = said.on(torch.device("cpu")).long()
@@ -165,7 +177,7 @@ def test_eagle3_learns_the_targets_odds_of_what_it_can_say(target, said):
 
 
 @pytest.fixture
-def tokens(speaking, token_file, tmp_path) -> Path:
+def tokens(speaking: Path, token_file: Callable[..., TokenFile], tmp_path: Path) -> Path:
     """train.bin and valid.bin of a target with a tokenizer."""
     folder = tmp_path / "tokens"
     folder.mkdir()
@@ -181,7 +193,7 @@ def stride(*words: object) -> int:
     return main(["train", *map(str, words), *BRIEF])
 
 
-def test_a_trained_head_serves_and_changes_nothing(stage, speaking, tokens, tmp_path):
+def test_a_trained_head_serves_and_changes_nothing(stage: str, speaking: Path, tokens: Path, tmp_path: Path) -> None:
     """Twice: what was generated is used again."""
     out = tmp_path / "head"
     own = [] if stage == "mtp" else ["--draft-vocab-size", "100", "--kv-heads", "1"]
@@ -201,10 +213,13 @@ def test_a_trained_head_serves_and_changes_nothing(stage, speaking, tokens, tmp_
         for choice in ({"drafter": "none"}, {"drafter": DRAFTERS[stage], "drafter_model": str(out)})
     )
     assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
-    assert all(output.metrics.drafted for output in drafted)
+    metrics = [output.metrics for output in drafted]
+    assert all(one is not None and one.drafted for one in metrics)
 
 
-def test_the_recipe_runs_dry(monkeypatch, tmp_path, capsys):
+def test_the_recipe_runs_dry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a small model with the built-in one's tokenizer."""
     config = qwen3_config(ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=32), 4096, 4088)
     source = stridelm.builtin.builtin_path()
@@ -236,7 +251,9 @@ def test_the_recipe_runs_dry(monkeypatch, tmp_path, capsys):
         (["--minutes", "1"], "either --steps or --minutes"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_runs(words, says, speaking, tokens, tmp_path, capsys):
+def test_what_cannot_be_trained_is_refused_before_anything_runs(
+    words: list[str], says: str, speaking: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "head"
     code = main(["train", "mtp", "--target", str(speaking), "--tokens", str(tokens), "--out", str(out), *BRIEF, *words])
     assert code == 2
@@ -244,7 +261,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_runs(words, says, spe
     assert not out.exists()
 
 
-def test_heads_that_do_not_divide_and_tokens_of_others_are_refused(speaking, tokens, tmp_path, capsys):
+def test_heads_that_do_not_divide_and_tokens_of_others_are_refused(
+    speaking: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--target", speaking, "--out", tmp_path / "head"]
     for heads, kv_heads, says in (
         (3, 1, "divide the hidden size"),

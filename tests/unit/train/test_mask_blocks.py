@@ -12,6 +12,8 @@ from stridelm.train.recipe import new_model, qwen3_config
 from stridelm.train.settings import ModelShape
 
 LENGTH, SLOTS, ANCHORS, VOCAB = 40, 3, 5, 97
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Real rows, block rows, anchors."""
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +27,14 @@ def model() -> Decoder:
 
 
 @pytest.fixture
-def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rows() -> Rows:
     generator = torch.Generator().manual_seed(2)
     real = torch.randint(0, VOCAB, (2, LENGTH), generator=generator)
     block = torch.randint(0, VOCAB, (2, ANCHORS * SLOTS), generator=generator)
     return real, block, sample_anchors(LENGTH, ANCHORS, SLOTS, generator)
 
 
-def test_a_block_is_a_plain_causal_pass_over_its_prefix_and_itself(model, rows):
+def test_a_block_is_a_plain_causal_pass_over_its_prefix_and_itself(model: Decoder, rows: Rows) -> None:
     real, block, anchors = rows
     real_logits, block_rows = block_logits(model, real, block, anchors)
     for number, anchor in enumerate(anchors.tolist()):
@@ -43,14 +45,14 @@ def test_a_block_is_a_plain_causal_pass_over_its_prefix_and_itself(model, rows):
         torch.testing.assert_close(real_logits[:, : anchor + 1], expected[:, : anchor + 1])
 
 
-def test_real_rows_do_not_know_that_there_are_blocks(model, rows):
+def test_real_rows_do_not_know_that_there_are_blocks(model: Decoder, rows: Rows) -> None:
     real, block, anchors = rows
     plain = model.logits(plain_hidden(model, real)).unflatten(0, real.shape)
     torch.testing.assert_close(block_logits(model, real, block, anchors)[0], plain)
 
 
 @pytest.mark.parametrize("chunks", [1, CHUNKS])
-def test_no_future_and_no_other_block_leaks(model, rows, chunks):
+def test_no_future_and_no_other_block_leaks(model: Decoder, rows: Rows, chunks: int) -> None:
     real, block, anchors = rows
     _, before = block_logits(model, real, block, anchors, chunks)
     for number, anchor in enumerate(anchors.tolist()):
@@ -63,7 +65,7 @@ def test_no_future_and_no_other_block_leaks(model, rows, chunks):
         assert not torch.equal(after, before)
 
 
-def test_a_row_sees_what_comes_before_it_in_its_block_and_nothing_after(model, rows):
+def test_a_row_sees_what_comes_before_it_in_its_block_and_nothing_after(model: Decoder, rows: Rows) -> None:
     real, block, anchors = rows
     _, before = block_logits(model, real, block, anchors)
     changed = block.clone()
@@ -73,7 +75,7 @@ def test_a_row_sees_what_comes_before_it_in_its_block_and_nothing_after(model, r
     assert (after[:, :, 1:] != before[:, :, 1:]).any(-1).all()
 
 
-def test_chunks_change_nothing(model, rows):
+def test_chunks_change_nothing(model: Decoder, rows: Rows) -> None:
     real, block, anchors = rows
     for one, many in zip(
         block_logits(model, real, block, anchors),
@@ -84,7 +86,7 @@ def test_chunks_change_nothing(model, rows):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_chunk_limits_hold_for_every_sampled_anchor(seed):
+def test_chunk_limits_hold_for_every_sampled_anchor(seed: int) -> None:
     anchors = sample_anchors(LENGTH, ANCHORS, SLOTS, torch.Generator().manual_seed(seed))
     assert (anchors.diff() > 0).all()
     assert anchors[-1] + SLOTS < LENGTH
@@ -92,13 +94,13 @@ def test_chunk_limits_hold_for_every_sampled_anchor(seed):
         assert (anchors[chunk.start // SLOTS : chunk.stop // SLOTS] < chunk.limit).all()
 
 
-def test_the_mask_is_the_one_drawn_in_the_docstring():
+def test_the_mask_is_the_one_drawn_in_the_docstring() -> None:
     mask = block_mask(torch.tensor([1, 4]), 6, 3)
     drawn = {1: "11....110...", 3: "11111....1..", 0: "11....1....."}
     for row, text in drawn.items():
         assert mask[row].tolist() == [c == "1" for c in text]
 
 
-def test_too_many_anchors_are_refused_with_the_remedy():
+def test_too_many_anchors_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="--anchors"):
         sample_anchors(8, 6, 3, torch.Generator())

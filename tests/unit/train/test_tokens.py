@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,18 +61,18 @@ def documents() -> list[Document]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(documents) -> Tokenizer:
+def tokenizer(documents: list[Document]) -> Tokenizer:
     return train_tokenizer((d.text for d in documents), VOCAB)
 
 
-def test_vocabulary_is_exact_and_specials_come_last(tokenizer):
+def test_vocabulary_is_exact_and_specials_come_last(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == VOCAB
     first = VOCAB - len(SPECIAL_TOKENS)
     assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(first, VOCAB))
     assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB))
 
 
-def test_default_ids_are_what_the_builtin_model_expects():
+def test_default_ids_are_what_the_builtin_model_expects() -> None:
     # Checkpoints store these ids; moving them would break every saved model.
     assert SPECIAL_TOKENS[:2] == (END_OF_TEXT, MASK)
     assert len(SPECIAL_TOKENS) == 8
@@ -79,15 +80,15 @@ def test_default_ids_are_what_the_builtin_model_expects():
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_roundtrip_is_lossless(tokenizer, text):
+def test_roundtrip_is_lossless(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_training_is_deterministic(tokenizer, documents):
+def test_training_is_deterministic(tokenizer: Tokenizer, documents: list[Document]) -> None:
     assert train_tokenizer([d.text for d in documents], VOCAB).to_str() == tokenizer.to_str()
 
 
-def test_indentation_and_names_are_single_tokens(tokenizer):
+def test_indentation_and_names_are_single_tokens(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("    def __init__(self):\n        return self.value 1234").tokens
     assert "Ġ__init__" in tokens
     assert "ĊĠĠĠĠĠĠĠĠ" in tokens
@@ -96,7 +97,7 @@ def test_indentation_and_names_are_single_tokens(tokenizer):
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_loads_in_transformers(tokenizer, tmp_path, text):
+def test_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path, text: str) -> None:
     save_tokenizer(tokenizer, tmp_path, context=512)
     # Beside a checkpoint there is a config; it must not make transformers substitute its own
     # pre-tokenisation.
@@ -110,7 +111,7 @@ def test_loads_in_transformers(tokenizer, tmp_path, text):
     assert loaded.mask_token_id == tokenizer.token_to_id(MASK)
 
 
-def test_token_file_holds_every_document(tokenizer, documents, tmp_path):
+def test_token_file_holds_every_document(tokenizer: Tokenizer, documents: list[Document], tmp_path: Path) -> None:
     info = encode_documents(tokenizer, documents, tmp_path / "train.bin", progress=False)
     save_tokenizer(tokenizer, tmp_path)
     # What was saved counts as the same tokenizer.
@@ -129,7 +130,7 @@ def test_token_file_holds_every_document(tokenizer, documents, tmp_path):
     assert file.bytes_per_token == pytest.approx(info.bytes / info.tokens)
 
 
-def test_text_that_spells_special_tokens_is_ordinary_text(tokenizer, tmp_path):
+def test_text_that_spells_special_tokens_is_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = f"x = '{MASK}'  # {END_OF_TEXT}\n"
     info = encode_documents(tokenizer, [Document("p", "p/a.py", text)], tmp_path / "a.bin", progress=False)
     tokens = TokenFile(tmp_path / "a.bin").tokens.tolist()
@@ -141,7 +142,9 @@ def test_text_that_spells_special_tokens_is_ordinary_text(tokenizer, tmp_path):
     assert tokenizer.token_to_id(MASK) in tokenizer.encode(MASK).ids
 
 
-def test_token_file_rejects_what_does_not_belong_together(tokenizer, documents, tmp_path):
+def test_token_file_rejects_what_does_not_belong_together(
+    tokenizer: Tokenizer, documents: list[Document], tmp_path: Path
+) -> None:
     path = tmp_path / "t.bin"
     with pytest.raises(ValueError, match="no such file"):
         TokenFile(path)
@@ -157,13 +160,13 @@ def test_token_file_rejects_what_does_not_belong_together(tokenizer, documents, 
         TokenFile(path)
 
 
-def test_sample_is_bounded_and_repeatable(documents):
+def test_sample_is_bounded_and_repeatable(documents: list[Document]) -> None:
     texts = sample_texts(documents, 20_000, seed=1)
     assert 0 < sum(len(text.encode()) for text in texts) <= 20_000
     assert texts == sample_texts(documents, 20_000, seed=1) != sample_texts(documents, 20_000, seed=2)
 
 
-def test_errors_name_the_remedy(tokenizer, documents, tmp_path):
+def test_errors_name_the_remedy(tokenizer: Tokenizer, documents: list[Document], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use at least 265"):
         train_tokenizer(["x"], 256)
     with pytest.raises(ValueError, match="give more text or ask for vocab_size="):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.draft.base import Group
 from stridelm.draft.head_drafter import HeadDrafter
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.decoder import Decoder
@@ -19,7 +21,7 @@ from stridelm.train.head_objective import target_states
 from stridelm.train.settings import EagleSettings, MtpSettings
 from stridelm.train.unrolled import chain_mask, unrolled
 from stridelm.train.weights import write_weights
-from stridelm.types import States
+from stridelm.types import Draft, States
 
 DEPTH, VOCAB = 4, 64
 KINDS = {
@@ -30,17 +32,17 @@ PLAN = Plan(1, 24, 8, 1, 0.5, 0, "uint16", (), "", "")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request) -> HeadKind:
+def kind(request: pytest.FixtureRequest) -> HeadKind:
     return KINDS[request.param]()
 
 
 @pytest.fixture(scope="module")
-def path(checkpoint) -> Path:
+def path(checkpoint: Callable[..., Path]) -> Path:
     return checkpoint("qwen3", num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
 
 
 @pytest.fixture(scope="module")
-def target(path) -> Decoder:
+def target(path: Path) -> Decoder:
     return load_model(path, serving=False).requires_grad_(False)
 
 
@@ -50,7 +52,7 @@ def rows() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def head(kind, target, rows) -> DraftHead:
+def head(kind: HeadKind, target: Decoder, rows: torch.Tensor) -> DraftHead:
     """A head as if trained: what training starts with at zero is drawn too."""
     head = kind.build(target, Continuations(PLAN, rows.numpy().astype("uint16")), seed=0).requires_grad_(False)
     generator = torch.Generator().manual_seed(2)
@@ -60,12 +62,14 @@ def head(kind, target, rows) -> DraftHead:
 
 
 @torch.no_grad()
-def said(head: DraftHead, states: States, rows: torch.Tensor, first: int, depth=DEPTH) -> list[torch.Tensor]:
+def said(head: DraftHead, states: States, rows: torch.Tensor, first: int, depth: int = DEPTH) -> list[torch.Tensor]:
     """[B, S, V] logits at each depth."""
     return [head.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2]) for x in unrolled(head, states, rows, first, depth)]
 
 
-def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, monkeypatch):
+def test_training_says_what_serving_drafts(
+    kind: HeadKind, target: Decoder, head: DraftHead, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every draft of a request, with its guesses as the text: the same logits at every depth."""
     write_weights(kind.tensors(head, torch.float32), tmp_path / "model.safetensors")
     config = kind.config(head, json.loads((path / "config.json").read_text()))
@@ -73,11 +77,11 @@ def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, m
     drafts: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
     propose = HeadDrafter.propose
 
-    def watched(self, group):
+    def watched(self: HeadDrafter, group: Group) -> Draft:
         logits: list[torch.Tensor] = []
         say = self.head.logits
 
-        def heard(hidden):
+        def heard(hidden: torch.Tensor) -> torch.Tensor:
             logits.append(say(hidden))
             return logits[-1].clone()
 
@@ -102,7 +106,7 @@ def test_training_says_what_serving_drafts(kind, target, head, path, tmp_path, m
             torch.testing.assert_close(ours[0, 0], theirs[0], atol=1e-4, rtol=1e-4)
 
 
-def test_chains_all_at_once_are_chains_one_by_one(target, head, rows):
+def test_chains_all_at_once_are_chains_one_by_one(target: Decoder, head: DraftHead, rows: torch.Tensor) -> None:
     states = target_states(target, rows, head.taps)
     together = said(head, states, rows, 6)
     for start in range(6, 24 - 1 - DEPTH):
@@ -113,7 +117,7 @@ def test_chains_all_at_once_are_chains_one_by_one(target, head, rows):
             torch.testing.assert_close(together[depth][:, start - 6], alone[depth][:, 0], atol=1e-4, rtol=1e-4)
 
 
-def test_no_future_leaks(target, head, rows):
+def test_no_future_leaks(target: Decoder, head: DraftHead, rows: torch.Tensor) -> None:
     """A guess of token t knows the tokens before t, and the target's states up to its chain's start alone."""
     first, changed = 6, 14
     states = target_states(target, rows, head.taps)
@@ -135,6 +139,6 @@ def test_no_future_leaks(target, head, rows):
             assert not torch.equal(elsewhere[depth - 1][:, unseeing], before[depth - 1][:, unseeing])
 
 
-def test_the_mask_is_the_one_drawn_in_the_docstring():
+def test_the_mask_is_the_one_drawn_in_the_docstring() -> None:
     mask = chain_mask(2, 3, 2, torch.device("cpu"))
     assert mask[1].tolist() == [c == "1" for c in "11110010010"]

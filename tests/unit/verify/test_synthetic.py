@@ -133,7 +133,9 @@ def test_seed_sample_and_position_decide() -> None:
 
 def plain_walk(draft: Draft, span: int, drawn: list[int], levels: int) -> tuple[list[int], list[int], int]:
     """(tokens, accepted rows, positions put to the test): down the first live candidate, `levels` times at most."""
-    at, path, tokens, reached = -1, [], [], 0
+    at, reached = -1, 0
+    path: list[int] = []
+    tokens: list[int] = []
     while True:
         children = [
             row
@@ -247,8 +249,8 @@ def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
     verifier = llm.engine.device.verifier
     verify = verifier.verify
 
-    def listening(batch: ForwardBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
-        verdict = verify(batch, draft, logits)
+    def listening(batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
+        verdict = verify(batch, draft, logits_MV)
         levels = torch.where(draft.valid, draft.depths, 0)
         if draft.max_depth:
             levels = torch.where(draft.roles == CANDIDATE, levels, 0)

@@ -23,7 +23,9 @@ def random_draft(seed: int, spans: int, width: int) -> Draft:
     rng = random.Random(seed)
     tokens, valid, shapes = [], [], []
     for _ in range(spans):
-        parents, roles, alive = list(random_tree(rng, width)), [], []
+        parents = list(random_tree(rng, width))
+        roles: list[int] = []
+        alive: list[bool] = []
         row_tokens: list[int] = []
         for row in range(width):
             probe = parents[row] >= 0 and roles[parents[row]] == PROBE
@@ -47,7 +49,8 @@ def random_draft(seed: int, spans: int, width: int) -> Draft:
 
 def plain_walk(draft: Draft, span: int, drawn: list[int]) -> tuple[list[int], list[int], int]:
     """(tokens, accepted rows, positions put to the test) of one span; drawn: token at the root, then at each row."""
-    at, tokens, path, reached = -1, [drawn[0]], [], 0
+    at, tokens, reached = -1, [drawn[0]], 0
+    path: list[int] = []
     while True:
         children = [
             row
