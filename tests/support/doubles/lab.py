@@ -284,7 +284,7 @@ class Lab:
         ids = torch.cat((self.tokens.tokens[slots].gather(1, last), draft.tokens), 1).flatten()
         nothing = torch.zeros_like(rows)
         nobody = torch.zeros(0, dtype=torch.int32, device=device)
-        unused = dict.fromkeys(("firsts", "counts", "starts", "reals"), nobody)
+        unused: dict[str, Any] = dict.fromkeys(("firsts", "counts", "starts", "reals"), nobody)
         geometry = Geometry(
             (),
             **unused,
