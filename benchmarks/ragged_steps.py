@@ -36,9 +36,10 @@ from stridelm.bench.settings import JSON_HELP, LatencySettings
 from stridelm.bench.stand import encode, open_engine
 from stridelm.bench.variants import read_variants
 from stridelm.engine.engine import Engine
+from stridelm.kernels.step_ops import Sureness
 from stridelm.params import SamplingParams
 from stridelm.verify.rule import VerifyInput
-from stridelm.verify.trust.rule import Sureness, Trust
+from stridelm.verify.trust.rule import Trust
 
 CONFIDENCE = 0.5  # so that confidences are computed, as they would be; what they say is overruled
 RAGGED_FROM = 3  # in a window of 2 no whole mean lies between 1 and 2

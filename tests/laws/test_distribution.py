@@ -20,6 +20,7 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
 from stridelm.kernels import plain_logits, plain_step
+from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Past
 from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify.rule import VerifyInput
@@ -233,8 +234,7 @@ def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """All positions of a request see the same noise."""
-    noise = plain_logits.gumbel
-    monkeypatch.setattr(plain_logits, "gumbel", lambda seeds, positions, *rest: noise(seeds, positions * 0, *rest))
+    monkeypatch.setattr(plain_logits, "gumbel", lambda seeds, positions, *rest: gumbel(seeds, positions * 0, *rest))
 
 
 def shifted_noise(monkeypatch: pytest.MonkeyPatch) -> None:

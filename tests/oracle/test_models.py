@@ -58,7 +58,8 @@ def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) ->
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         config["rope_scaling"] = {"rope_type" if style == "rope_scaling" else "type": "linear", "factor": 3.0}
     (path / "config.json").write_text(json.dumps(config))
-    assert [layer.mixer.rope.theta for layer in load_model(path).spec.layers] == [777.0, 777.0]
+    mixers: list[Any] = [layer.mixer for layer in load_model(path).spec.layers]
+    assert [mixer.rope.theta for mixer in mixers] == [777.0, 777.0]
     check_model(path, 1024)
 
 

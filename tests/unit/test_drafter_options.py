@@ -70,13 +70,14 @@ def shy() -> Iterator[None]:
 
 
 HTTP: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
-    "completions": lambda asked: CompletionRequest(prompt="x", speculation=asked).sampling(DEFAULTS),
-    "chat": lambda asked: ChatRequest(
-        messages=[{"role": "user", "content": "x"}],  # type: ignore[list-item]
-        speculation=asked,
+    "completions": lambda asked: CompletionRequest.model_validate({"prompt": "x", "speculation": asked}).sampling(
+        DEFAULTS
+    ),
+    "chat": lambda asked: ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "x"}], "speculation": asked}
     ).sampling(DEFAULTS),
-    "generate": lambda asked: NativeSampling().sampling(
-        DEFAULTS, speculation=NativeSampling(speculation=asked).speculation
+    "generate": lambda asked: NativeSampling.model_validate({}).sampling(
+        DEFAULTS, speculation=NativeSampling.model_validate({"speculation": asked}).speculation
     ),
 }
 """What each endpoint makes of a request's speculation."""
@@ -88,7 +89,7 @@ HTTP: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
 @pytest.mark.usefixtures("shy")
 def test_of_one_request() -> None:
     """Checked and made plain where it is given, and read with the defaults of what is left open."""
-    asked = Speculation("shy", shy_rows=3, shy_friends=["a", "b"])
+    asked: Any = Speculation("shy", shy_rows=3, shy_friends=["a", "b"])
     assert (asked.shy_rows, asked.shy_mood, asked.shy_friends) == (3, None, ("a", "b"))
     assert asked.read(ShyOptions) == ShyOptions(shy_rows=3, shy_friends=("a", "b"))
     assert asked.read(LookupOptions) == LookupOptions()
@@ -121,9 +122,9 @@ def test_values_that_cannot_be(name: str, value: Any, says: str) -> None:
     for door in doors:
         with pytest.raises(ValueError, match=says):
             door()
-    for door in HTTP.values():
+    for ask in HTTP.values():
         with pytest.raises(ApiError, match=says):
-            door({"drafter": "shy", name: value})
+            ask({"drafter": "shy", name: value})
 
 
 @pytest.mark.usefixtures("shy")
@@ -156,7 +157,8 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("shy")
 def test_of_an_engine(checkpoint: Callable[..., Path]) -> None:
     """It reaches the drafter, whose own checks are heard when the engine is made; a request may ask for another."""
-    config = EngineConfig(drafter="shy", shy_rows=2, prompt_lookup_min=1)
+    given: dict[str, Any] = {"drafter": "shy", "shy_rows": 2, "prompt_lookup_min": 1}
+    config: Any = EngineConfig(**given)
     assert config.shy_rows == flat(config)["shy_rows"] == 2 and config.shy_mood is None
     assert EngineConfig(**flat(config)) == config
     path, stand = checkpoint("qwen3"), {"drafter": "shy", "num_pages": 20, "skip_tokenizer_init": True}
@@ -170,7 +172,8 @@ def test_of_an_engine(checkpoint: Callable[..., Path]) -> None:
 
 @pytest.mark.usefixtures("shy")
 def test_idle_options_are_refused() -> None:
-    assert settle(Speculation("shy", shy_rows=2, prompt_lookup_min=1), TARGET).shy_rows == 2
+    settled: Any = settle(Speculation("shy", shy_rows=2, prompt_lookup_min=1), TARGET)
+    assert settled.shy_rows == 2
     for asked in (Speculation("ngram", shy_rows=2), Speculation("none", acceptance="typical", shy_rows=2)):
         with pytest.raises(ValueError, match="shy_rows would have no effect with drafter"):
             settle(asked, TARGET)
@@ -195,7 +198,7 @@ def test_without_the_drafter_there_are_no_options(checkpoint: Callable[..., Path
     with pytest.raises(SystemExit):
         build_parser("serve").parse_args(["serve", "--shy-rows", "3"])
     with pytest.raises(AttributeError, match="shy_rows"):
-        _ = Speculation().shy_rows
+        _ = Speculation().shy_rows  # type: ignore[attr-defined]
 
 
 # Who brings them wrongly

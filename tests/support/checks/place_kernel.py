@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 
@@ -39,8 +40,8 @@ def check_place(seed: int, device: str) -> None:
     assert {group: found.tolist() for group, found in got[2].items()} == {
         group: found.tolist() for group, found in wanted[2].items()
     }
-    for at in (0, 1, 3, 4):
-        assert got[at].dtype == wanted[at].dtype and torch.equal(got[at], wanted[at])
+    for ours, theirs in zip((*got[:2], *got[3:]), (*wanted[:2], *wanted[3:])):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
 def check_sources(seed: int, device: str) -> None:
@@ -69,5 +70,6 @@ def check_sources(seed: int, device: str) -> None:
         decisions,
     )
     wanted = PlainStepOps().sources(*tensors, sum(bounds))
-    got = TritonStepOps().sources(*(tensor.to(device) for tensor in tensors), sum(bounds))
+    there: list[Any] = [*(tensor.to(device) for tensor in tensors), sum(bounds)]
+    got = TritonStepOps().sources(*there)
     assert torch.equal(got.cpu(), wanted)

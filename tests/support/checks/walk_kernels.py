@@ -70,10 +70,10 @@ class Tables:
             table.tokens.copy_(torch.arange(table.tokens.numel()).view(table.tokens.shape) + 1000)
             table.known.copy_(torch.arange(SLOTS + 1) * 2)
 
-    def arguments(self) -> tuple[torch.Tensor, ...]:
+    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.decides, self.slots, self.ours.tokens, self.ours.known
 
-    def twins(self) -> tuple[torch.Tensor, ...]:
+    def twins(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.decides, self.slots, self.theirs.tokens, self.theirs.known
 
     def check(self, got: Verdict, wanted: Verdict) -> None:

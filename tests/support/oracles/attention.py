@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,8 @@ class Case:
         made = BACKENDS.get(backend)(backend not in INEXACT)
         made.check((self.kv,), self.dtype)
         prepared = made.prepare(geometry(self))
-        return prepared.mixer(self.kv).attend(self.kv, self.queries, self.keys, self.values)
+        mixer: Any = prepared.mixer(self.kv)
+        return mixer.attend(self.kv, self.queries, self.keys, self.values)
 
 
 def make(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stridelm.bench.variants import plain, read_variants
@@ -74,7 +76,8 @@ def test_options(engine: Engine) -> None:
         entries[4] + "*",
         entries[5] + "*",
     ]
-    assert found[3].speculation.suffix_decoding_min_token_prob == 1e-5
+    asked: Any = found[3].speculation
+    assert asked.suffix_decoding_min_token_prob == 1e-5
     assert read_variants([v.label.rstrip("*") for v in found], [], engine.loaded.target) == found
 
 

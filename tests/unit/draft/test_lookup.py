@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_lookup(vocab: int) -> None:
         group = Group(tuple(spans), list(range(count)), slots, slots, table)
         draft = NgramDrafter(TargetInfo(vocab, 64, count, (), None, CPU), None).propose(group)  # type: ignore[arg-type]
         for row, (request, span) in enumerate(zip(requests, spans)):
-            s = request.speculation
+            s: Any = request.speculation
             wanted = naive(request.token_ids, s.prompt_lookup_min or 0, s.prompt_lookup_max or 0, span.draft)
             valid = draft.valid[row].tolist()
             assert valid == [column < len(wanted) for column in range(draft.width)]

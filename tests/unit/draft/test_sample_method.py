@@ -201,7 +201,7 @@ def test_greedy_guesses_taken_for_drawn_ones(monkeypatch: pytest.MonkeyPatch) ->
 def test_other_methods() -> None:
     for wrong in ("Greedy", "", 1, True):
         with pytest.raises(ValueError, match="draft_sample_method must be greedy or probabilistic; got"):
-            Speculation(draft_sample_method=wrong)  # type: ignore[arg-type]
+            Speculation(draft_sample_method=wrong)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "suffix"])

@@ -135,7 +135,7 @@ def test_unknown_parameters_and_speculation_options_are_not_dropped() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=0.5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="dept"):
-        Speculation(dept=1)  # type: ignore[call-arg]
+        Speculation(dept=1)
 
 
 def test_numpy_and_iterators_become_plain_values() -> None:

@@ -23,7 +23,8 @@ from stridelm.models.layers.hf import dense_layers
 )
 def test_activations(said: dict[str, Any], meant: str) -> None:
     """As transformers names them; where a config has both fields, the newer one counts."""
-    assert all(layer.mlp.activation == meant for layer in dense_layers(LlamaConfig(**said)))
+    mlps: list[Any] = [layer.mlp for layer in dense_layers(LlamaConfig(**said))]
+    assert mlps and all(mlp.activation == meant for mlp in mlps)
 
 
 @pytest.mark.parametrize("said", [{"hidden_act": "relu"}, {"hidden_act": "silu", "hidden_activation": "gelu_new"}])
