@@ -140,7 +140,10 @@ def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (),
     for job in jobs:
         if (job.speculation or {}).get("drafter") == TREE:
             teach(stand, job)
-    outputs = stand.run([*jobs, *lossy], **options)
+    llm = options.pop("llm", None) or stand.llm(**options)
+    failed = llm.engine.stats.failed_steps
+    outputs = stand.run([*jobs, *lossy], llm)
+    assert llm.engine.stats.failed_steps == failed, "a step failed, and what it was for started over"
     for job, output in zip(jobs, outputs):
         assert_same(output, stand.plain(job.prompt, job.params), (job.speculation, job.params))
     for job, output in zip(lossy, outputs[len(jobs) :]):
