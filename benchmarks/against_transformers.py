@@ -53,7 +53,7 @@ from stridelm.bench.settings import JSON_HELP
 from stridelm.bench.stand import checkpoint_name, encode, make_jobs, open_engine
 from stridelm.bench.variants import Variant, plain, read_variants
 from stridelm.builtin import builtin_path
-from stridelm.draft.given import BESIDE
+from stridelm.draft.whose import BESIDE
 from stridelm.engine.engine import Engine
 from stridelm.models.loader import read_tensors
 from stridelm.params import SamplingParams

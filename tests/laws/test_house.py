@@ -125,6 +125,19 @@ def test_imports_run_downwards() -> None:
     assert not faults, faults
 
 
+def test_no_import_leads_back() -> None:
+    """No file needs itself by way of others, not even for a type: what one finds can be read before who uses it."""
+    files = {module_name(path): path for path in FILES}
+    needs = {
+        module: {name if name in files else name.rpartition(".")[0] for name in imports(path)} & files.keys() - {module}
+        for module, path in files.items()
+    }
+    while needs:
+        ready = {module for module, others in needs.items() if not others & needs.keys()}
+        assert ready, f"these import one another: {sorted(needs)}"
+        needs = {module: others for module, others in needs.items() if module not in ready}
+
+
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_leaves_import_leaves_alone(leaf: str) -> None:
     path = PACKAGE / f"{leaf}.py"

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from stridelm.types import Span
+from stridelm.types import Request, Span
 
-if TYPE_CHECKING:
-    from stridelm.cache.ledger import Lease, Ledger
+
+class Books(Protocol):
+    """What a transaction writes to: the ledger."""
+
+    def grow(self, request: Request, end: int) -> None: ...
+
+    def trim(self, request: Request) -> None: ...
+
+    def advance(self, request: Request, rows: int) -> None: ...
+
+    def table(self, request: Request, group: str) -> list[int]: ...
+
+    def lease(self, request: Request) -> object | None: ...
 
 
 class Transaction:
-    def __init__(self, ledger: Ledger, spans: tuple[Span, ...]) -> None:
+    def __init__(self, ledger: Books, spans: tuple[Span, ...]) -> None:
         """Of these spans; `open` takes what they need."""
         self.spans = spans
         self._ledger = ledger
         self._open = False
         self._held = False
-        self._leases: list[Lease | None] = []
+        self._leases: list[object | None] = []
 
     def open(self) -> Transaction:
         """Take pages up to every span's bound, and count its rows as in flight."""

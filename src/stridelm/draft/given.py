@@ -1,4 +1,4 @@
-"""Directories of weights for drafters: what they hold, and whose they are.
+"""Directories of weights for drafters: what they hold.
 
 Published heads come as safetensors or as a pickle of plain tensors, and their config.json is often that of another
 architecture. So a drafter recognises its own by both, names of tensors and config; nothing is run of what they bring.
@@ -10,23 +10,17 @@ import json
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stridelm.draft import DRAFTERS
 from stridelm.models.loader import read_headers, read_tensors
 
 logger = logging.getLogger(__name__)
 
-PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
-"""What "auto" tries, best first, behind drafters whose weights were named or lie beside the model; and the order of the
-latter. Heads before small models, which take a pass of their own a token."""
-BESIDE = "drafters"
-"""Folder of a checkpoint in which heads that were made for it lie, one directory each."""
 PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
@@ -98,36 +92,3 @@ def given(path: Path) -> Given:
 @lru_cache(maxsize=64)
 def _given(path: Path, changed: int) -> Given:
     return Given(path)
-
-
-def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
-    """Drafter -> the directory of its weights: those that the user named, then those beside the model, best first.
-
-    Raises ValueError for a directory that was named and that no drafter recognises, or two for one drafter.
-    """
-    heads: dict[str, Path] = {}
-    for path in map(Path, named):
-        name = whose(path)
-        if name is None:
-            raise ValueError(
-                f"no drafter recognises {path} as its weights; drafters that have weights of their own: "
-                f"{', '.join(n for n in DRAFTERS if DRAFTERS.get(n).takes)}"
-            )
-        if name in heads:
-            raise ValueError(f"{heads[name]} and {path} are both weights for drafter {name!r}; give one of them")
-        heads[name] = path
-    found = [(whose(file.parent), file.parent) for file in sorted((model / BESIDE).glob("*/config.json"))]
-    for name, path in sorted(((name, path) for name, path in found if name), key=lambda each: _rank(each[0])):
-        if heads.setdefault(name, path) != path:
-            logger.info("drafter %s: %s, not %s", name, heads[name], path)
-    return heads
-
-
-def _rank(drafter: str) -> int:
-    return PREFERENCE.index(drafter) if drafter in PREFERENCE else len(PREFERENCE)
-
-
-def whose(path: Path) -> str | None:
-    """The drafter that recognises the directory."""
-    found = given(path)
-    return next((name for name in DRAFTERS if DRAFTERS.get(name).recognises(found)), None)

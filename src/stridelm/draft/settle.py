@@ -8,8 +8,8 @@ from functools import cache
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
-from stridelm.draft.given import PREFERENCE
 from stridelm.draft.options import BranchingOptions
+from stridelm.draft.whose import PREFERENCE
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 from stridelm.verify.rule import Rule

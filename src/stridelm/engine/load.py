@@ -19,8 +19,8 @@ from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
-from stridelm.draft.given import heads_of
 from stridelm.draft.settle import settle
+from stridelm.draft.whose import heads_of
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
 from stridelm.progress import size

@@ -67,6 +67,8 @@ class PageTrap:
         base_R: storage index of each span's first draft row. tables: page group -> [R, P] page ids.
         """
         rows = _Rows.of(batch, base_R)
+        # Another's layers may have a group to themselves, such as a head's beside a model whose layers all slide.
+        tables = {group: pages for group, pages in tables.items() if group in self._groups}
         found = []
         for group, pages in tables.items():
             # Behind a table stands the null page, so that whoever reaches beyond it is seen there.

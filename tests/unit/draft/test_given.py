@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stridelm import LLM
-from stridelm.draft.given import given, heads_of, whose
+from stridelm.draft.given import given
+from stridelm.draft.whose import heads_of, whose
 from support.checkpoints.heads import write_eagle, write_medusa, write_modules, write_mtp
 from support.checkpoints.models import write
 

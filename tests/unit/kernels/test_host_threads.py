@@ -12,8 +12,8 @@ PROGRAM = """
 import torch
 {first}
 asked = torch.get_num_threads()
-from stridelm.kernels.host.warm import compile_kernels
-compile_kernels(torch.float32, normed_heads=False)
+from stridelm.kernels.host.ops import HostOps
+HostOps().prepare(torch.float32)
 import numba
 print(asked, torch.get_num_threads(), numba.get_num_threads())
 """

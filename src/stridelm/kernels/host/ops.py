@@ -12,6 +12,7 @@ import torch
 
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.arithmetic import DTYPES, array
+from stridelm.kernels.host.warm import compile_kernels
 from stridelm.kernels.ops import QKRope
 
 _NO_NORMS = np.empty((0, 0), np.uint16)
@@ -22,9 +23,7 @@ class HostOps:
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
 
     def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
-        from stridelm.kernels.host.warm import compile_kernels  # which runs these operations
-
-        compile_kernels(dtype, normed_heads=normed_heads, activation=activation)
+        compile_kernels(self, dtype, normed_heads=normed_heads, activation=activation)
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x_NC)

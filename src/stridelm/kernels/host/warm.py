@@ -11,8 +11,7 @@ import torch
 
 from stridelm.kernels.host.arithmetic import array, follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.kernels.host.ops import HostOps
-from stridelm.kernels.ops import QKRope
+from stridelm.kernels.ops import Ops, QKRope
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +19,9 @@ PATIENCE_S = 1.0
 
 
 @torch.inference_mode()
-def compile_kernels(dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
-    """Run every kernel that a model needs once on one row. Reading them from disk takes a quarter of a second; a
-    machine that never ran this dtype compiles for about ten, and says so."""
+def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
+    """Run every kernel that a model needs once on one row, attention too. Reading them from disk takes a quarter of a
+    second; a machine that never ran this dtype compiles for about ten, and says so."""
     notice = threading.Timer(
         PATIENCE_S, logger.warning, ("compiling the CPU's kernels for %s: about ten seconds, once on a machine", dtype)
     )
@@ -30,13 +29,13 @@ def compile_kernels(dtype: torch.dtype, *, normed_heads: bool, activation: str =
     notice.start()
     try:
         follow_torch()
-        _run_once(dtype, normed_heads, activation)
+        _run_once(ops, dtype, normed_heads, activation)
     finally:
         notice.cancel()
 
 
-def _run_once(dtype: torch.dtype, normed_heads: bool, activation: str) -> None:
-    ops, size = HostOps(), 16
+def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str) -> None:
+    size = 16
     row, weight = torch.ones(1, size, dtype=dtype), torch.ones(size, dtype=dtype)
     ops.norm(row, weight, 1e-5)
     ops.add_norm(row, row.clone(), weight, 1e-5)

@@ -1,0 +1,51 @@
+"""Whose a directory of weights is: each drafter knows its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from stridelm.draft import DRAFTERS
+from stridelm.draft.given import given
+
+logger = logging.getLogger(__name__)
+
+PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
+"""What "auto" tries, best first, behind drafters whose weights were named or lie beside the model; and the order of the
+latter. Heads before small models, which take a pass of their own a token."""
+BESIDE = "drafters"
+"""Folder of a checkpoint in which heads that were made for it lie, one directory each."""
+
+
+def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
+    """Drafter -> the directory of its weights: those that the user named, then those beside the model, best first.
+
+    Raises ValueError for a directory that was named and that no drafter recognises, or two for one drafter.
+    """
+    heads: dict[str, Path] = {}
+    for path in map(Path, named):
+        name = whose(path)
+        if name is None:
+            raise ValueError(
+                f"no drafter recognises {path} as its weights; drafters that have weights of their own: "
+                f"{', '.join(n for n in DRAFTERS if DRAFTERS.get(n).takes)}"
+            )
+        if name in heads:
+            raise ValueError(f"{heads[name]} and {path} are both weights for drafter {name!r}; give one of them")
+        heads[name] = path
+    found = [(whose(file.parent), file.parent) for file in sorted((model / BESIDE).glob("*/config.json"))]
+    for name, path in sorted(((name, path) for name, path in found if name), key=lambda each: _rank(each[0])):
+        if heads.setdefault(name, path) != path:
+            logger.info("drafter %s: %s, not %s", name, heads[name], path)
+    return heads
+
+
+def _rank(drafter: str) -> int:
+    return PREFERENCE.index(drafter) if drafter in PREFERENCE else len(PREFERENCE)
+
+
+def whose(path: Path) -> str | None:
+    """The drafter that recognises the directory."""
+    found = given(path)
+    return next((name for name in DRAFTERS if DRAFTERS.get(name).recognises(found)), None)
