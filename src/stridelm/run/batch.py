@@ -174,6 +174,9 @@ def without_padding(batch: ForwardBatch) -> ForwardBatch:
     reach = -(-batch.geometry.max_keys // batch.geometry.page_size)
     tables = {group: pages[:, :reach] for group, pages in batch.geometry.tables.items()}
     batch = replace(batch, geometry=replace(batch.geometry, tables=tables))
+    plain = batch.decision_index.shape[1] == 1 and batch.every_row
+    if plain and all(span.decides for span in batch.spans):  # nothing is
+        return replace(batch, grid=False)
     live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
     if not bool(live.all()):
         batch = _only(batch, live)

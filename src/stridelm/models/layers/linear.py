@@ -99,7 +99,8 @@ class Linear(ModelPart):
         self.product: Product = weight_format.plain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.product(x, *self._tensors())
+        own = self._parameters  # past nn.Module's search for an attribute, which takes as long as a small launch
+        return self.product(x, *[own[name] for name in self._names])
 
     def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2]: one kernel where there is one."""
@@ -117,9 +118,6 @@ class Linear(ModelPart):
     def kept(self) -> list[nn.Parameter]:
         """The parameters whose dtype the format says."""
         return [self.get_parameter(name) for name in self.format.kept]
-
-    def _tensors(self) -> list[torch.Tensor | None]:
-        return [getattr(self, name) for name in self._names]
 
 
 def set_products(model: nn.Module, *, deterministic: bool) -> None:
