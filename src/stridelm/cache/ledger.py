@@ -78,9 +78,12 @@ class Ledger:
 
     def missing(self, request: Request, end: int) -> int:
         """Pages to add to each group's table so that they cover storage [0, end)."""
+        return max(0, self.pages_for(end) - self._covered(request))
+
+    def _covered(self, request: Request) -> int:
+        """Pages of storage that the request's tables reach over, those that a window has left included."""
         lease = self._leases.get(request.id)
-        have = len(next(iter(lease.tables.values()))) if lease else 0
-        return max(0, self.pages_for(end) - have)
+        return len(next(iter(lease.tables.values()))) if lease else 0
 
     def most_held(self, tokens: int, rows: int = 1) -> PageCounts:
         """Pages that a request holds at most on its way to so many tokens, run so many rows at a time."""
@@ -90,11 +93,11 @@ class Ledger:
 
     def growth(self, request: Request, pages: int) -> PageCounts:
         """How many more it comes to hold of each group while so many are added to its tables."""
-        lease = self._leases.get(request.id)
         if not self._is_windowed:
             return PageCounts((pages,) * len(self._pages))
-        most = self.most_held((pages + (len(next(iter(lease.tables.values()))) if lease else 0)) * self.page_size)
+        lease = self._leases.get(request.id)
         held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
+        most = self.most_held((self._covered(request) + pages) * self.page_size)
         return PageCounts(min(pages, max(0, m - h)) for m, h in zip(most, held, strict=True))
 
     def reclaimable(self, request: Request) -> PageCounts:
@@ -125,20 +128,23 @@ class Ledger:
         extend(names, tokens, self.page_size, request.params.cache_salt)
         behind = max(1, 0 if request.draft_kv is None else request.draft_kv.lookahead)
         most = (len(tokens) - behind) // self.page_size
-        found = {group: self._found(request, names[:most], group) for group in self._pages}
+        found: dict[str, list[int]] = {}
+        for group in sorted(self._pages, key=lambda group: self._windows[group] is not None):
+            found[group] = self._found(request, names[:most], tokens, group)
+            most = len(found[group])  # beyond what there is of one that keeps everything, none is looked at
         runs = {group: _runs(table) for group, table in found.items()}
-        for length in range(min(map(len, found.values())), 0, -1):
+        for length in range(most, 0, -1):
             left = {group: self._left_behind(group, length * self.page_size) for group in found}
             if all(run[length - 1] >= length - left[group] for group, run in runs.items()):
                 return length, {g: [0] * left[g] + table[left[g] : length] for g, table in found.items()}
         return 0, nothing
 
-    def _found(self, request: Request, names: list[bytes], group: str) -> list[int]:
+    def _found(self, request: Request, names: list[bytes], tokens: list[int], group: str) -> list[int]:
         """The page of each name in a group's cache; 0 of one that is not there, and where everything is needed, those
         before the first of them."""
         table = []
         for index, name in enumerate(names):
-            page = self._pages[group].find(self._key(request, name, request.token_ids, index)) or 0
+            page = self._pages[group].find(self._key(request, name, tokens, index)) or 0
             if not page and self._windows[group] is None:
                 break
             table.append(page)
