@@ -18,19 +18,21 @@ class HostView:
     """Rows of each span in the batch."""
     starts: list[int]
     reals: list[int]
-    ordered: torch.Tensor
-    """[N] bool: rows whose ancestors do not lie in storage in order of position."""
 
     @classmethod
     def of(cls, geometry: Geometry) -> HostView:
-        starts, reals = geometry.starts.tolist(), geometry.reals.tolist()
-        if geometry.is_chain:
-            ordered = torch.zeros_like(geometry.ancestors, dtype=torch.bool)
-        else:
-            draft_rows = geometry.draft_rows.clamp(min=0)
-            in_place = (torch.ones_like(draft_rows) << (draft_rows + 1)) - 1
-            ordered = (geometry.ancestors != 0) & (geometry.ancestors != in_place)
-        return cls(geometry, list(geometry.bounds), starts, reals, ordered)
+        return cls(geometry, list(geometry.bounds), geometry.starts.tolist(), geometry.reals.tolist())
+
+    @property
+    def ordered(self) -> torch.Tensor:
+        """[N] bool: rows whose ancestors do not lie in storage in order of position. Found anew each time: not every
+        backend asks."""
+        ancestors = self.geometry.ancestors
+        if self.geometry.is_chain:
+            return torch.zeros_like(ancestors, dtype=torch.bool)
+        draft_rows = self.geometry.draft_rows.clamp(min=0)
+        in_place = (torch.ones_like(draft_rows) << (draft_rows + 1)) - 1
+        return (ancestors != 0) & (ancestors != in_place)
 
     def tables(self, group: str) -> np.ndarray:
         """[R, P] int32 page ids of each span's request; behind its own stands the null page."""

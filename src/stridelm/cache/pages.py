@@ -12,9 +12,7 @@ Page 0 is the null page: padding reads and writes it, and it is not counted.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 
 class Pages:
@@ -103,11 +101,3 @@ class Pages:
     def _forget(self, page: int) -> None:
         for digest in self._hashes_of.pop(page):
             del self._page_of[digest]
-
-
-def padded_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
-    """[R, P] int64 page ids of R requests, each table padded with the null page to the longest."""
-    pages = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int64)
-    for i, table in enumerate(tables):
-        pages[i, : len(table)] = table
-    return pages

@@ -52,7 +52,6 @@ class Engine:
         self.config = config
         self.loaded = loaded = loaded or load(config)
         self.tokenizer = loaded.tokenizer
-        self.groups = tuple(loaded.pages)
         self.ledger = Ledger(
             loaded.pages,
             config.page_size,
@@ -64,7 +63,7 @@ class Engine:
         self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device, ops)
         self.sampling = SamplingTable(config.max_num_seqs, loaded.target.vocab_size, loaded.device)
         width = self.ledger.pages_for(loaded.target.max_length + OVERRUN)
-        self.pages = PageTables(self.groups, config.max_num_seqs, width, loaded.device)
+        self.pages = PageTables(tuple(loaded.pages), config.max_num_seqs, width, loaded.device)
         sampler = Sampler(self.sampling, self.tokens)
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(

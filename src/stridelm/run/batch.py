@@ -169,11 +169,16 @@ def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch
     return upload(rows, device)
 
 
+def reached(tables: dict[str, torch.Tensor], most: int, page_size: int) -> dict[str, torch.Tensor]:
+    """Page tables cut to storage [0, most): a host that looks at them looks at all there is."""
+    return {group: pages[:, : -(-most // page_size)] for group, pages in tables.items()}
+
+
 def without_padding(batch: ForwardBatch) -> ForwardBatch:
     """The same without the rows that turned out to be padding, of which nothing is asked. Waits for the device."""
-    reach = -(-batch.geometry.max_keys // batch.geometry.page_size)
-    tables = {group: pages[:, :reach] for group, pages in batch.geometry.tables.items()}
-    batch = replace(batch, geometry=replace(batch.geometry, tables=tables))
+    geometry = batch.geometry
+    tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
+    batch = replace(batch, geometry=replace(geometry, tables=tables))
     plain = batch.decision_index.shape[1] == 1 and batch.every_row
     if plain and all(span.decides for span in batch.spans):  # nothing is
         return replace(batch, grid=False)

@@ -21,7 +21,7 @@ from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain_step import pool_slots
 from stridelm.kernels.step_ops import StepOps
 from stridelm.models.layers.decoder import Decoder
-from stridelm.run.batch import RowLayout, row_layout
+from stridelm.run.batch import RowLayout, reached, row_layout
 from stridelm.run.eager import EagerRunner, PagedMix
 from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
@@ -147,13 +147,12 @@ def _placed_for_host(
     storage = starts_R[span] + offset
     nobody = torch.zeros_like(storage)
     geometry = _geometry(rows, slots_R, starts_R, counts_R, counts_R, nobody - 1, nobody, storage, runtime, most)
-    bounds = tuple(counts_R.tolist())
+    ends_R, bounds = counts_R.cumsum(0), tuple(counts_R.tolist())
     if bounds != rows.bounds:
-        firsts = (counts_R.cumsum(0) - counts_R).to(torch.int32)
-        geometry = replace(geometry, bounds=bounds, firsts=firsts, kept={})
+        geometry = replace(geometry, bounds=bounds, firsts=(ends_R - counts_R).to(torch.int32), kept={})
     stay = torch.ones_like(span, dtype=torch.bool) if stays_R is None else stays_R[span]
     slots = _pool_slots(slots_R[span], storage, stay, runtime)
-    last = (counts_R.cumsum(0) - 1).clamp(min=0)
+    last = (ends_R - 1).clamp(min=0)
     return HeadRows(span, offset, storage, slots, geometry, last)
 
 
@@ -230,7 +229,7 @@ def _geometry(
 ) -> Geometry:
     tables = {group: pages[slots_R] for group, pages in runtime.tables.tables.items()}
     if not runtime.attention.reads_device:  # the host reads all of a table
-        tables = {group: pages[:, : -(-most // runtime.page_size)] for group, pages in tables.items()}
+        tables = reached(tables, most, runtime.page_size)
     return Geometry(
         bounds=rows.bounds,
         firsts=rows.first32_R,
