@@ -130,8 +130,11 @@ _TRIED: dict[tuple[Way, torch.Size, torch.dtype, bool, int], bool] = {}
 
 def bfloat16_is_native() -> bool:
     """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX), which is fast."""
-    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    return bool(torch.backends.mkldnn.is_available() and capability())
+    if not torch.backends.mkldnn.is_available() or not getattr(torch.cpu, "_is_avx512_bf16_supported", bool)():
+        return False
+    # ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA may forbid what the CPU has; oneDNN then refuses to pack the weight.
+    allowed = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return bool(allowed and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Product:
