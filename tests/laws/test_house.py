@@ -24,7 +24,7 @@ import stridelm
 PACKAGE = Path(stridelm.__path__[0])
 LEAVES = ("types", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
 STOREYS = (
-    {*LEAVES, "builtin", "progress", "upload"},
+    {*LEAVES, "arena", "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "models"},
     {"schedule", "draft", "run", "verify"},
@@ -179,6 +179,28 @@ def test_registries_choose_kernels() -> None:
         if any(name.startswith("stridelm.kernels") for name in imports(path, node))
     }
     assert choosing == {"models/layers/products.py"}
+
+
+def test_no_cache_of_the_process_holds_tensors() -> None:
+    """What steps share belongs to their engine (arena.py), which gives its memory back."""
+    caches = {"cache", "lru_cache"}
+    faults = [
+        f"{shown(path)}: {node.name}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef) and caches & {name_of(each) for each in node.decorator_list}
+        if node.returns is not None and "Tensor" in ast.unparse(node.returns) and node.name not in GENERATOR
+    ]
+    assert not faults, faults
+
+
+GENERATOR = {"_constants", "_weyl"}
+"""The numbers of the noise's generator on a device: 24 of them, the same for all engines."""
+
+
+def name_of(decorator: ast.expr) -> str:
+    """Of `cache`, `functools.cache` or `lru_cache(maxsize=8)`: what is called."""
+    return ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
 
 
 # Drafters

@@ -60,7 +60,7 @@ class Shy(Drafter):
         return tuple(range(depth + 1))
 
     def propose(self, group: Group) -> Draft:
-        return empty_draft(len(group.spans), group.slots.device)
+        return empty_draft(len(group.spans), group.arena)
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ class TritonHeads(HeadsMixer):
     """One step's launches, for each number of queries a KV head."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        assert isinstance(backend, TritonAttention)
+        self._backend = backend
         self.geometry = geometry
         self.deterministic = backend.deterministic
         self._spans: dict[str, Any] = {
@@ -79,11 +81,11 @@ class TritonHeads(HeadsMixer):
     def _launches(self, most: int, device: torch.device) -> tuple[Launch, ...]:
         kept = self.geometry.kept
         if most not in kept:
-            kept[most] = _cut(self.geometry.bounds, most, device)
+            kept[most] = self._backend.cut(self.geometry.bounds, most, device)
         return cast("tuple[Launch, ...]", kept[most])
 
     def _single(self, device: torch.device) -> Launch:
-        return cast(Launch, self.geometry.kept.setdefault("single", _single(self.geometry.bounds, device)))
+        return cast(Launch, self.geometry.kept.setdefault("single", self._backend.single(self.geometry.bounds, device)))
 
     def _run(
         self,
@@ -119,6 +121,13 @@ class TritonAttention(AttentionBackend):
     reads_device = True
     mixers: ClassVar = {HeadsKV: TritonHeads}
 
+    def __init__(self, deterministic: bool) -> None:
+        super().__init__(deterministic)
+        # Steps come in few shapes; a captured step holds on to its own tiles.
+        self.cut = lru_cache(256)(cut)
+        self.single = lru_cache(256)(single)
+        self.tables = lru_cache(256)(tile_tables)
+
     def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
         heads = (state for state in states if isinstance(state, HeadsKV))
         most = {max_rows_per_tile(state.heads // state.kv_heads, dtype, self.deterministic) for state in heads}
@@ -134,7 +143,7 @@ class TritonAttention(AttentionBackend):
         )
 
     def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: Geometry) -> StaticTiles:
-        return StaticTiles(cast(Tiling, kind), rows, spans, reach, like)
+        return StaticTiles(self, cast(Tiling, kind), rows, spans, reach, like)
 
 
 Tiling = tuple[tuple[int, int, int], ...]
@@ -146,12 +155,15 @@ class StaticTiles:
     """The launches of a step of so many rows and spans, and all that they read. Padding is rows without ancestors, and
     tiles beyond what their span has."""
 
-    def __init__(self, tiling: Tiling, rows: int, spans: int, reach: int, like: Geometry) -> None:
+    def __init__(
+        self, backend: TritonAttention, tiling: Tiling, rows: int, spans: int, reach: int, like: Geometry
+    ) -> None:
         device = like.firsts.device
+        self._backend = backend
         self._tiling, self._size = tiling, (rows, spans)
         self._rows = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._spans = torch.zeros(4, spans, dtype=torch.int32, device=device)
-        self._tiles = [table.clone() for table in _tiles((), tiling, rows, spans, device)]
+        self._tiles = [table.clone() for table in backend.tables((), tiling, rows, spans, device)]
         positions, ancestors = self._rows
         firsts, counts, starts, reals = self._spans
         tables = {
@@ -185,13 +197,12 @@ class StaticTiles:
         self._spans[:, :spans] = torch.stack((geometry.firsts, geometry.counts, geometry.starts, geometry.reals))
         for group, table in self.geometry.tables.items():
             table[:spans] = geometry.tables[group]
-        tiles = _tiles(geometry.bounds, self._tiling, *self._size, self._rows.device)
+        tiles = self._backend.tables(geometry.bounds, self._tiling, *self._size, self._rows.device)
         for ours, theirs in zip(self._tiles, tiles, strict=True):
             ours.copy_(theirs)
 
 
-@lru_cache(maxsize=256)
-def _tiles(
+def tile_tables(
     bounds: tuple[int, ...], tiling: Tiling, rows: int, spans: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """[2, T] int32 span and first row of each tile, for each of the tiling's launches; padded with tiles of no rows."""
@@ -209,8 +220,7 @@ def _tiles(
     return tuple(tables)
 
 
-@lru_cache(maxsize=256)
-def _cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:
+def cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:
     """The launches of spans with these bounds, tiles of at most `most` rows."""
     launches = []
     for short in (True, False):
@@ -229,8 +239,7 @@ def tiles_of(bounds: tuple[int, ...], rows: int, *, short: bool) -> list[tuple[i
     return tiles
 
 
-@lru_cache(maxsize=256)
-def _single(bounds: tuple[int, ...], device: torch.device) -> Launch:
+def single(bounds: tuple[int, ...], device: torch.device) -> Launch:
     """Every row that may be a draft row in a tile of its own: a draft has at most MAX_DRAFT_ROWS, the span's last."""
     tiles = [(span, row) for span, rows in enumerate(bounds) for row in range(max(0, rows - MAX_DRAFT_ROWS), rows)]
     return Launch(*_columns(tiles, device), 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +20,7 @@ from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBat
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
+    from stridelm.arena import Arena
     from stridelm.cache.layout import LayerStates
     from stridelm.draft.given import Given
     from stridelm.models.layers.decoder import Decoder
@@ -63,6 +63,10 @@ class Group:
     slots: torch.Tensor
     """[R] int64 rows of the request table."""
     table: TokenTable
+
+    @property
+    def arena(self) -> Arena:
+        return self.table.arena
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,6 @@ class TreeShape:
         )
 
 
-@cache  # for ever: a captured step reads these very tensors
 def chain(length: int, role: int, device: torch.device) -> TreeShape:
     """A chain of `length` rows: a tree whose parents are i - 1."""
     return TreeShape.of(range(-1, length - 1), [role] * length, device)
@@ -232,7 +235,7 @@ def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return certain.scatter_(2, tokens_RW[:, :, None], 1.0)
 
 
-def empty_draft(rows: int, device: torch.device) -> Draft:
+def empty_draft(rows: int, arena: Arena) -> Draft:
     """No draft at all, for `rows` spans: what plain decoding verifies."""
-    tokens = torch.zeros(rows, 0, dtype=torch.int64, device=device)
-    return chain(0, CANDIDATE, device).draft(tokens, tokens.bool())
+    tokens = torch.zeros(rows, 0, dtype=torch.int64, device=arena.device)
+    return arena.keep(chain, 0, CANDIDATE).draft(tokens, tokens.bool())

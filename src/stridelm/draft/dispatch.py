@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import cache
 
 import numpy as np
 import torch
@@ -67,7 +66,7 @@ class Drafters:
         what it proposes, if there is a quicker way than to call it."""
         drafting = [i for i, span in enumerate(spans) if span.draft]
         if not drafting:
-            return empty_draft(len(spans), slots.device)
+            return empty_draft(len(spans), self._table.arena)
         groups = self._groups(spans, slots, drafting)
         proposed = [(group, ask(drafter, group) if ask else drafter.propose(group)) for drafter, group in groups]
         if len(groups) == 1 and len(drafting) == len(spans):
@@ -102,7 +101,7 @@ class Drafters:
             members.setdefault((drafter.name, kind), []).append(i)
         out = []
         for (name, _), indices in members.items():
-            where = everyone(len(spans), slots.device) if len(indices) == len(spans) else None
+            where = self._table.arena.keep(everyone, len(spans)) if len(indices) == len(spans) else None
             if where is None:
                 where = upload(indices, slots.device)
             mine = slots if len(indices) == len(spans) else slots[where]
@@ -111,9 +110,8 @@ class Drafters:
         return out
 
 
-@cache
 def everyone(count: int, device: torch.device) -> torch.Tensor:
-    """[0, count) int64, kept for ever: a captured step may not make it anew, and reads this very tensor."""
+    """[0, count) int64."""
     return torch.arange(count, device=device)
 
 

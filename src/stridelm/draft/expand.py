@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 
+from stridelm.arena import Arena
 from stridelm.draft.base import TreeShape
 from stridelm.draft.options import BranchingOptions, LookupOptions, Path
 from stridelm.params import Speculation
@@ -162,9 +162,11 @@ class StaticTree:
         return tuple(path for path in self.paths if path in mothers)
 
 
-def grow_static(hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+def grow_static(
+    hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor, arena: Arena
+) -> Draft:
     """A tree of this shape. ready: as above."""
-    requests, device = hidden_RH.shape[0], hidden_RH.device
+    requests = hidden_RH.shape[0]
     mothers: tuple[Path, ...] = ((),)
     hidden_REH = hidden_RH[:, None]
     grown: tuple[Path, ...] = ()
@@ -172,7 +174,7 @@ def grow_static(hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow:
     for level in range(1, tree.depth + 1):
         nodes = tuple(path for path in tree.paths if len(path) == level)
         likeliest = scores(hidden_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
-        plan = _plan(nodes, mothers, grown, tree, device)
+        plan = arena.keep(_plan, nodes, mothers, grown, tree)
         here = likeliest[:, plan.mother, plan.rank]
         tokens.append(here)
         if level == tree.depth:
@@ -182,7 +184,7 @@ def grow_static(hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow:
         hidden_REH = grow(sprout)
         mothers = tuple(path for path in nodes if path in tree.inner)
         grown += mothers
-    return _shape(tree, device).draft(torch.cat(tokens, 1), ready[:, None].repeat(1, len(tree.paths)))
+    return arena.keep(_shape, tree).draft(torch.cat(tokens, 1), ready[:, None].repeat(1, len(tree.paths)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,6 @@ class _Plan:
     """[1, E] of those, over all that have grown."""
 
 
-@cache  # for ever: a captured step reads these very tensors
 def _plan(
     nodes: tuple[Path, ...], mothers: tuple[Path, ...], grown: tuple[Path, ...], tree: StaticTree, device: torch.device
 ) -> _Plan:
@@ -211,7 +212,6 @@ def _plan(
     return _Plan(mother, rank, grows, torch.tensor([signed], dtype=torch.int64, device=device))
 
 
-@cache  # for ever, as above
 def _shape(tree: StaticTree, device: torch.device) -> TreeShape:
     row_of = {path: row for row, path in enumerate(tree.paths)}
     parents = [row_of.get(path[:-1], -1) for path in tree.paths]
@@ -270,9 +270,11 @@ class Branching:
             return tuple(dynamic_rows(d, self.topk, self.rows) for d in range(depth + 1))
         return tuple(range(depth + 1))
 
-    def grow(self, hidden_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor) -> Draft:
+    def grow(
+        self, hidden_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor, arena: Arena
+    ) -> Draft:
         """A tree of so many levels, not for a chain. fed_RH: what comes out behind the last known tokens. ready: [R]
         requests that have a draft at all."""
         if self.tree is not None:
-            return grow_static(hidden_RH, self.tree.cut(depth), scores, grow, ready)
+            return grow_static(hidden_RH, self.tree.cut(depth), scores, grow, ready, arena)
         return grow_dynamic(hidden_RH, depth, self.topk, dynamic_rows(depth, self.topk, self.rows), scores, grow, ready)

@@ -90,7 +90,7 @@ class Chain:
             tokens, valid = torch.where(instead, found, tokens), torch.where(instead, there, valid)
             if probs is not None:  # of what was looked up it is certain
                 probs = torch.where(instead[:, :, None], point_masses(tokens, probs.shape[2]), probs)
-        return chain(self.depth, CANDIDATE, valid.device).draft(tokens, valid, probs)
+        return self.group.arena.keep(chain, self.depth, CANDIDATE).draft(tokens, valid, probs)
 
 
 def replacing_lengths(speculation: Speculation) -> tuple[int, int]:

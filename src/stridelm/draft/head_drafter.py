@@ -136,7 +136,7 @@ class HeadDrafter(Drafter):
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]
-            layout, base = head_layout((nodes,) * len(known), slots.device), (known - 1).clamp(min=0)
+            layout, base = head_layout((nodes,) * len(known), group.arena), (known - 1).clamp(min=0)
             rows = place_nodes(
                 layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, most
             ).only(ready.repeat_interleave(nodes))
@@ -144,7 +144,7 @@ class HeadDrafter(Drafter):
             out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.mix(rows))
             return out.view_as(sprout.hidden_REH)
 
-        return branching.grow(self._hidden[slots][:, 0], depth, scores, grow, ready)
+        return branching.grow(self._hidden[slots][:, 0], depth, scores, grow, ready, group.arena)
 
     def _chain(self, group: Group) -> Draft:
         guesses = Chain(group, self.sampler)
@@ -175,7 +175,7 @@ class HeadDrafter(Drafter):
         # All are run to one depth: behind its own rows a request has null pages.
         most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
         rows = place(
-            head_layout((entries,) * requests, starts.device), group.slots, starts, None, self.runtime, most, ready
+            head_layout((entries,) * requests, group.arena), group.slots, starts, None, self.runtime, most, ready
         )
         ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
         return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(rows)).view_as(hidden_REH)
@@ -189,7 +189,7 @@ class HeadDrafter(Drafter):
         bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
         counts = fresh + tailed
         starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
-        rows = place(head_layout(bounds, group.slots.device), group.slots, starts, counts, self.runtime, most)
+        rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, most)
         # What the last module says of a row goes no further: its entries are all that is wanted, but for the row that
         # the next draft grows from where there is one module.
         leaves = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, most)

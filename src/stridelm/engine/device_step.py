@@ -95,7 +95,7 @@ class DeviceStep:
             return self.drafters.propose(spans, slots, ask) if draft is None else draft
 
         def lay_out(draft: Draft) -> ForwardBatch:
-            layout = row_layout(shape_of(spans), draft.width, slots.device)
+            layout = self.tokens.arena.recent(row_layout, shape_of(spans), draft.width)
             batch = self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
             return without_padding(batch) if self._drops_padding else batch
 

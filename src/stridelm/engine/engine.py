@@ -67,7 +67,14 @@ class Engine:
         sampler = Sampler(self.sampling, self.tokens)
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
-            self.runner, self.pages, loaded.pages, config.page_size, loaded.pool.dtype, loaded.deterministic, ops
+            self.runner,
+            self.pages,
+            loaded.pages,
+            config.page_size,
+            loaded.pool.dtype,
+            loaded.deterministic,
+            ops,
+            self.tokens.arena,
         )
         self.drafters = Drafters(loaded.target, sampler, self.tokens, runtime)
         self.device = DeviceStep(

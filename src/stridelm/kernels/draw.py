@@ -15,8 +15,6 @@ Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens o
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -258,14 +256,10 @@ def draw_weighted(
     sample_index_S: torch.Tensor,
     stream: int | torch.Tensor,
 ) -> torch.Tensor:
-    ones_S, always_S = _neutral(len(seed_S), slots_M.device)
+    # Every slot has temperature 1 and is drawn with noise: one number each, at stride 0.
+    ones_S = torch.ones(1, device=logs_MV.device).expand(len(seed_S))
+    always_S = torch.ones(1, dtype=torch.bool, device=logs_MV.device).expand(len(seed_S))
     return draw(logs_MV, slots_M, positions_M, ones_S, seed_S, sample_index_S, always_S, stream=stream)
-
-
-@cache  # for ever: a captured step reads these very tensors
-def _neutral(slots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[S] temperatures of 1, and [S] that all are drawn with noise."""
-    return torch.ones(slots, device=device), torch.ones(slots, dtype=torch.bool, device=device)
 
 
 def confidence(logits_MV: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -126,7 +126,7 @@ def _words(
     """The words [M, 4 B] in `dtype`, computed tile by tile on the CPU and at once elsewhere."""
     rows, blocks = seeds_M.shape[0], (vocab_size + 3) // 4
     words_MB4 = torch.empty(rows, blocks, 4, dtype=dtype, device=seeds_M.device)
-    index_B = _counter(blocks, seeds_M.device)
+    index_B = torch.arange(blocks, device=seeds_M.device)
     streams_M = _each(stream, positions_M)
     keys = _round_keys(seeds_M, seeds_M >> 32)
     row_step, block_step = _tile(rows, blocks, seeds_M.device)
@@ -198,12 +198,7 @@ def _tile(rows: int, blocks: int, device: torch.device) -> tuple[int, int]:
     return max(1, _CPU_TILE // blocks), min(blocks, _CPU_TILE)
 
 
-@cache  # for ever, as are those below: a captured step reads these very tensors
-def _counter(blocks: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(blocks, device=device)
-
-
-@cache
+@cache  # numbers of the generator itself, the same for all engines, as if they stood in a kernel
 def _constants(device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Both orders of the multipliers [2, 1, 1], the shift by 32 and the mask of the low 32 bits."""
     m0, m1 = _MULTIPLIERS

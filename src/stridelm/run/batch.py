@@ -11,7 +11,6 @@ Legend: R spans, N rows, W draft width, K = W + 1 nodes of a span, M = R K decis
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,6 @@ class RowLayout:
     """What attention made for this layout."""
 
 
-@lru_cache(maxsize=256)
 def row_layout(shape: tuple[tuple[int, int, bool], ...], width: int, device: torch.device) -> RowLayout:
     """shape: (most real rows, most draft rows, decides) of each span."""
     reals, drafts, decides = (np.array(column) for column in zip(*shape, strict=True))

@@ -9,11 +9,11 @@ Legend: R requests, N rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Protocol
 
 import torch
 
+from stridelm.arena import Arena
 from stridelm.attention.base import AttentionBackend
 from stridelm.cache.layout import FULL, LayerStates, bytes_per_token
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
@@ -51,6 +51,7 @@ class TargetRuntime:
     dtype: torch.dtype
     deterministic: bool
     ops: StepOps
+    arena: Arena
 
     @property
     def model(self) -> Decoder:
@@ -61,20 +62,15 @@ class TargetRuntime:
         return self.runner.attention
 
 
-def head_layout(bounds: tuple[int, ...], device: torch.device) -> RowLayout:
+def head_layout(bounds: tuple[int, ...], arena: Arena) -> RowLayout:
     """bounds: most rows of each request."""
     if len(set(bounds)) == 1 and bounds[0] <= MAX_CAPTURED:
-        return _even(len(bounds), bounds[0], device)
-    return _layout(bounds, device)
+        return arena.keep(_even, len(bounds), bounds[0])
+    return arena.recent(row_layout, tuple((bound, 0, True) for bound in bounds), 0)
 
 
-def _layout(bounds: tuple[int, ...], device: torch.device) -> RowLayout:
-    return row_layout(tuple((bound, 0, True) for bound in bounds), 0, device)
-
-
-@cache  # for ever, whatever `row_layout` forgets: a captured step reads these very tensors
 def _even(requests: int, rows: int, device: torch.device) -> RowLayout:
-    return _layout((rows,) * requests, device)
+    return row_layout(((rows, 0, True),) * requests, 0, device)
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ def last_of(
     most: int,
 ) -> LastRows:
     """Of rows that were placed so, each request's last, or the one so many before it; any where it has none."""
-    one_each = head_layout((1,) * len(slots_R), slots_R.device)
+    one_each = head_layout((1,) * len(slots_R), runtime.arena)
     alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
     return LastRows((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
 

@@ -12,6 +12,7 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
+from stridelm.arena import Arena
 from stridelm.cache.transaction import Transaction
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.step_ops import StepOps
@@ -25,6 +26,8 @@ class TokenTable:
 
     def __init__(self, slots: int, max_length: int, device: torch.device, ops: StepOps | None = None) -> None:
         self.ops = ops or step_ops_for(device)
+        self.arena = Arena(device)
+        """What steps over this table read and do not change."""
         self.tokens = torch.zeros(slots + 1, max_length + OVERRUN, dtype=torch.int64, device=device)
         self.known = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.committed = torch.zeros(slots + 1, dtype=torch.int64, device=device)

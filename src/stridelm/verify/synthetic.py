@@ -16,7 +16,6 @@ Legend: R spans, K nodes, A = MAX_DRAFT_ROWS + 1 numbers of accepted tokens.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 
@@ -51,12 +50,11 @@ def draw_accepted(inputs: VerifyInput) -> torch.Tensor:
 def _log_odds(inputs: VerifyInput) -> torch.Tensor:
     """[R, A] float32. Requests that ask for the same, which is all that a captured step has, need no copy."""
     asked = [span.request.speculation for span in inputs.spans]
-    rows = [log_odds(s.acceptance_length or 1.0, s.depth or 0, inputs.slots.device) for s in asked]
+    rows = [inputs.table.arena.keep(log_odds, s.acceptance_length or 1.0, s.depth or 0) for s in asked]
     alike = all(row is rows[0] for row in rows)
     return rows[0].expand(len(rows), -1) if alike else torch.stack(rows)
 
 
-@cache  # for ever: a captured step reads these very tensors
 def log_odds(mean: float, depth: int, device: torch.device) -> torch.Tensor:
     """[A] float32: log-probability of 0, 1, .. accepted tokens, where 1 + accepted has the mean; -inf over `depth`."""
     p = chance_of_another(mean, depth)

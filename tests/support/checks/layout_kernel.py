@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from stridelm.arena import Arena
 from stridelm.draft.base import empty_draft
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.triton_step import TritonStepOps
@@ -23,7 +24,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
     rng = random.Random(seed)
     draft = random_draft(rng, width)
     spans = len(draft.tokens) if width else 5
-    draft = draft if width else empty_draft(spans, torch.device("cpu"))
+    draft = draft if width else empty_draft(spans, Arena(torch.device("cpu")))
     table = TokenTable(SLOTS, LENGTH, torch.device(device))
     generator = torch.Generator().manual_seed(seed)
     table.tokens.copy_(torch.randint(0, 1000, table.tokens.shape, generator=generator))

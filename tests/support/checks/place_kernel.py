@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stridelm.arena import Arena
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.run.heads import head_layout
@@ -21,7 +22,7 @@ def check_place(seed: int, device: str) -> None:
     even = rng.random() < 0.5
     bounds = (rng.randint(1, 9),) * requests if even else tuple(rng.randint(1, 1100) for _ in range(requests))
     where = torch.device(device)
-    layout = head_layout(bounds, where)
+    layout = head_layout(bounds, Arena(where))
     longest = PAGES * PAGE_SIZE - max(bounds) if even else 1
     pages = PAGES if even else (max(bounds) + PAGE_SIZE) // PAGE_SIZE + 1
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +54,7 @@ def check_sources(seed: int, device: str) -> None:
     bounds = [real + width for real in reals]
     firsts = [sum(bounds[:i]) for i in range(step)]
     tailed = [rng.randint(0, 2) for _ in chosen]
-    layout = head_layout(tuple(2 + bounds[i] for i in chosen), torch.device("cpu"))
+    layout = head_layout(tuple(2 + bounds[i] for i in chosen), Arena(torch.device("cpu")))
     path = torch.tensor([rng.sample(range(width), width) for _ in range(step)], dtype=torch.int64).view(step, width)
     index = torch.arange(step * (width + 1)).view(step, width + 1)
     index = torch.where(torch.rand(index.shape, generator=torch.Generator().manual_seed(seed)) < 0.2, -1, index)

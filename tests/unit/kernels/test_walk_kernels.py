@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.arena import Arena
 from stridelm.draft.base import TreeShape, empty_draft
 from stridelm.kernels import STEP_OPS
 from stridelm.kernels.step_ops import StepOps
@@ -54,7 +55,7 @@ def test_whole_chain() -> None:
 
 def test_plain_decoding_walks_an_empty_tree() -> None:
     tables = Tables(random.Random(1))
-    drawn, draft = torch.arange(SPANS)[:, None] + 5, empty_draft(SPANS, CPU)
+    drawn, draft = torch.arange(SPANS)[:, None] + 5, empty_draft(SPANS, Arena(CPU))
     verdict = TRITON.walk(draft, drawn, drawn * 3, *tables.arguments())
     tables.check(verdict, PLAIN.walk(draft, drawn, drawn * 3, *tables.twins()))
     assert verdict.path.shape == (SPANS, 0)
@@ -63,10 +64,10 @@ def test_plain_decoding_walks_an_empty_tree() -> None:
 def test_one_copy_brings_a_verdict_to_the_host() -> None:
     tables = Tables(random.Random(2))
     drawn = torch.arange(SPANS)[:, None]
-    verdict = TRITON.walk(empty_draft(SPANS, CPU), drawn, drawn, *tables.arguments())
+    verdict = TRITON.walk(empty_draft(SPANS, Arena(CPU)), drawn, drawn, *tables.arguments())
     storages = {getattr(verdict, field.name).untyped_storage().data_ptr() for field in fields(Verdict)}
     assert len(storages) == 1
-    nobody = TRITON.walk(empty_draft(0, CPU), drawn[:0], drawn[:0], *(each[:0] for each in tables.arguments()))
+    nobody = TRITON.walk(empty_draft(0, Arena(CPU)), drawn[:0], drawn[:0], *(each[:0] for each in tables.arguments()))
     assert nobody.tokens.shape == (0, 1)
 
 

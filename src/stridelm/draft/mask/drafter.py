@@ -9,7 +9,6 @@ proposals behind it.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import cache
 
 import torch
 
@@ -80,16 +79,17 @@ class MaskDrafter(Drafter):
     def propose(self, group: Group) -> Draft:
         depth, device = group.spans[0].depth, group.slots.device
         rows = len(group.spans)
-        masks = self._masks(depth)
+        ids = self.target.mask_token_ids
+        masks = group.arena.keep(_mask_row, ids * depth if len(ids) == 1 else ids[:depth])
         if _is_trusted(group.spans[0].request.speculation):
             valid = torch.ones(rows, depth, dtype=torch.bool, device=device)
-            return chain(depth, PROBE, device).draft(masks.expand(rows, -1), valid)
+            return group.arena.keep(chain, depth, PROBE).draft(masks.expand(rows, -1), valid)
         tokens = torch.cat((self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1)
         ready = torch.arange(depth, device=device) < self._ready[group.slots][:, None]
         # Node 0, the last real row, is always there; a candidate's probes live and die with it.
         nodes = torch.cat((torch.ones_like(ready[:, :1]), ready), dim=1)
         valid = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
-        return _verified_shape(depth, device).draft(tokens, valid)
+        return group.arena.keep(_verified_shape, depth).draft(tokens, valid)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         depth = group.spans[0].depth
@@ -114,22 +114,16 @@ class MaskDrafter(Drafter):
         self._proposals[group.slots, :depth] = guesses.view(-1, depth)
         self._ready[group.slots] = torch.full_like(group.slots, depth)
 
-    def _masks(self, depth: int) -> torch.Tensor:
-        """[depth] the mask token of each offset."""
-        ids = self.target.mask_token_ids
-        return _mask_row(ids * depth if len(ids) == 1 else ids[:depth], self.target.device)
-
 
 def _is_trusted(speculation: Speculation) -> bool:
     return RULES.get(speculation.acceptance or "exact").trusts_probes
 
 
-@cache  # for ever: a captured step reads these very tensors
 def _mask_row(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[depth] the mask token of each offset."""
     return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
-@cache
 def _verified_shape(depth: int, device: torch.device) -> TreeShape:
     parents, roles = verified_parents(depth)
     return TreeShape.of(parents, roles, device)

@@ -102,7 +102,7 @@ class MedusaDrafter(Drafter):
         def grow(sprout: Sprout) -> torch.Tensor:
             return sprout.hidden_REH
 
-        return branching.grow(states, depth, scores, grow, ready)
+        return branching.grow(states, depth, scores, grow, ready, group.arena)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         node = verdict.leaf[group.indices] + 1

@@ -132,7 +132,7 @@ class ModelDrafter(Drafter):
     def _grow(self, group: Group, tokens: torch.Tensor, entries: torch.Tensor, goes: torch.Tensor) -> torch.Tensor:
         """[R, H] what comes out behind the guesses `tokens`, each at its entry, where the request goes so deep."""
         rows = place(
-            head_layout((1,) * len(group.spans), tokens.device),
+            head_layout((1,) * len(group.spans), group.arena),
             group.slots,
             torch.where(goes, entries, 0),
             None,
@@ -149,7 +149,7 @@ class ModelDrafter(Drafter):
         of them."""
         table, folded = group.table, self._folded[slots]
         counts = torch.minimum(ends - folded, per_span(bounds, slots.device))
-        layout, most = head_layout(bounds, slots.device), max(span.end for span in spans)
+        layout, most = head_layout(bounds, group.arena), max(span.end for span in spans)
         rows = place(layout, slots, folded, counts, self.runtime, most)
         states = self._run(table.tokens[slots[rows.span_N], rows.position_N], rows)
         self._folded[slots] = folded + counts

@@ -23,7 +23,7 @@ class NgramDrafter(Drafter):
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
         tokens, valid = lookup(group, [_lengths(span.request.speculation) for span in group.spans], width)
-        return chain(width, CANDIDATE, group.slots.device).draft(tokens, valid)
+        return group.arena.keep(chain, width, CANDIDATE).draft(tokens, valid)
 
 
 def _lengths(speculation: Speculation) -> tuple[int, int]:

@@ -10,4 +10,4 @@ class NoDrafter(Drafter):
     name = "none"
 
     def propose(self, group: Group) -> Draft:
-        return empty_draft(len(group.spans), group.slots.device)
+        return empty_draft(len(group.spans), group.arena)
