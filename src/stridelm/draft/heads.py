@@ -47,7 +47,7 @@ class DraftHead(LoadableModule):
     @property
     def layer_states(self) -> LayerStates:
         """One layer a module."""
-        return self.spec.states
+        return self.spec.states()
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
         """[N, H] what the first module reads of the target's states at these rows."""

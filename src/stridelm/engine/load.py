@@ -23,6 +23,7 @@ from stridelm.draft.settle import settle
 from stridelm.draft.whose import heads_of
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
+from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
@@ -54,8 +55,8 @@ class LoadedModel:
     """Whether equal bits are promised whatever shares the batch."""
 
 
-def load(config: EngineConfig) -> LoadedModel:
-    """Load everything. Raises ValueError for whatever does not fit together."""
+def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
+    """Load everything, of the model a rank's share. Raises ValueError for whatever does not fit together."""
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
@@ -68,7 +69,7 @@ def load(config: EngineConfig) -> LoadedModel:
     assert chosen is not None
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
-    empty = build_empty(hf_config, path)
+    empty = build_empty(hf_config, path, shard)
     attention.check(empty.layer_states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:
@@ -77,7 +78,9 @@ def load(config: EngineConfig) -> LoadedModel:
             raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
     if device.type == "cpu":
         keep_large_blocks()
-    model = load_model(path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format)
+    model = load_model(
+        path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format, shard=shard
+    )
     model.spec.prepare(model.ops, dtype)
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
     graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory

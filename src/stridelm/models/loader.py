@@ -21,6 +21,7 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.slots import Slots, WeightSlot
+from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)
@@ -83,15 +84,16 @@ def _make_known(model_type: Any) -> None:
         MODELS.get(model_type)
 
 
-def build_empty(config: Any, path: str | Path) -> Decoder:
-    """The model that a config describes, on the meta device: shapes without memory.
+def build_empty(config: Any, path: str | Path, shard: Shard = ONE) -> Decoder:
+    """A rank's share of the model that a config describes, on the meta device: shapes without memory.
 
     Raises ValueError for an unsupported architecture or sizes that no model can have.
     """
     build = MODELS.get(config.model_type)
     try:
         with torch.device("meta"):
-            return build(config)
+            model = build(config)
+            return model if shard is ONE else Decoder(model.spec, shard)
     # Fields that a config lacks or that make no sense show themselves in whatever is computed from them first.
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"{path}/config.json does not describe a model that can be run: {error}") from error
@@ -118,8 +120,9 @@ def load_model(
     serving: bool = True,
     deterministic: bool = True,
     load_format: str = "auto",
+    shard: Shard = ONE,
 ) -> Decoder:
-    """Build the model that config.json names and fill it from the directory's safetensors.
+    """Build the model that config.json names, or a rank's share of it, and fill it from the directory's safetensors.
 
     load_format: "dummy" fills it with small random numbers instead and reads no weights, to measure speed.
     serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
@@ -127,7 +130,7 @@ def load_model(
     missing, unexpected or misshapen tensors.
     """
     path, device = Path(path), torch.device(device)
-    model = build_empty(load_config(path), path)
+    model = build_empty(load_config(path), path, shard)
     check_room(model, dtype, device)
     model = materialise(model, dtype, device)
     if load_format == "dummy":

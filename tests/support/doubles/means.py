@@ -29,6 +29,7 @@ from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.hf import common_fields, dense_layers
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots
+from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from support.checkpoints.models import SMALL
 from support.doubles.stand import Stand
@@ -58,7 +59,7 @@ class MeanSpec(MixerSpec):
     name: str = "mean"
     width: int
 
-    def state(self) -> MeanState:
+    def state(self, shard: Shard = ONE) -> MeanState:
         return MeanState(group_of(self.window), self.window, self.width)
 
     def build(self, site: Site) -> Mean:

@@ -15,7 +15,8 @@ from stridelm.kernels.ops import Ops, QKRope
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import RopeSpec
-from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
+from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
+from stridelm.parallel.shard import ONE, Shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,9 @@ class HeadsSpec(MixerSpec):
     def needs(self) -> Mapping[str, Any]:
         return {"normed_heads": self.qk_norm}
 
-    def state(self) -> HeadsKV:
-        return HeadsKV.of(self.num_heads, self.num_kv_heads, self.head_dim, self.window)
+    def state(self, shard: Shard = ONE) -> HeadsKV:
+        heads = shard.of("num_attention_heads", self.num_heads)
+        return HeadsKV.of(heads, shard.of("num_key_value_heads", self.num_kv_heads), self.head_dim, self.window)
 
     def build(self, site: Site) -> Attention:
         return Attention(self, site)
@@ -56,12 +58,18 @@ class Attention(ModelPart):
 
     def __init__(self, spec: HeadsSpec, site: Site) -> None:
         super().__init__()
-        self.layer, self.eps = site.layer, site.eps
-        self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.layer, self.eps, self.shard = site.layer, site.eps, site.shard
+        state = spec.state(self.shard)
+        self.heads, self.kv_heads, self.head_dim = state.heads, state.kv_heads, spec.head_dim
         reads, stored = site.reads or site.width, site.weight_format
-        self.qkv = Linear(reads, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias=spec.qkv_bias, weight_format=stored)
-        self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored)
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        outs, rows, columns = (
+            {"q_proj": q, "k_proj": kv, "v_proj": kv},
+            Split.rows(site.shard),
+            Split.columns(site.shard),
+        )
+        self.qkv = Linear(reads, outs, bias=spec.qkv_bias, weight_format=stored, split=rows)
+        self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored, split=columns)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: other layers have it too, and it is none's child
 
@@ -69,7 +77,7 @@ class Attention(ModelPart):
         qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         (rope,) = self._rope
         qk = QKRope(self.heads, self.kv_heads, positions_N, rope.cos, rope.sin, self.qk_norm, self.eps)
-        return self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1))
+        return self.shard.sum(self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)))
 
     def slots(self, theirs: str = "") -> Slots:
         if self.qk_norm is not None:

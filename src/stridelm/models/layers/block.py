@@ -15,6 +15,7 @@ from stridelm.kernels.ops import Ops
 from stridelm.models.layers.linear import DENSE, WeightFormat
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
+from stridelm.parallel.shard import ONE, Shard
 
 
 class Tap(Protocol):
@@ -39,6 +40,7 @@ class Site:
     reads: int | None = None
     """Width of what the mixer reads, if it is not the stream's."""
     weight_format: WeightFormat = DENSE
+    shard: Shard = ONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,9 @@ class MixerSpec:
         """What `Ops.prepare` is to know of it."""
         return {}
 
-    def state(self) -> LayerState:
-        """What is remembered, in the page group of its window."""
+    def state(self, shard: Shard = ONE) -> LayerState:
+        """What a rank remembers, in the page group of its window. Raises ValueError for shares that would not be
+        equal."""
         raise NotImplementedError
 
     def build(self, site: Site) -> ModelPart:

@@ -20,6 +20,7 @@ from stridelm.models.layers.block import Block, LayerSpec, Site, Stream, Tap, ch
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
+from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import OVERRUN
 
 
@@ -61,10 +62,9 @@ class DecoderSpec:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def states(self) -> LayerStates:
-        """What each layer remembers."""
-        return tuple(layer.mixer.state() for layer in self.layers)
+    def states(self, shard: Shard = ONE) -> LayerStates:
+        """What each layer remembers on a rank."""
+        return tuple(layer.mixer.state(shard) for layer in self.layers)
 
     def prepare(self, ops: Ops, dtype: torch.dtype) -> None:
         """Have compiled what each kind of layer needs."""
@@ -85,9 +85,10 @@ class Decoder(ModelPart):
 
     keeps_bits: ClassVar[bool] = True
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, shard: Shard = ONE) -> None:
+        """shard: of its layers; embedding, norms and head are whole. Raises ValueError if the shares are not equal."""
         super().__init__()
-        self.spec = spec
+        self.spec, self.shard = spec, shard
         self.ops: Ops = PlainOps()
         # Given a weight it draws none, which on the meta device would import torch's compiler.
         weight = torch.empty(spec.vocab_size, spec.hidden_size)
@@ -95,7 +96,8 @@ class Decoder(ModelPart):
         # Steps may reach beyond the context; what they find there is cut.
         self.ropes = Ropes(spec.max_length + OVERRUN)
         self.blocks = nn.ModuleList(
-            Block(layer, Site(i, spec.hidden_size, spec.norm_eps, self.ropes)) for i, layer in enumerate(spec.layers)
+            Block(layer, Site(i, spec.hidden_size, spec.norm_eps, self.ropes, shard=shard))
+            for i, layer in enumerate(spec.layers)
         )
         self.norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.head = Linear(spec.hidden_size, spec.vocab_size)
@@ -119,8 +121,8 @@ class Decoder(ModelPart):
 
     @property
     def layer_states(self) -> LayerStates:
-        """What each layer remembers."""
-        return self.spec.states
+        """What each layer remembers here."""
+        return self.spec.states(self.shard)
 
     def slots(self, theirs: str = "") -> Slots:
         """Every tensor of a Hugging Face checkpoint, and where it goes."""

@@ -11,7 +11,7 @@ import torch
 from stridelm.kernels.ops import ACTIVATIONS, Ops
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.linear import Linear
-from stridelm.models.layers.slots import ModelPart, Slots
+from stridelm.models.layers.slots import ModelPart, Slots, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,15 @@ class GatedMLP(ModelPart):
 
     def __init__(self, spec: GatedMLPSpec, site: Site) -> None:
         super().__init__()
-        self.activation = spec.activation
+        self.activation, self.shard = spec.activation, site.shard
         width, inner, stored = site.width, spec.intermediate_size, site.weight_format
-        self.gate_up = Linear(width, {"gate_proj": inner, "up_proj": inner}, bias=spec.bias, weight_format=stored)
-        self.down = Linear(inner, {"down_proj": width}, bias=spec.bias, weight_format=stored)
+        rows, columns = Split.rows(site.shard), Split.columns(site.shard)
+        outs = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up = Linear(width, outs, bias=spec.bias, weight_format=stored, split=rows)
+        self.down = Linear(inner, {"down_proj": width}, bias=spec.bias, weight_format=stored, split=columns)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return self.down(self.gate_up.gated(x, ops, self.activation))
+        return self.shard.sum(self.down(self.gate_up.gated(x, ops, self.activation)))
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("gate_up", theirs)

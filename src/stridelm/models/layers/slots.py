@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from stridelm.parallel.shard import Shard
+
 
 @dataclass(frozen=True)
 class Split:
@@ -18,6 +20,14 @@ class Split:
     dim: int = 0
     rank: int = 0
     world: int = 1
+
+    @classmethod
+    def rows(cls, shard: Shard) -> Split:
+        return cls(0, shard.rank, shard.world)
+
+    @classmethod
+    def columns(cls, shard: Shard) -> Split:
+        return cls(1, shard.rank, shard.world)
 
     def share(self, dim: int, size: int) -> int:
         """How much of a dimension of `size` is here. Raises ValueError if the shares would not be equal."""

@@ -1,0 +1,88 @@
+"""A model cut over ranks emits what the whole one emits, on every rank: requests enter all of them alike, and nothing
+but sums is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stridelm.config import EngineConfig
+from stridelm.engine.engine import Engine
+from stridelm.engine.load import load
+from stridelm.models import MODELS
+from stridelm.models.loader import load_config, load_model
+from support.checks.identity import mixed_jobs
+from support.doubles.ranks import ThreadShard, on_each_rank
+from support.doubles.stand import Job, Stand, accepted
+from support.doubles.tree_drafter import NAME as TREE
+
+Write = Callable[..., Path]
+WORLD = 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_every_rank_emits_the_same(checkpoint: Write, model: str, temperature: float) -> None:
+    """Every drafter in one batch, prompts in chunks; in float64 the order of sums decides nothing."""
+    stand = Stand(checkpoint(model), "float64")
+    jobs = [job for job in mixed_jobs(stand, 8, temperature, ["nothing"], seed=3) if drafter_of(job) != TREE]
+    whole = stand.run(jobs, max_num_batched_tokens=33)
+    assert accepted(whole)
+    said, sums = on_each_rank(WORLD, lambda shard: tokens(stand, jobs, shard))
+    assert said == [[output.outputs[0].token_ids for output in whole]] * WORLD
+    assert sums > 0
+
+
+def drafter_of(job: Job) -> str | None:
+    return None if job.speculation is None else job.speculation["drafter"]
+
+
+def tokens(stand: Stand, jobs: list[Job], shard: ThreadShard) -> list[list[int]]:
+    """What one rank emits for each job."""
+    config = EngineConfig(
+        model=str(stand.path),
+        dtype=stand.dtype,
+        device="cpu",
+        deterministic=True,
+        skip_tokenizer_init=True,
+        strict=True,
+        drafter="none",
+        mask_token_id=stand.mask_token_id,
+        drafter_model=stand.heads,
+        max_num_seqs=16,
+        num_pages=200,
+        max_num_batched_tokens=33,
+    )
+    engine = Engine(config, load(config, shard))
+    for number, job in enumerate(jobs):
+        engine.add(str(number), job.prompt, job.request)
+    emitted: dict[str, list[int]] = {str(number): [] for number in range(len(jobs))}
+    while engine.busy:
+        for output in engine.step():
+            emitted[output.request.id] += output.new_token_ids
+    engine.ledger.check([])
+    return list(emitted.values())
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_rank_has_its_share(checkpoint: Write, model: str) -> None:
+    """Of matrices and of KV: together they are the whole's, and nothing that is cut is held twice."""
+    path = checkpoint(model)
+    whole = load_model(path)
+    parts, _ = on_each_rank(WORLD, lambda shard: load_model(path, shard=shard))
+    for block, *shares in zip(whole.blocks, *(part.blocks for part in parts), strict=True):
+        for name in ("mixer.qkv", "mixer.o", "mlp.gate_up", "mlp.down"):
+            size = block.get_submodule(name).get_parameter("weight").numel()
+            assert [share.get_submodule(name).get_parameter("weight").numel() for share in shares] == [size // 2] * 2
+    entries = [sum(state.bytes_per_token(torch.float32) for state in each.layer_states) for each in (whole, *parts)]
+    assert entries == [entries[0], entries[0] // 2, entries[0] // 2]
+
+
+def test_heads_that_cannot_be_shared_out(checkpoint: Write) -> None:
+    path = checkpoint("llama", num_key_value_heads=1)
+    assert load_config(path).num_key_value_heads == 1
+    with pytest.raises(ValueError, match="num_key_value_heads 1 cannot be cut into 2 equal shares"):
+        load_model(path, shard=ThreadShard(0, WORLD))
