@@ -25,59 +25,59 @@ class EngineConfig:
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
     drafter: str = option(
         "auto",
-        "who drafts: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best that can run",
+        "drafter: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best one available",
     )
     depth: int | None = option(
         None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
     )
     acceptance: str = option(
         "exact",
-        "acceptance rule: exact (the output is plain decoding's), rejection or block (lossless: its distribution is), "
-        "typical, relaxed or trust (lossy), or, to measure speed alone, synthetic:N or synthetic-trust:N (simulated: N "
-        "tokens a step on average, whatever the model says)",
+        "acceptance rule: exact (same output as plain decoding), rejection or block (lossless: same distribution), "
+        "typical, relaxed or trust (lossy), or, to measure speed only, synthetic:N or synthetic-trust:N (simulated: N "
+        "tokens per step on average, whatever the model predicts)",
     )
     options: Given = field(default=(), kw_only=True)
-    """What drafters and rules bring besides: each is a keyword argument and an attribute of its own."""
+    """Options registered by drafters and rules: each is also a keyword argument and an attribute."""
     mask_token_id: int | Sequence[int] | None = option(None, "mask token of the checkpoint, or one for each offset")
     drafter_model: str | Sequence[str] | None = option(
-        None, "directory with a drafter's own weights (a head, or a small model), or several; they say whose they are"
+        None, "directory with a drafter's own weights (a head or a small model), or several; the drafter is recognised"
     )
     generation_config: str = option(
         "auto",
-        "defaults of requests: auto (the checkpoint's generation_config.json), vllm (neutral ones), or a directory "
-        "with such a file, whose max_new_tokens is a limit too",
+        "default sampling parameters: auto (the checkpoint's generation_config.json), vllm (neutral ones), or a "
+        "directory with such a file, whose max_new_tokens is also a limit",
     )
     load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     attention: str = option(
         "auto",
-        "attention backend: auto for the best on the device, host (CPU), triton (GPU), flashinfer (GPU, where it is "
+        "attention backend: auto for the best on the device, host (CPU), triton (GPU), flashinfer (GPU, if "
         "installed), or reference",
     )
     deterministic: bool | None = option(
-        None, "promise equal bits whatever shares the batch; by default on a CPU and not on a GPU"
+        None, "make outputs bitwise independent of the batch; on by default on a CPU, off on a GPU"
     )
-    enforce_eager: bool = option(False, "on a GPU: launch every kernel by itself, capture no steps")
+    enforce_eager: bool = option(False, "on a GPU: launch kernels one by one, capture no steps")
     capture: str = option(
         "lazy", "on a GPU, when steps are captured: lazy (when first needed) or startup (before the first request)"
     )
     capture_memory: float | None = option(
-        None, "on a GPU: GiB that captured steps may take, beyond it steps run eagerly; by default 2"
+        None, "on a GPU: GiB that captured steps may take; once it is used up, further steps run eagerly; by default 2"
     )
     page_size: int = option(16, "tokens in a page of KV")
-    num_pages: int | None = option(None, "pages of KV; by default what kv_memory_fraction has room for")
+    num_pages: int | None = option(None, "pages of KV; by default as many as kv_memory_fraction allows")
     kv_memory_fraction: float | None = option(
         None, "share of free memory that KV may take; by default 0.9 on a GPU and 0.25 on a CPU"
     )
-    max_num_seqs: int = option(32, "most requests running at once")
-    max_num_batched_tokens: int = option(1024, "most rows of one step: prompt, decode and draft rows together")
-    max_model_len: int | None = option(None, "longest context, prompt and output; the model's own by default")
-    enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
+    max_num_seqs: int = option(32, "maximum number of requests running at once")
+    max_num_batched_tokens: int = option(1024, "maximum rows of one step: prompt, decode and draft rows together")
+    max_model_len: int | None = option(None, "maximum context length, prompt and output; the model's own by default")
+    enable_prefix_caching: bool = option(True, "reuse the KV of shared prefixes")
     strict: bool = option(False, "check that the ledger balances at every step")
     check_pages: bool = option(
         False,
-        "check page indices before they are followed, and name the request of a wrong one; slow, captures no steps",
+        "check page indices before they are used, and name the request of an invalid one; slow, captures no steps",
     )
     skip_tokenizer_init: bool = option(False, "run on token ids alone; text and stop strings are refused")
 
@@ -85,8 +85,8 @@ class EngineConfig:
         for name in ("page_size", "max_num_seqs", "max_num_batched_tokens"):
             settle_number(self, name, 1, 2**31 - 1, whole=True)
         # A context holds at least a token of prompt and one of output.
-        for name, least in (("num_pages", 1), ("max_model_len", 2)):
-            settle_number(self, name, least, 2**31 - 1, whole=True, optional=True)
+        for name, minimum in (("num_pages", 1), ("max_model_len", 2)):
+            settle_number(self, name, minimum, 2**31 - 1, whole=True, optional=True)
         if isinstance(self.generation_config, PathLike):
             object.__setattr__(self, "generation_config", str(self.generation_config))
         if not isinstance(self.generation_config, str) or not self.generation_config:
@@ -112,32 +112,32 @@ class EngineConfig:
             raise ValueError(f"drafter_model takes a directory, or a sequence of them; got {self.drafter_model!r}")
         if self.mask_token_id is not None:
             object.__setattr__(self, "mask_token_id", _masks(self.mask_token_id))
-        _ = self.speculation  # refuses what it cannot be made of
+        _ = self.speculation  # raises if the fields do not make a valid one
 
     def refuse_capture_options(self, why: str) -> None:
-        """Raise ValueError if anything is said about captured steps, of which there are none."""
-        said = {"capture": self.capture != "lazy", "capture_memory": self.capture_memory is not None}
-        idle = [name for name, given in said.items() if given]
-        if idle:
-            raise ValueError(f"{why}, so {' and '.join(idle)} would have no effect; leave it out")
+        """Raise ValueError if a capture option is set although nothing will be captured."""
+        is_set = {"capture": self.capture != "lazy", "capture_memory": self.capture_memory is not None}
+        unused = [name for name, value in is_set.items() if value]
+        if unused:
+            raise ValueError(f"{why}, so {' and '.join(unused)} would have no effect; leave it out")
 
     @property
     def drafter_models(self) -> tuple[str, ...]:
         """`drafter_model` as a sequence."""
-        given: Any = self.drafter_model
-        return () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+        value: Any = self.drafter_model
+        return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
 
     @property
     def may_capture(self) -> bool:
-        """Whether steps may be captured, where there is a GPU."""
+        """Whether steps may be captured, if there is a GPU."""
         return not (self.enforce_eager or self.check_pages)
 
     @property
     def speculation(self) -> Speculation:
-        """What requests that say nothing of their own get."""
+        """The default for requests that set none of their own."""
         return Speculation(self.drafter, self.depth, self.acceptance, **dict(self.options))
 
 
 def _masks(value: int | Sequence[int]) -> tuple[int, ...]:
-    """A single mask token is a list of one."""
+    """A single mask token becomes a tuple of one."""
     return tuple(token_ids("mask_token_id", [value] if isinstance(value, Integral) else value))

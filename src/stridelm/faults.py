@@ -1,4 +1,5 @@
-"""Whose a failure is. Code that works for one request says so, and what fails there ends that request alone."""
+"""Which request a failure belongs to. Code that serves one request marks itself, and a failure there ends that request
+alone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from stridelm.types import Request
 
 
 class RequestFault(Exception):
-    """Something failed that was done for one request and for nobody else; its cause is the error itself."""
+    """Work done for a single request failed; `__cause__` is the original error."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(f"request {request.id} failed")
@@ -17,16 +18,16 @@ class RequestFault(Exception):
 
 
 class EngineFault(RuntimeError):
-    """The engine failed, and no single request is to blame: it may be of no use any more."""
+    """The engine failed, and no single request is to blame: it may no longer be usable."""
 
 
 class TracerFault(Exception):
-    """Whoever watches the steps failed, which is no failure of theirs; its cause is the error itself."""
+    """The observer of the steps failed, not the steps themselves; `__cause__` is the original error."""
 
 
 @contextmanager
 def on_behalf_of(request: Request) -> Iterator[None]:
-    """Whatever fails inside is this request's. Raises RequestFault."""
+    """Attribute any failure inside to this request. Raises RequestFault."""
     try:
         yield
     except RequestFault:

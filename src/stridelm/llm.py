@@ -1,4 +1,4 @@
-"""The offline face: `LLM.generate` for a batch, `LLM.stream` for one prompt as it comes. Outputs have vLLM's shape."""
+"""The offline API: `LLM.generate` completes a batch, `LLM.stream` streams one prompt. Outputs have vLLM's shape."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """What went wrong, where the finish reason is "error": the others of the batch are not affected."""
+    """What went wrong, if the finish reason is "error"; the rest of the batch is not affected."""
     metrics: RequestMetrics | None = None
     _states: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
-    """As they came: put together when they are looked at, and not, the prompt's among them, at every step."""
+    """Chunks as they arrived, the prompt's included: concatenated on first access instead of at every step."""
 
     @property
     def hidden_states(self) -> torch.Tensor | None:
-        """[P + T - 1, H] float32: a row for each position of prompt and output that was computed, all but the last."""
+        """[P + T - 1, H] float32: one row per computed position of prompt and output, that is, all but the last."""
         if len(self._states) > 1:
             self._states = [torch.cat(self._states)]
         return self._states[0] if self._states else None
@@ -78,12 +78,12 @@ class LLM:
         config = EngineConfig(model=None if model is None else str(model), **options)
         path = Path(config.model) if config.model is not None else builtin_path()
         self._defaults = read_generation_config(config.generation_config, path)
-        self._told = False
+        self._announced = False
         self.engine = Engine(config)
         self.text_engine = TextEngine(self.engine)
         self._ids = itertools.count()
         self._open: dict[str, tuple[RequestOutput, int]] = {}
-        """Samples under way by request id: whoever steps the engine, every output reaches its own sample."""
+        """Unfinished samples by request id, so that every output reaches its sample whichever call steps the engine."""
 
     def generate(
         self,
@@ -92,10 +92,10 @@ class LLM:
         *,
         on_output: Callable[[StepOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, given as text or token ids, with one parameter set for all or one each; without any, with
+        """Complete prompts, given as text or token ids, with one parameter set for all or one each; by default
         `get_default_sampling_params()`.
 
-        Outputs come in the prompts' order. on_output is called with every step's outputs as they come.
+        Outputs are in the prompts' order. on_output is called with every step's outputs as they arrive.
         Raises ValueError before anything runs if any prompt or parameter cannot be served.
         """
         batch = _as_list(prompts)
@@ -110,7 +110,7 @@ class LLM:
         return self._run(jobs, on_output)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
-        """Complete one prompt; yields its output, grown, after every step that added to it.
+        """Complete one prompt; yields its growing output after every step that added to it.
 
         Leaving the iterator early aborts the request.
         """
@@ -119,14 +119,14 @@ class LLM:
             raise ValueError(f"stream gives one sample; n is {sampling.n}; use generate")
         job = self._add(prompt, sampling)
         outputs = self._stream(job)
-        next(outputs)  # started, so that dropping it unread aborts the request too
+        next(outputs)  # start it, so that dropping it unread also aborts the request
         return outputs
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's makers recommend (`generation_config`), a set of its own; parameters that are given are
-        taken as they are."""
-        if not self._told:
-            self._told = True
+        """A new set of the checkpoint's recommended parameters (`generation_config`). Parameters passed explicitly do
+        not inherit from it."""
+        if not self._announced:
+            self._announced = True
             self._defaults.tell()
         return SamplingParams(**self._defaults.values)
 
@@ -182,7 +182,7 @@ class LLM:
         try:
             yield job
             while True:
-                # While the caller held the iterator, someone else may have stepped for this request too.
+                # While the caller held the iterator, another call may have stepped this request as well.
                 while len(sample.token_ids) == shown and not job.finished:
                     self._step()
                 if len(sample.token_ids) == shown:
@@ -234,13 +234,13 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt, text or ids, is a batch of one. Arrays and tensors are lists of ids."""
+    """A single prompt, text or ids, becomes a batch of one. Arrays and tensors count as lists of ids."""
     if isinstance(prompts, str):
         return [prompts]
-    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(given, bytes | bytearray | Mapping | Set) or not isinstance(given, Iterable):
-        raise ValueError(f"prompts are text or lists of token ids; got {shortened(given)}")
-    items = list(given)
+    value: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(value, bytes | bytearray | Mapping | Set) or not isinstance(value, Iterable):
+        raise ValueError(f"prompts must be text or lists of token ids; got {shortened(value)}")
+    items = list(value)
     if not items:
         raise ValueError("no prompts were given; give at least one")
     if isinstance(items[0], Number) and all(isinstance(item, Number) for item in items):
@@ -254,7 +254,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
     sets = list(params) if isinstance(params, Sequence) else [params]
     wrong = [one for one in sets if not isinstance(one, SamplingParams)]
     if wrong:
-        raise ValueError(f"params are SamplingParams, one for all or one each; got {shortened(wrong[0])}")
+        raise ValueError(f"params must be SamplingParams, one for all or one each; got {shortened(wrong[0])}")
     if len(sets) != count:
         raise ValueError(f"{len(sets)} parameter sets for {count} prompts; give one for all or one each")
     return sets

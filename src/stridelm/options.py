@@ -1,11 +1,11 @@
-"""Options that drafters and acceptance rules bring: fields of a small dataclass, spelt once.
+"""Options defined by drafters and acceptance rules: fields of a small dataclass, declared once.
 
-Such a dataclass is registered beside whoever reads it. From the fields of all that are registered come the keyword
-arguments of Speculation, EngineConfig and `LLM`, the parameters of a request over HTTP, the options of the command
-line, their help and their checks. What is deleted or not registered is no option any more.
+Such a dataclass is registered together with the drafter or rule that reads it. The fields of all those registered
+become the keyword arguments of Speculation, EngineConfig and `LLM`, the parameters of an HTTP request, and the options
+of the command line, with their help and their checks. An option that is deleted or not registered ceases to exist.
 
-Nothing is known here of who is registered, and listing the options imports no torch, provided that the modules which
-hold them do not.
+This module does not know what is registered, and listing the options does not import torch unless the modules that
+define them do.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from stridelm.values import check_flag, number, shortened
 RULES, DRAFTERS = "stridelm.verify:RULES", "stridelm.draft:DRAFTERS"
 """The registries, imported when an option is first looked for."""
 Given = tuple[tuple[str, Any], ...]
-"""Options as they are kept: name and plain, hashable value, by name; none that was left open."""
+"""Options as stored: (name, plain hashable value) pairs, sorted by name, without those left unset."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base of all such dataclasses, and what whoever has no options reads.
+    """Base of all option dataclasses, and the one for entries without options.
 
     A field is `name: type = option(default, help)`, with its bounds if it is a number. Types are int, float, bool,
-    str and Literal; for any other `parse` makes a hashable value of what is given, text included. A field is one
-    option wherever it is inherited, and no two fields may have the same name.
+    str and Literal; for any other, `parse` turns the given value, possibly text, into a hashable one. An inherited
+    field is still one option, and no two fields may have the same name.
     """
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """What the options are called."""
+        """The names of the options."""
         return tuple(field.name for field in fields(cls))
 
 
@@ -52,7 +52,8 @@ class OptionRegistry(Registry[T]):
         self._options: Registry[type[Options]] = Registry(kind)
 
     def add(self, name: str, target: str | T, options: str | type[Options] = Options) -> None:
-        """options: what the entry reads, as a class or a lazy "package.module:attribute" of a module without torch."""
+        """options: the entry's option dataclass, or a lazy "package.module:attribute" in a module that imports no
+        torch."""
         super().add(name, target)
         self._options.add(name, options)
         known.cache_clear()
@@ -63,13 +64,13 @@ class OptionRegistry(Registry[T]):
         known.cache_clear()
 
     def options(self, name: str) -> type[Options]:
-        """What the entry called `name` reads. Raises ValueError naming the known ones."""
+        """The option dataclass of the entry called `name`. Raises ValueError naming the known entries."""
         return self._options.get(name)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A name that can be set, with what the command line needs of it."""
+    """A name that can be set, with what the command line needs to know about it."""
 
     name: str
     hint: Any
@@ -79,7 +80,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Option:
-    """One that somebody registered."""
+    """One option that a drafter or rule registered."""
 
     field: Field[Any]
     hint: Any
@@ -88,13 +89,13 @@ class Option:
 
     @property
     def setting(self) -> Setting:
-        """None by default, which leaves it to whoever reads it; the help says what is done then."""
+        """The default is None, meaning that the drafter or rule applies its own; the help shows that one."""
         text, default = str(self.field.metadata["help"]), self.field.default
-        said = text if default is None else f"{text} ({default:g})" if _is_number(self.hint) else f"{text} ({default})"
-        return Setting(self.field.name, str if self.field.metadata["parse"] else self.hint | None, None, said)
+        shown = text if default is None else f"{text} ({default:g})" if _is_number(self.hint) else f"{text} ({default})"
+        return Setting(self.field.name, str if self.field.metadata["parse"] else self.hint | None, None, shown)
 
     def plain(self, value: Any) -> Any:
-        """The value, checked. Raises ValueError for one that it cannot have."""
+        """The value, checked. Raises ValueError for an invalid one."""
         name, metadata = self.field.name, self.field.metadata
         if metadata["parse"]:
             return metadata["parse"](value)
@@ -137,36 +138,36 @@ def _options_of(cls: type[Options], home: str) -> Iterable[Option]:
         if type(None) in get_args(hint):
             members = [member for member in get_args(hint) if member is not type(None)]
             hint = members[0] if len(members) == 1 else hint
-        assert "parse" in field.metadata, f"{cls.__name__}.{field.name}: say what it is with option(...)"
+        assert "parse" in field.metadata, f"{cls.__name__}.{field.name}: declare it with option(...)"
         assert field.metadata["parse"] or _is_plain(hint), f"{cls.__name__}.{field.name}: give it a parse"
         yield Option(field, hint, home)
 
 
 def is_of_rules(name: str) -> bool:
-    """Whether it is an option that a rule brings."""
+    """Whether the option belongs to an acceptance rule."""
     return name in known() and known()[name].home == RULES
 
 
-@lru_cache(maxsize=1024)  # a request's are read at every step
+@lru_cache(maxsize=1024)  # a request's options are read at every step
 def read(cls: type[OptionsT], given: Given) -> OptionsT:
-    """Those of `given` that are this dataclass's, the rest at their defaults."""
+    """This dataclass, filled from the options in `given` that belong to it, the rest at their defaults."""
     names = cls.names()
     return cls(**{name: value for name, value in given if name in names})
 
 
 def takes_options(cls: type[T]) -> type[T]:
-    """Let a dataclass with a field `options: Given` take each option as a keyword argument, and have it as an
-    attribute, None where it is left open."""
+    """Let a dataclass with a field `options: Given` take each option as a keyword argument and expose it as an
+    attribute, None if it is unset."""
     make: Callable[..., None] = cls.__init__
     own = {field.name for field in fields(cls)}  # type: ignore[arg-type]
 
     @wraps(make)
     def init(self: T, *args: Any, options: Mapping[str, Any] | Given = (), **given: Any) -> None:
-        asked = {**dict(options), **{name: given.pop(name) for name in list(given) if name not in own}}
-        unknown = sorted(asked.keys() - known().keys())
+        chosen = {**dict(options), **{name: given.pop(name) for name in list(given) if name not in own}}
+        unknown = sorted(chosen.keys() - known().keys())
         if unknown:
             raise TypeError(f"{cls.__name__} takes no {', '.join(unknown)}; known: {', '.join(sorted(settings(cls)))}")
-        plain = ((name, known()[name].plain(value)) for name, value in asked.items() if value is not None)
+        plain = ((name, known()[name].plain(value)) for name, value in chosen.items() if value is not None)
         make(self, *args, **given, options=tuple(sorted(plain)))
 
     def get(self: T, name: str) -> Any:
@@ -179,7 +180,7 @@ def takes_options(cls: type[T]) -> type[T]:
 
 
 def settings(cls: type) -> dict[str, Setting]:
-    """What a dataclass can be given by name, in the order of its fields, the options in place of `options`."""
+    """The names that a dataclass accepts, in the order of its fields, with the single options in place of `options`."""
     found: dict[str, Setting] = {}
     hints = get_type_hints(cls)
     for field in fields(cls):
@@ -194,5 +195,5 @@ def settings(cls: type) -> dict[str, Setting]:
 
 
 def flat(owner: Any) -> dict[str, Any]:
-    """All that `settings` names, with the values that it has."""
+    """The current value of every name that `settings` lists."""
     return {name: getattr(owner, name) for name in settings(type(owner))}

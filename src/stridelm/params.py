@@ -1,4 +1,4 @@
-"""What a caller may ask of one request: sampling under vLLM's names, and how it is to be speculated."""
+"""The parameters of one request: sampling, under vLLM's names, and speculation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from stridelm.values import (
 )
 
 MAX_LOGPROBS = 64
-"""Most alternatives reported a position."""
+"""Maximum number of alternatives reported per position."""
 MAX_LOGPROB_TOKEN_IDS = 1024
-"""Most tokens reported because they were asked for by id."""
+"""Maximum number of tokens reported because they were requested by id."""
 MAX_LOGIT_BIASES = 4096
 MAX_STOP_TOKEN_IDS = 1024
 MAX_STOPS, MAX_STOPS_LENGTH = 128, 8192
-"""Stop strings, and the characters in all of them."""
+"""Number of stop strings, and of characters in all of them."""
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 1024, 8192
-"""Forbidden words, and the characters or tokens in all of them."""
+"""Number of forbidden words, and of characters or tokens in all of them."""
 MAX_SALT = 256
 """Characters of a cache_salt."""
 OWN = ("drafter", "depth", "acceptance", "acceptance_length")
-"""Fields of Speculation that are no options of somebody's."""
+"""Fields of Speculation that are its own, not options of a drafter or rule."""
 
 
 @takes_options
@@ -43,14 +43,14 @@ OWN = ("drafter", "depth", "acceptance", "acceptance_length")
 class Speculation:
     """How a request is drafted and accepted. None means "as the engine was configured".
 
-    drafter: name of who drafts, "none" or "auto".
-    depth: drafted rows in a chain; mask-token decoding with k tokens a step has depth k - 1.
-    acceptance: name of the rule. A simulated one has its length behind a colon: "synthetic:2.5".
+    drafter: name of the drafter, "none" or "auto".
+    depth: drafted rows in a chain; mask-token decoding with k tokens per step has depth k - 1.
+    acceptance: name of the rule. A simulated one takes its length after a colon: "synthetic:2.5".
     acceptance_length: that length: tokens that a step with a full draft emits on average.
-    options: what drafters and rules bring besides. Each is a keyword argument and an attribute of its own, as in
+    options: options registered by drafters and rules. Each is also a keyword argument and an attribute, as in
         `Speculation("ngram", prompt_lookup_min=2)`.
 
-    Raises ValueError, on construction, for a value that cannot be, and TypeError for an option that nobody reads.
+    Raises ValueError, on construction, for an invalid value, and TypeError for an unknown option.
     """
 
     drafter: str | None = None
@@ -94,15 +94,15 @@ class Speculation:
         return cls(**value)
 
     def over(self, base: Speculation) -> Speculation:
-        """This speculation, with `base` filling what it leaves open.
+        """This speculation, with `base` filling the fields it leaves unset.
 
-        A request that names another drafter than `base` does not inherit that drafter's settings, nor one that names
-        another rule that rule's.
+        A request that names a different drafter inherits nothing from `base`, and one that names a different rule does
+        not inherit the options of `base`'s rule.
         """
         if self.drafter is not None and self.drafter != base.drafter:
             return self
         inherited = base.given
-        if self.acceptance is not None:  # a rule comes with its length or without one
+        if self.acceptance is not None:  # the length belongs to the rule
             inherited.pop("acceptance_length", None)
         if self.acceptance not in (None, base.acceptance):
             inherited = {name: value for name, value in inherited.items() if not is_of_rules(name)}
@@ -110,42 +110,42 @@ class Speculation:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is not left open, by the names under which `of` takes it."""
+        """The fields and options that are set, by the names under which `of` takes them."""
         return {name: value for name in OWN if (value := getattr(self, name)) is not None} | dict(self.options)
 
     def read(self, options: type[OptionsT]) -> OptionsT:
-        """Those of the options that this dataclass has, what is left open at its default."""
+        """This dataclass, filled from the options that are set, the rest at their defaults."""
         return read(options, self.options)  # type: ignore[arg-type]  # a class is hashable
 
     @property
     def rule(self) -> str:
-        """The acceptance rule as it is asked for: `exact`, `synthetic:2.5`."""
+        """The acceptance rule as a request spells it: `exact`, `synthetic:2.5`."""
         name = self.acceptance or "exact"
         return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
 
     def _split_acceptance(self) -> None:
-        """Take "synthetic:2.5" apart, from its own construction."""
+        """Split "synthetic:2.5" into name and length. Called on construction."""
         name, colon, length = (self.acceptance or "").partition(":")
         if not colon:
             return
         if self.acceptance_length is not None:
-            raise ValueError(f"acceptance {self.acceptance!r} has its length already; leave acceptance_length out")
+            raise ValueError(f"acceptance {self.acceptance!r} already contains the length; leave acceptance_length out")
         try:
             object.__setattr__(self, "acceptance_length", float(length))
         except ValueError:
             raise ValueError(
-                f"acceptance {self.acceptance!r}: behind the colon stands a number of tokens, as in synthetic:2.5"
+                f"acceptance {self.acceptance!r}: a number of tokens must follow the colon, as in synthetic:2.5"
             ) from None
         object.__setattr__(self, "acceptance", name)
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What the output must be, vLLM's names. Exactly one of these:
+    """Constraints on the output, under vLLM's names. Exactly one of these:
 
     json: a JSON schema, as text or as a mapping. json_object: any JSON object. regex: a regular expression that matches
     all of the output. choice: one of these texts. grammar: EBNF with a rule called root. structural_tag: xgrammar's, as
-    JSON text or as a mapping: structure behind a trigger, anything before it.
+    JSON text or as a mapping: structure after a trigger, free text before it.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -186,7 +186,7 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of them it is."""
+        """Name of the constraint that is set."""
         return next(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
 
 
@@ -199,31 +199,29 @@ class SamplingParams:
 
     n: int = option(1, "samples of the prompt")
     temperature: float = option(1.0, "0 is greedy, 1 samples the model's own distribution")
-    top_k: int = option(0, "sample among so many likeliest tokens; 0 or -1 for all")
-    top_p: float = option(1.0, "sample among the likeliest tokens that hold this share of the probability")
-    min_p: float = option(0.0, "sample among tokens at least this share as likely as the likeliest")
-    repetition_penalty: float = option(1.0, "over 1 makes tokens of prompt and output less likely")
-    presence_penalty: float = option(0.0, "taken from the logit of every token that the output holds")
-    frequency_penalty: float = option(0.0, "the same, for each time that the output holds it")
-    logit_bias: Mapping[int, float] | None = option(None, "token id and what is added to its logit")
-    bad_words: Sequence[str] | None = option(None, "text that the output may not hold")
+    top_k: int = option(0, "sample among this many most likely tokens; 0 or -1 for all")
+    top_p: float = option(1.0, "sample among the most likely tokens that together hold this share of the probability")
+    min_p: float = option(0.0, "sample among tokens at least this fraction as likely as the most likely one")
+    repetition_penalty: float = option(1.0, "above 1 makes tokens of prompt and output less likely")
+    presence_penalty: float = option(0.0, "subtracted from the logit of every token already in the output")
+    frequency_penalty: float = option(0.0, "the same, once for each occurrence in the output")
+    logit_bias: Mapping[int, float] | None = option(None, "token id and the value added to its logit")
+    bad_words: Sequence[str] | None = option(None, "text that the output may not contain")
     bad_words_token_ids: Sequence[Sequence[int]] | None = option(None, "the same as token ids")
-    min_tokens: int = option(0, "nothing ends the output before there are more tokens than these")
-    max_tokens: int | None = option(16, "most tokens of output; none for what the context has room for")
-    stop: str | Sequence[str] | None = option(None, "text that ends the output, itself left out")
-    stop_token_ids: Sequence[int] | None = option(None, "token ids that end the output, beside the model's own")
+    min_tokens: int = option(0, "the output cannot end before it has more tokens than this")
+    max_tokens: int | None = option(16, "maximum tokens of output; none for as many as fit the context")
+    stop: str | Sequence[str] | None = option(None, "text that ends the output and is left out of it")
+    stop_token_ids: Sequence[int] | None = option(None, "token ids that end the output, in addition to the model's own")
     include_stop_str_in_output: bool = option(False, "keep the text that ended the output")
-    ignore_eos: bool = option(False, "go on behind an end of text")
+    ignore_eos: bool = option(False, "continue after an end of text")
     skip_special_tokens: bool = option(True, "leave special tokens out of the text")
-    seed: int | None = option(None, "same seed, same output; drawn anew if not given or -1")
-    logprobs: int | None = option(None, "log-probabilities of so many likeliest tokens a position of the output")
+    seed: int | None = option(None, "same seed, same output; drawn at random if not given or -1")
+    logprobs: int | None = option(None, "log-probabilities of this many most likely tokens per position of the output")
     prompt_logprobs: int | None = option(None, "the same for the prompt")
-    logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are told beside those")
-    return_hidden_states: bool = option(False, "what the model's head read at each position")
+    logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are reported in addition")
+    return_hidden_states: bool = option(False, "return the final hidden state at each position")
     priority: int = option(0, "lower is served first")
-    cache_salt: str | None = option(
-        None, "share cached prefixes and learnt drafts with requests of the same salt alone"
-    )
+    cache_salt: str | None = option(None, "share cached prefixes and learnt drafts only with requests of the same salt")
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
 
@@ -247,10 +245,10 @@ class SamplingParams:
         self._settle_chosen()
         salt: Any = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
-            raise ValueError(f"cache_salt is a text of 1 to {MAX_SALT} characters; got {shortened(salt)}")
+            raise ValueError(f"cache_salt must be text of 1 to {MAX_SALT} characters; got {shortened(salt)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
-                f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}; lower it or raise max_tokens"
+                f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}; lower it or raise max_tokens"
             )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_hidden_states"):
             check_flag(name, getattr(self, name))
@@ -267,16 +265,16 @@ class SamplingParams:
             self._settle("structured_outputs", StructuredOutputs.of(self.structured_outputs))
             if self.ignore_eos or self.min_tokens:
                 raise ValueError(
-                    "a grammar says where the output ends: with structured_outputs leave ignore_eos and min_tokens out"
+                    "a grammar sets where the output ends; with structured_outputs leave out ignore_eos and min_tokens"
                 )
         self._settle("speculation", Speculation.of(self.speculation))
 
     def _settle(self, name: str, value: Any) -> None:
-        """Set a field of this frozen class, from its own construction."""
+        """Set a field of this frozen class. Called on construction."""
         object.__setattr__(self, name, value)
 
     def _check_counts(self) -> None:
-        """Raises ValueError for lists that are so long that others would wait for them."""
+        """Raises ValueError for lists so long that they would delay other requests."""
         check_count("logit_bias", len(self.logit_bias or ()), MAX_LOGIT_BIASES, "entries")
         check_count("stop_token_ids", len(self.stop_token_ids or ()), MAX_STOP_TOKEN_IDS, "ids")
         check_count("stop", len(self.stops), MAX_STOPS, "strings")
@@ -291,7 +289,7 @@ class SamplingParams:
             return
         chosen = list(dict.fromkeys(token_ids("logprob_token_ids", self.logprob_token_ids)))
         if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
-            raise ValueError(f"logprob_token_ids has {len(chosen)} ids; at most {MAX_LOGPROB_TOKEN_IDS} can be told")
+            raise ValueError(f"logprob_token_ids has {len(chosen)} ids; at most {MAX_LOGPROB_TOKEN_IDS} are allowed")
         if self.logprobs is None and self.prompt_logprobs is None:
             raise ValueError(
                 "logprob_token_ids would have no effect without logprobs or prompt_logprobs; set one of them, to 0 for "
@@ -301,12 +299,12 @@ class SamplingParams:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether every row of the prompt is told of, so that none may come from the prefix cache."""
+        """Whether every row of the prompt is reported, so that none may come from the prefix cache."""
         return self.prompt_logprobs is not None or self.return_hidden_states
 
     @property
     def reads_rows(self) -> bool:
-        """Whether the host reads a step's rows, not its verdict alone."""
+        """Whether the host reads a step's rows in addition to its verdict."""
         return self.logprobs is not None or self.reads_prompt
 
     @property
@@ -316,7 +314,7 @@ class SamplingParams:
 
     @property
     def uses_history(self) -> bool:
-        """Whether the distribution at a row depends on which tokens came before, beyond the model itself."""
+        """Whether processing the logits of a row needs the tokens before it."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

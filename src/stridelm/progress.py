@@ -1,4 +1,4 @@
-"""Showing a person how far something long is: a bar on a terminal, nothing anywhere else."""
+"""Progress of long operations: a bar on a terminal, nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 
 def terminal_bar(*columns: ProgressColumn) -> Progress:
-    """Bars on stderr, disabled where that is no terminal. Each task has a field `text`, shown behind its bar and before
-    the columns given."""
+    """Bars on stderr, disabled if it is not a terminal. Each task has a field `text`, shown after its bar and before
+    the given columns."""
     console = Console(stderr=True)
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), *columns)
-    # A log is no terminal, even where its colours are forced. What others print to stdout goes there meanwhile.
+    # A log is not a terminal, even if colours are forced. Leave other code's prints to stdout alone.
     return Progress(*shown, console=console, disable=not console.file.isatty(), redirect_stdout=False)
 
 
 @contextmanager
 def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Callable[[int], None]]:
-    """A bar for as long as the block runs. Yields what is to be called with every further amount that is done.
+    """A bar for as long as the block runs. Yields a function to call with each amount completed.
 
-    unit: what is counted, such as "graphs"; "bytes" are shown as a person reads them.
-    least: a smaller total is not shown, for what is done before a bar could be read.
+    unit: what is counted, such as "graphs"; "bytes" are shown in readable units.
+    least: a smaller total gets no bar, since it is done before a bar could be read.
     """
     progress = terminal_bar(TimeRemainingColumn())
     progress.disable = progress.disable or total < least
@@ -40,7 +40,7 @@ def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Cal
 
 
 def size(count: int) -> str:
-    """Bytes as a person reads them: 512 B, 3.4 MiB, 15.0 GiB."""
+    """Bytes in readable units: 512 B, 3.4 MiB, 15.0 GiB."""
     if count < 1024:
         return f"{count} B"
     value = count / 1024

@@ -1,5 +1,5 @@
-"""One small registry. Names map to `module:attribute`, imported on first use, so that listing what exists costs
-nothing and a folder that was deleted simply is not there."""
+"""One small registry. Names map to `module:attribute`, imported on first use, so that listing the entries imports none
+of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Registry(Generic[T]):
         return entry
 
     def place(self, name: str) -> int:
-        """How many were registered before it: what is added later leaves it as it is."""
+        """How many entries were registered before it; later additions do not change it."""
         return list(self._entries).index(name)
 
     def __contains__(self, name: str) -> bool:

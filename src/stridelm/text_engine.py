@@ -1,8 +1,8 @@
-"""Text on top of an engine that speaks token ids.
+"""Text on top of an engine that works on token ids.
 
 On the way in, forbidden words become token ids. On the way out, tokens become text as soon as it is final, and a stop
-string ends its request at the token that completes it: where a step brought more, they are dropped, so that the output
-is that of plain decoding.
+string ends its request at the token that completes it. Further tokens of that step are dropped, so that the output is
+that of plain decoding.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from stridelm.values import shortened
 
 @dataclass(slots=True)
 class _Text:
-    """What is kept of a running request."""
+    """Text state of a running request."""
 
     detokenizer: Detokenizer
     stops: StopStrings
     tokens: int = 0
-    """Of its output, read so far."""
+    """Output tokens read so far."""
 
 
 class TextEngine:
-    """Not thread-safe: whoever adds requests here steps the engine through it."""
+    """Not thread-safe. Requests added here must be stepped through here, not through the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class TextEngine:
         self._texts: dict[str, _Text] = {}
         """By request id."""
         self._words: tuple[SamplingParams, list[list[int]]] | None = None
-        """The last parameters, whose forbidden words are known: a prompt's samples share them."""
+        """The last parameters and their forbidden words as token ids: the samples of a prompt share them."""
 
     def add(
         self,
@@ -73,12 +73,12 @@ class TextEngine:
         return request
 
     def abort(self, id: str) -> bool:
-        """Drop a request, waiting or running; False if there is none."""
+        """Drop a waiting or running request; False if there is none with this id."""
         self._texts.pop(id, None)
         return self.engine.abort(id)
 
     def step(self) -> list[StepOutput]:
-        """Run one step and return what it gave each request, with its text. Raises what Engine.step raises."""
+        """Run one step and return each request's output, with its text. Raises what Engine.step raises."""
         if self._tokenizer is None:
             return self.engine.step()
         outputs = []
@@ -91,7 +91,7 @@ class TextEngine:
                 self._read(output, text)
                 name_tokens(output, self._tokenizer)
             except Exception as error:
-                del request.output_ids[text.tokens :]  # nobody was told of them
+                del request.output_ids[text.tokens :]  # they were never emitted
                 output = self.engine.fail(request, error)
             if output.finished:
                 del self._texts[request.id]
@@ -107,7 +107,7 @@ class TextEngine:
             if not (last and output.silent):
                 armed = text.tokens + count > params.min_tokens
                 piece, stop = text.stops.push(text.detokenizer.push([token]), armed)
-            if last and stop is None:  # let go of what waits
+            if last and stop is None:  # release the text held back
                 rest, stop = text.stops.push(text.detokenizer.flush(), True)
                 piece += rest + ("" if stop is not None else text.stops.flush())
             pieces.append(piece)
@@ -117,7 +117,7 @@ class TextEngine:
         text.tokens += len(output.new_token_ids)
 
     def _cut(self, output: StepOutput, count: int, length: int, stop: str) -> None:
-        """End the output at its token number `count`, the request's output having `length` tokens then."""
+        """End the output after `count` of its new tokens, which leaves the request `length` output tokens in all."""
         dropped = len(output.new_token_ids) - count
         self.engine.cut(output.request, length, stop)
         del output.new_token_ids[count:]
@@ -129,7 +129,7 @@ class TextEngine:
         output.finished = True
 
     def bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of the forbidden words: each word without the space before it, and after one.
+        """Token sequences of the forbidden words: each word without and with a leading space.
 
         Raises ValueError for a word that has no tokens.
         """
@@ -144,7 +144,7 @@ class TextEngine:
 
 
 def name_tokens(output: StepOutput, tokenizer: Tokenizer) -> None:
-    """Give the output's log-probabilities the text of their tokens."""
+    """Add the text of the tokens to the output's log-probabilities."""
     for entry in output.logprobs or ():
         for token, logprob in entry.items():
             logprob.decoded_token = tokenizer.token_text(token)

@@ -1,10 +1,11 @@
-"""The nouns. Every room of the engine converses in these; none of them knows how it is made.
+"""The data types that all packages of the engine exchange. They hold data and do not depend on what produces it.
 
 Nothing here imports torch at run time: the planner, which must stay pure, uses the first half of this file, and the
-tensors of the second half are only named.
+second half names tensors in annotations only.
 
-Legend for tensor shapes: S slots of the request table, R spans of a step, W widest draft of a step, N rows of a step,
-M decision rows of a step (rows from whose logits a token may be drawn), K = W + 1 most tokens that a span can emit.
+Legend for tensor shapes: S slots of the request table, R spans of a step, W width of the widest draft of a step, N rows
+of a step, M decision rows of a step (rows from whose logits a token may be drawn), K = W + 1 maximum tokens that a span
+can emit.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 CANDIDATE = 0
 """Role of a draft row that holds a guessed token, to be checked against its parent's verdict."""
 PROBE = 1
-"""Role of a draft row that holds a mask token: its logits propose tokens, it is never committed."""
+"""Role of a draft row that holds a mask token: its logits propose tokens, and it is never committed."""
 MAX_DRAFT_ROWS = 64
-"""Most draft rows behind one span: their ancestry is one 64-bit mask a row."""
+"""Maximum draft rows of one span: the ancestors of a row are one 64-bit mask."""
 OVERRUN = 4 * (MAX_DRAFT_ROWS + 1)
-"""How far beyond a context steps may reach: two of them may be in flight before the host sees that the context is full,
-and a trusted window runs again what it emitted."""
+"""Tokens by which steps may overrun the context: two of them may be in flight before the host sees that it is full, and
+the tokens that a trusted window emitted are run again."""
 
 
 class Status(enum.Enum):
@@ -50,11 +51,11 @@ class PageCounts(tuple[int, ...]):
         return PageCounts(map(operator.sub, self, other))
 
     def all(self, count: int) -> PageCounts:
-        """So many of each group."""
+        """The same count for each group."""
         return PageCounts((count,) * len(self))
 
     def cover(self, need: tuple[int, ...]) -> bool:
-        """Whether these are as many as are needed, in every group."""
+        """Whether there are at least as many as needed in every group."""
         return all(map(operator.ge, self, need))
 
 
@@ -73,9 +74,9 @@ class Request:
 
     `computed` counts the leading tokens whose KV is committed. Only the ledger moves it (admit, commit, release).
     `rows_in_flight` counts the rows launched for this request whose verdict the CPU has not read, and
-    `tokens_in_flight` the tokens that are sure to come of them. The planner adds them wherever a length would otherwise
-    be taken for exact. A `host_bound` request (the host must see its tokens before it can go on) is planned only when
-    nothing of it is in flight.
+    `tokens_in_flight` the tokens that they are certain to emit. The planner adds them wherever it would otherwise take
+    a length for exact. A `host_bound` request (the host must see its tokens before it can go on) is planned only when
+    it has nothing in flight.
     """
 
     id: str
@@ -87,16 +88,16 @@ class Request:
     room: int | None = None
     """Tokens of output that the context has room for."""
     all_or_nothing: bool = False
-    """The draft is semantics, not a hint: the span is scheduled at full depth or deferred."""
+    """The draft determines the output and is not a mere hint: the span is scheduled at full depth or deferred."""
     sample_index: int = 0
     priority: int = 0
     arrival: int = 0
     tenant: str = ""
-    """Whose it is: tenants take turns (schedule/fairness.py)."""
+    """Owner of the request: tenants take turns (schedule/fairness.py)."""
     stop_ids: frozenset[int] = frozenset()
-    """Its parameters' own, looked for at every token."""
+    """Stop ids of its parameters, checked at every token."""
     bad_words: Sequence[Sequence[int]] = ()
-    """Token sequences that the output may not hold."""
+    """Token sequences that the output may not contain."""
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -106,11 +107,11 @@ class Request:
     tokens_in_flight: int = 0
     host_bound: bool = False
     draft_kv: DraftKV | None = None
-    """Whose KV lies beside the target's: pages without it are a miss for this request."""
+    """The drafter whose KV is stored beside the target's: pages without it are a miss for this request."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """What went wrong, where the finish reason is "error"."""
+    """What went wrong, if the finish reason is "error"."""
     stats: RequestStats = field(default_factory=lambda: RequestStats())
 
     @property
@@ -149,15 +150,15 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows behind them.
+    """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows after them.
 
-    `decides` says that the real rows reach the last known token, so that the span emits at least one token.
+    `decides` means that the real rows reach the last known token, so that the span emits at least one token.
     """
 
     request: Request
     start: int
-    """Storage index of the first real row. With rows in flight ahead of it, for a span that decides, a bound on it, as
-    `real` is a bound then; start + real bounds the known tokens."""
+    """Storage index of the first real row. For a deciding span with rows in flight before it, an upper bound, as is
+    `real`; start + real bounds the known tokens."""
     real: int
     depth: int = 0
     draft: int = 0
@@ -188,9 +189,9 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Draft:
-    """Rows that fill the spans' bounds: one tree a span, children after their parents.
+    """Rows that fill the spans' bounds: one tree per span, children after their parents.
 
-    Siblings hold different tokens. A row whose parent is not live is not live.
+    Siblings hold different tokens. A row whose parent is not valid is not valid either.
     """
 
     tokens: torch.Tensor
@@ -202,18 +203,18 @@ class Draft:
     depths: torch.Tensor
     """[R, W] int64: distance from the last real row; a child of it has depth 1."""
     ancestors: torch.Tensor
-    """[R, W] int64 bitmask: bit j says that row j is the row itself or one of its ancestors."""
+    """[R, W] int64 bitmask: bit j is set if row j is the row itself or one of its ancestors."""
     valid: torch.Tensor
     """[R, W] bool."""
     candidates: np.ndarray
-    """[R, W] bool, on the host, which knows every skeleton: the rows that are candidates if they live."""
+    """[R, W] bool, on the host, which knows every tree's shape: the rows that are candidates if they are valid."""
     is_chain: bool = True
     """Every candidate j has depth j + 1 and exactly the ancestors 0..j, so an accepted path is already in place."""
     max_depth: int = 0
-    """Host-side bound on the depth of a live candidate."""
+    """Host-side bound on the depth of a valid candidate."""
     probs: torch.Tensor | None = None
-    """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass,
-    certain of its token."""
+    """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass
+    on its token."""
 
     @property
     def width(self) -> int:
@@ -222,9 +223,9 @@ class Draft:
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """Plan and draft as tensors: the geometry that the model and the attention see.
+    """Plan and draft as tensors, as the model and attention see them.
 
-    Rows lie span after span, a span's real rows before its draft rows.
+    Rows are ordered by span, a span's real rows before its draft rows.
     """
 
     ids: torch.Tensor
@@ -256,7 +257,7 @@ class ForwardBatch:
     every_row: bool = False
     """The decision rows are all rows, in order."""
     prompt_rows: torch.Tensor | None = None
-    """[P] int64 rows that the next prompt token stands behind, for requests that are told of their prompt's rows."""
+    """[P] int64 rows that are followed by another prompt token, for requests that read their prompt's rows."""
 
     @property
     def row_counts(self) -> tuple[int, ...]:
@@ -266,15 +267,15 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class Geometry:
-    """All that attention may know. Row i of a span sees storage [0, start + i] if real; a draft row sees the
-    `base = start + real` real entries and the draft rows of its own span named in its bitmask."""
+    """All that attention may read. Real row i of a span sees storage [0, start + i]; a draft row sees the
+    `base = start + real` real entries and the draft rows of its own span that are set in its bitmask."""
 
     bounds: tuple[int, ...]
-    """Most rows of each span, by which the rows of the batch lie; without padding, just as many as there are."""
+    """Maximum rows of each span, which lay out the rows of the batch; without padding, the exact numbers."""
     firsts: torch.Tensor
     """[R] int32 first row of each span."""
     counts: torch.Tensor
-    """[R] int32: real rows, and what there is room for of draft rows."""
+    """[R] int32: real rows, and the draft rows that there is room for."""
     starts: torch.Tensor
     """[R] int32 KV entries committed before the span."""
     reals: torch.Tensor
@@ -289,20 +290,20 @@ class Geometry:
     """Page group -> [R, P] int32 page ids of each span's request, enough for what the span may write."""
     page_size: int
     max_keys: int
-    """A bound on the entries that any row sees."""
+    """Upper bound on the entries that any row sees."""
     is_chain: bool
-    """No row's ancestors have others between them in storage."""
+    """The ancestors of every draft row are contiguous in storage."""
     kept: dict[Hashable, object] = field(default_factory=dict)
-    """What a backend made for this geometry. A captured step keeps its geometry, and with it the tensors that the graph
-    reads, however many others a cache has seen since."""
+    """Cache for what a backend derives from this geometry. A captured step keeps its geometry, and with it the tensors
+    that its graph reads, whereas a shared cache might evict them."""
 
 
 @dataclass(slots=True)
 class States:
-    """What the model's layers say of a step's rows, for drafters that grow from it."""
+    """Hidden states of a step's rows, for drafters that read them."""
 
     final: torch.Tensor
-    """[N, H] behind the final norm: what the head turns into logits."""
+    """[N, H] after the final norm: what the head turns into logits."""
     inputs: dict[int, torch.Tensor]
     """Layer -> [N, H] the residual stream that it reads, for the layers that are tapped."""
 
@@ -314,28 +315,29 @@ class Verdict:
     tokens: torch.Tensor
     """[R, K] int64 emitted tokens."""
     counts: torch.Tensor
-    """[R] int64 how many of them; 0 for spans that do not decide."""
+    """[R] int64 number of emitted tokens; 0 for spans that do not decide."""
     rows: torch.Tensor
     """[R, K] int64 decision row that each emitted token was drawn from."""
     path: torch.Tensor
     """[R, W] int64 accepted draft rows."""
     kept: torch.Tensor
-    """[R] int64 draft rows whose KV is kept."""
+    """[R] int64 number of draft rows whose KV is kept."""
     leaf: torch.Tensor
     """[R] int64 draft row that the next step grows from, -1 for the last real row."""
     drafted: torch.Tensor
-    """[R] int64 tokens that were guessed."""
+    """[R] int64 number of tokens that were drafted."""
     accepted: torch.Tensor
-    """[R] int64 guessed tokens that were emitted."""
+    """[R] int64 number of drafted tokens that were emitted."""
     reached: torch.Tensor
-    """[R] int64 draft positions that were put to the test: the accepted ones, and the one that failed if any did."""
+    """[R] int64 number of draft positions that were checked: the accepted ones, and the rejected one if there is
+    any."""
 
 
 @dataclass(slots=True)
 class Logprob:
     """One entry of a position's log-probabilities, in vLLM's shape.
 
-    `rank` counts from 1; None of a token that is neither the position's own nor among the likeliest asked for.
+    `rank` counts from 1; None for a token that is neither the position's own nor among the requested most likely ones.
     """
 
     logprob: float
@@ -345,21 +347,22 @@ class Logprob:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step gave one request."""
+    """What one step emitted for one request."""
 
     request: Request
     new_token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     hidden_states: torch.Tensor | None = None
-    """[T, H] float32 on the CPU: for each new token the row that decided it, and before the first of all those of the
+    """[T, H] float32 on the CPU: the row that decided each new token, preceded, at the first token, by those of the
     prompt's other positions."""
     pieces: list[str] = field(default_factory=list)
-    """The text that each of the new tokens made final: text_engine.py fills it in."""
+    """The text that each new token made final: filled in by text_engine.py."""
     silent: bool = False
     """The last of the new tokens ended the output and is not part of its text."""
     accepted: int = 0
-    """How many of the new tokens were guessed: the first ones, or under a rule that trusts probes all but the first."""
+    """Number of new tokens that were drafted: the first ones, or, under a rule that trusts probes, all but the
+    first."""
     finished: bool = False
 
     @property

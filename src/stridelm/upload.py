@@ -1,4 +1,4 @@
-"""Small arrays on their way to the device, the host not waiting for what the device is doing."""
+"""Copies small arrays to the device without waiting for its pending work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def upload(values: Sequence[int] | np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor of the values: int64, or an array's own dtype, unless one is given.
 
-    `torch.tensor(values, device=...)` would wait until the device has done all it was told before.
+    `torch.tensor(values, device=...)` would wait until the device has finished all earlier work.
     """
     if isinstance(values, np.ndarray):
         tensor = torch.from_numpy(np.ascontiguousarray(values))
@@ -21,5 +21,5 @@ def upload(values: Sequence[int] | np.ndarray, device: torch.device, dtype: torc
 
 
 def staging(*shape: int, device: torch.device) -> torch.Tensor:
-    """int64 zeros on the host, from where a copy to the device waits for nothing."""
+    """int64 zeros on the host, pinned for CUDA so that copies to the device do not block."""
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")

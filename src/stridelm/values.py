@@ -1,4 +1,4 @@
-"""Values as callers give them: checked where they come in, with an error that names the remedy, and made plain."""
+"""Checks of values from callers, with errors that name the remedy, and conversion to plain Python types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 LARGEST = 2**31 - 1
-"""Of counts that may be asked for."""
+"""Largest count that an option accepts."""
 
 
 def option(
@@ -23,34 +23,34 @@ def option(
 ) -> Any:
     """A field with its help text, which the command line shows.
 
-    The rest is for fields of Options, which are checked by it: the bounds of a number, as `number` has them, or what
-    makes a plain value of what is given and raises ValueError where it cannot.
+    The rest is for fields of Options and says how to check them: the bounds of a number, as in `number`, or `parse`,
+    which turns the given value into a plain one and raises ValueError if it cannot.
     """
     limits = {"low": low, "high": high, "open_low": open_low}
     return field(default=default, metadata={"help": text, "limits": limits, "parse": parse})
 
 
 def number(name: str, value: Any, low: float, high: float, *, whole: bool = False, open_low: bool = False) -> float:
-    """`value` as Python's own number, numpy's being taken too.
+    """`value` as a Python int or float; numpy numbers are accepted.
 
     Raises ValueError unless it is a finite number in [low, high], or (low, high] if `open_low`.
     """
     bad = isinstance(value, bool) or not isinstance(value, Integral if whole else Real)
-    if bad or not low <= value <= high or (open_low and value == low):  # NaN is in no range
+    if bad or not low <= value <= high or (open_low and value == low):  # NaN fails the comparison
         kind = "an integer" if whole else "a number"
         raise ValueError(f"{name} must be {kind} {'above' if open_low else 'from'} {low} to {high}; got {value!r}")
     return int(value) if whole or isinstance(value, int) else float(value)
 
 
 def settle_number(owner: Any, name: str, low: float, high: float, *, optional: bool = False, **limits: bool) -> None:
-    """Check a field of a frozen dataclass, from its own construction, and make it a plain number."""
+    """Check a field of a frozen dataclass and make it a plain number. Called on construction."""
     value = getattr(owner, name)
     if value is not None or not optional:
         object.__setattr__(owner, name, number(name, value, low, high, **limits))
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """`value` as a list of Python's own integers: from any sequence of whole numbers, numpy array or tensor.
+    """`value` as a list of Python ints: from any sequence of whole numbers, numpy array or tensor.
 
     Raises ValueError for anything else, text and bytes included.
     """
@@ -94,27 +94,28 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_known(names: Iterable[Any], known: Iterable[str], what: str) -> None:
-    """Raise ValueError for a name that is none of those that are known."""
+    """Raise ValueError for any unknown name."""
     unknown = sorted(str(name) for name in set(names) - set(known))
     if unknown:
         raise ValueError(f"unknown {what} {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
 
 def json_text(value: Any) -> str:
-    """JSON with its keys in the order given, which schemas mean something by. Raises ValueError for what is none."""
+    """JSON with its keys in the order given, which matters in schemas. Raises ValueError for what JSON cannot
+    express."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"this is no JSON ({error}); give plain values") from error
+        raise ValueError(f"this is not JSON ({error}); give plain values") from error
 
 
 def check_count(name: str, count: int, most: int, what: str) -> None:
-    """Raise ValueError if there are more of something than a request may bring: whoever shares its batch pays too."""
+    """Raise ValueError if a request has too many of something, which would slow down the whole batch."""
     if count > most:
-        raise ValueError(f"{name} has {count} {what}; at most {most} are taken: leave some out")
+        raise ValueError(f"{name} has {count} {what}; at most {most} are allowed: leave some out")
 
 
 def shortened(value: Any) -> str:
-    """What was given, for an error message of one line."""
+    """The repr of a value, cut to fit an error message of one line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -63,5 +63,5 @@ def test_samples_share_their_prompt(stand: Stand) -> None:
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 3])
 def test_salts_that_will_not_do(salt: object) -> None:
-    with pytest.raises(ValueError, match="cache_salt is a text of 1 to 256 characters"):
+    with pytest.raises(ValueError, match="cache_salt must be text of 1 to 256 characters"):
         replace(SamplingParams(), cache_salt=salt)  # type: ignore[arg-type]

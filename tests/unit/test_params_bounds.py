@@ -48,5 +48,5 @@ def one_more(value: Any) -> Any:
 def test_at_the_bound_and_over_it(what: str) -> None:
     """So many are taken, and one more is refused with the bound."""
     SamplingParams(**AT_MOST[what])
-    with pytest.raises(ValueError, match=r"at most \d+ are taken: leave some out|from 0 to 64"):
+    with pytest.raises(ValueError, match=r"at most \d+ are allowed: leave some out|from 0 to 64"):
         SamplingParams(**{name: one_more(value) for name, value in AT_MOST[what].items()})
