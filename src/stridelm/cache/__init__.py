@@ -1,1 +1,1 @@
-"""Remembering: the ledger that owns every page of KV, and the tensors behind the pages."""
+"""The KV cache: the ledger that owns every page, and the tensors that hold the pages."""

@@ -1,8 +1,8 @@
-"""What a layer remembers of the tokens before a row, as a value: the pool, the ledger and attention read it from here.
+"""Describes what each layer caches per token; the pool, the ledger and attention read these descriptions.
 
 A kind of layer (heads of keys and values, one latent row, ...) is a subclass of LayerState. It names the tensors of its
-entries, and the page group in which they lie. Layers of one group need the same pages: all of a request's, or those
-that a window reaches.
+entries, and the page group in which they are stored. Layers of one group need the same pages: all of a request's, or
+those that a window reaches.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 import torch
 
 FULL = "full"
-"""The page group of layers that look at everything."""
+"""The page group of layers with full attention."""
 
 
 def group_of(window: int | None) -> str:
-    """The page group of layers that look back over `window` tokens, their own included; None: over all."""
+    """The page group of layers that attend to the last `window` tokens, their own included; None: to all."""
     return FULL if window is None else f"window_{window}"
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """One entry a token, in the pages of a group."""
+    """One entry per token, in the pages of a group."""
 
     group: str
     window: int | None
-    """How many tokens a row sees, its own included; None: everything. The group may hold more than that."""
+    """Number of tokens that a row sees, its own included; None: all. The group may hold more than that."""
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of one entry."""
@@ -40,20 +40,21 @@ class LayerState:
 
 @dataclass(frozen=True)
 class HeadsKV(LayerState):
-    """A key and a value for each KV head, at which `heads` query heads look."""
+    """A key and a value for each KV head, read by `heads` query heads."""
 
     heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
     scale: float
-    """Of a query's product with a key."""
+    """Factor applied to the product of a query and a key."""
 
     @classmethod
     def of(
         cls, heads: int, kv_heads: int, head_dim: int, window: int | None = None, group: str | None = None
     ) -> HeadsKV:
-        """Keys and values of one width, scaled by its root. group: the window's own, if not given."""
+        """Keys and values of the same width, scores scaled by the inverse of its square root. group: by default the
+        window's own."""
         return cls(group or group_of(window), window, heads, kv_heads, head_dim, head_dim, head_dim**-0.5)
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -70,7 +71,7 @@ def bytes_per_token(states: Iterable[LayerState], dtype: torch.dtype) -> int:
 
 
 def windows_of(states: Iterable[LayerState]) -> dict[str, int | None]:
-    """Page group -> how far back its pages are needed, as the layer that looks furthest does; None: all of them."""
+    """Page group -> how far back its pages are needed, set by the layer with the longest window; None: all of them."""
     reaches: dict[str, int | None] = {}
     for state in states:
         known = reaches.get(state.group, None if state.group == FULL else 0)

@@ -3,9 +3,9 @@
 Nothing else moves `computed`. It grows by a prefix hit (`admit`) and by `commit`, and falls to zero by `release`
 (finish, abort, preemption).
 
-Page groups share one notion of a request's length and keep separate pages, each by its own need: a group whose layers
-look at everything keeps all of a request's pages, and one with a window those that the next row's window reaches. What
-the window has left goes back while the request runs, and its place in the table names the null page:
+Page groups share each request's length and keep separate pages, as each needs: a group with full attention keeps all of
+a request's pages, and one with a window those that the next row's window reaches. Pages that the window has passed are
+given back while the request runs, and their table entries point to the null page:
 
     computed 70, window 20, pages of 16       storage  0    16   32   48   64
     full                                      table    [7   12   3    9    4 ]
@@ -28,20 +28,20 @@ class Lease:
     """What one running request holds."""
 
     tables: dict[str, list[int]]
-    """Page group -> page of each stretch of storage; 0 where its window has left it. All are as long."""
+    """Page group -> page table; 0 where the window has passed. All tables have the same length."""
     left: dict[str, int]
-    """Page group -> leading pages that its window has left."""
+    """Page group -> number of leading pages that its window has passed."""
     names: list[bytes] = field(default_factory=list)
     named: int = 0
-    """Leading pages that have been made findable."""
+    """Number of leading pages that have been made findable."""
 
     def pages(self, group: str) -> list[int]:
-        """Those that are held."""
+        """The pages that are held."""
         return self.tables[group][self.left[group] :]
 
 
 class Ledger:
-    """Pages of all groups, leases of all running requests."""
+    """The pages of all groups and the leases of all running requests."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Ledger:
         prefix_caching: bool = True,
         strict: bool = False,
     ) -> None:
-        """groups: page group -> number of pages. windows: how far back its layers look, own token included; everything,
-        if none is given. strict: check the balance at every step, not only when idle."""
+        """groups: page group -> number of pages. windows: page group -> how far back its layers attend, own token
+        included; by default to everything. strict: check the balance at every step, not only when idle."""
         self.page_size = page_size
         self.strict = strict
         self._prefix_caching = prefix_caching
@@ -63,9 +63,9 @@ class Ledger:
         self._leases: dict[str, Lease] = {}
         self._waiting_names: dict[str, list[bytes]] = {}
         self.peak = 0
-        """Most pages held at once, over all groups. Whoever watches a run sets it to zero first."""
+        """Maximum number of pages held at once, over all groups. To measure a run, set it to zero first."""
 
-    # What the planner asks. Nothing below this line and above `admit` changes anything but memoised hashes.
+    # Queries from the planner. Nothing between this line and `admit` changes anything but memoised hashes.
 
     def available(self) -> PageCounts:
         return PageCounts(pages.available for pages in self._pages.values())
@@ -81,24 +81,24 @@ class Ledger:
         return max(0, self.pages_for(end) - self._covered(request))
 
     def _covered(self, request: Request) -> int:
-        """Pages of storage that the request's tables reach over, those that a window has left included."""
+        """Length of the request's tables, pages that a window has passed included."""
         lease = self._leases.get(request.id)
         return len(next(iter(lease.tables.values()))) if lease else 0
 
     def most_held(self, tokens: int, rows: int = 1) -> PageCounts:
-        """Pages that a request holds at most on its way to so many tokens, run so many rows at a time."""
-        whole = self.pages_for(tokens)
+        """Maximum pages that a request holds at once until it has `tokens` tokens, run `rows` rows at a time."""
+        all_pages = self.pages_for(tokens)
         windows = self._windows.values()
-        return PageCounts(whole if w is None else min(whole, self.pages_for(w + rows) + 1) for w in windows)
+        return PageCounts(all_pages if w is None else min(all_pages, self.pages_for(w + rows) + 1) for w in windows)
 
     def growth(self, request: Request, pages: int) -> PageCounts:
-        """How many more it comes to hold of each group while so many are added to its tables."""
+        """How many more pages of each group the request will hold after `pages` are added to its tables."""
         if not self._is_windowed:
             return PageCounts((pages,) * len(self._pages))
         lease = self._leases.get(request.id)
         held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
-        most = self.most_held((self._covered(request) + pages) * self.page_size)
-        return PageCounts(min(pages, max(0, m - h)) for m, h in zip(most, held, strict=True))
+        maximum = self.most_held((self._covered(request) + pages) * self.page_size)
+        return PageCounts(min(pages, max(0, m - h)) for m, h in zip(maximum, held, strict=True))
 
     def reclaimable(self, request: Request) -> PageCounts:
         """Pages that releasing this request would make available."""
@@ -110,15 +110,15 @@ class Ledger:
         )
 
     def match(self, request: Request) -> tuple[int, PageCounts]:
-        """(tokens that a prefix hit would give, idle pages it would take). At least one token is left to compute."""
+        """(tokens that a prefix hit would cover, idle pages it would take). At least one token is left to compute."""
         length, hit = self._hit(request)
         idle = (sum(map(pages.is_idle, filter(None, hit[group]))) for group, pages in self._pages.items())
         return length * self.page_size, PageCounts(idle)
 
     def _hit(self, request: Request) -> tuple[int, dict[str, list[int]]]:
-        """(pages of the request's longest cached prefix, page group -> a table of them).
+        """(pages in the request's longest cached prefix, page group -> a table of them).
 
-        Of a group with a window, only what the row behind the prefix sees must be there.
+        In a group with a window, only the pages that the row after the prefix sees must be cached.
         """
         nothing: dict[str, list[int]] = {group: [] for group in self._pages}
         if not self._prefix_caching or request.params.reads_prompt:
@@ -126,22 +126,23 @@ class Ledger:
         tokens = request.token_ids
         names = self._waiting_names.setdefault(request.id, [])
         extend(names, tokens, self.page_size, request.params.cache_salt)
-        behind = max(1, 0 if request.draft_kv is None else request.draft_kv.lookahead)
-        most = (len(tokens) - behind) // self.page_size
+        after = max(1, 0 if request.draft_kv is None else request.draft_kv.lookahead)  # tokens that must follow it
+        max_pages = (len(tokens) - after) // self.page_size
         found: dict[str, list[int]] = {}
+        # Groups with full attention first: their hits bound what is looked up for the others.
         for group in sorted(self._pages, key=lambda group: self._windows[group] is not None):
-            found[group] = self._found(request, names[:most], tokens, group)
-            most = len(found[group])  # beyond what there is of one that keeps everything, none is looked at
+            found[group] = self._lookup(request, names[:max_pages], tokens, group)
+            max_pages = len(found[group])
         runs = {group: _runs(table) for group, table in found.items()}
-        for length in range(most, 0, -1):
-            left = {group: self._left_behind(group, length * self.page_size) for group in found}
+        for length in range(max_pages, 0, -1):
+            left = {group: self._passed(group, length * self.page_size) for group in found}
             if all(run[length - 1] >= length - left[group] for group, run in runs.items()):
                 return length, {g: [0] * left[g] + table[left[g] : length] for g, table in found.items()}
         return 0, nothing
 
-    def _found(self, request: Request, names: list[bytes], tokens: list[int], group: str) -> list[int]:
-        """The page of each name in a group's cache; 0 of one that is not there, and where everything is needed, those
-        before the first of them."""
+    def _lookup(self, request: Request, names: list[bytes], tokens: list[int], group: str) -> list[int]:
+        """The cached page of each name in a group, 0 where there is none; without a window, only the pages before the
+        first miss."""
         table = []
         for index, name in enumerate(names):
             page = self._pages[group].find(self._key(request, name, tokens, index)) or 0
@@ -150,24 +151,24 @@ class Ledger:
             table.append(page)
         return table
 
-    def _left_behind(self, group: str, computed: int) -> int:
-        """Leading pages that no row from storage index `computed` on sees."""
+    def _passed(self, group: str, computed: int) -> int:
+        """Number of leading pages that no row from storage index `computed` on sees."""
         window = self._windows[group]
         return 0 if window is None else max(0, computed - window + 1) // self.page_size
 
     def _key(self, request: Request, name: bytes, tokens: list[int], index: int) -> bytes:
-        """By what the request finds its page number `index`: its name, or with a follower the name that says its KV is
-        in the page too."""
+        """The hash under which the request looks up its page number `index`: the page's name, or, with draft KV, the
+        name of a page that holds that KV too."""
         draft_kv, end = request.draft_kv, (index + 1) * self.page_size
         return name if draft_kv is None else followed(name, draft_kv.name, tokens[end : end + draft_kv.lookahead])
 
-    # What moves `computed`.
+    # Operations that move `computed`.
 
     def admit(self, request: Request) -> None:
-        """Open a lease. A prefix hit gives the request its first pages, computed already."""
+        """Open a lease. A prefix hit provides the request's first pages, already computed."""
         assert request.id not in self._leases and request.computed == 0
         length, hit = self._hit(request)
-        left = {group: self._left_behind(group, length * self.page_size) for group in hit}
+        left = {group: self._passed(group, length * self.page_size) for group in hit}
         lease = Lease(hit, left, self._waiting_names.pop(request.id, []), named=length)
         for group in hit:
             for page in lease.pages(group):
@@ -177,13 +178,13 @@ class Ledger:
         request.stats.cached_tokens = max(request.stats.cached_tokens, request.computed)
 
     def reserve(self, spans: Iterable[Span]) -> Transaction:
-        """Slots for every row of every span, until the transaction commits or is left."""
+        """Reserve slots for every row of every span, until the transaction commits or exits."""
         transaction = Transaction(self, tuple(spans)).open()
         self.peak = max(self.peak, sum(pages.held for pages in self._pages.values()))
         return transaction
 
     def advance(self, request: Request, rows: int) -> None:
-        """Commit's half of a transaction: the next `rows` storage indices hold the request's own tokens now."""
+        """Commit for one request: its next `rows` storage indices now hold its own tokens."""
         request.computed += rows
         lease = self._leases[request.id]
         if self._prefix_caching:
@@ -191,7 +192,7 @@ class Ledger:
         self.trim(request)
 
     def release(self, request: Request) -> None:
-        """Give back everything the request holds. Its full pages linger for prefix hits."""
+        """Give back everything the request holds. Its full pages stay cached for prefix hits."""
         lease = self._leases.pop(request.id, None)
         self._waiting_names.pop(request.id, None)
         request.computed = request.rows_in_flight = request.tokens_in_flight = 0
@@ -214,7 +215,7 @@ class Ledger:
                         self._pages[group].name(table[index], digest)
         lease.named = full
 
-    # Pages, for the transaction.
+    # Page operations, for the transaction.
 
     def grow(self, request: Request, end: int) -> None:
         """Extend the request's tables to cover storage [0, end)."""
@@ -223,14 +224,14 @@ class Ledger:
             table.extend(self._pages[group].take(missing))
 
     def trim(self, request: Request) -> None:
-        """Give back pages behind the last computed token and whatever is in flight behind it, and those that windows
-        have left."""
+        """Give back the pages after the last computed token and the rows in flight after it, and those that windows
+        have passed."""
         keep = self.pages_for(request.computed + request.rows_in_flight)
         lease = self._leases[request.id]
         for group, table in lease.tables.items():
             self._pages[group].drop(reversed(table[keep:]))
             del table[keep:]
-            old, left = lease.left[group], self._left_behind(group, request.computed)
+            old, left = lease.left[group], self._passed(group, request.computed)
             if left > old:
                 self._pages[group].drop(table[old:left])
                 table[old:left] = [0] * (left - old)
@@ -240,10 +241,10 @@ class Ledger:
         return self._leases[request.id].tables[group]
 
     def lease(self, request: Request) -> Lease | None:
-        """What the request holds now. A lease is one admission's: another admission's is another object."""
+        """What the request holds now. Each admission opens a new lease object."""
         return self._leases.get(request.id)
 
-    # The law.
+    # Invariants.
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Page group -> free, cached, held, total."""
@@ -259,7 +260,7 @@ class Ledger:
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError naming the leak unless free + cached + held == total in every group, every lease belongs
-        to a running request, every hold is some lease's, and nothing is computed that does not exist."""
+        to a running request, every hold belongs to a lease, and no request has more tokens computed than known."""
         running = tuple(running)
         ids = {request.id for request in running}
         strays = sorted(set(self._leases) - ids)
@@ -268,7 +269,7 @@ class Ledger:
         for request in running:
             if request.computed > request.known:
                 raise RuntimeError(
-                    f"request {request.id} has {request.computed} tokens computed and {request.known} that exist"
+                    f"request {request.id} has {request.computed} tokens computed but only {request.known} known"
                 )
         for group, pages in self._pages.items():
             if pages.free + pages.cached + pages.held != pages.total:
@@ -283,11 +284,11 @@ class Ledger:
             for request in running:
                 if request.id not in self._leases:
                     continue
-                left, table = self._left_behind(group, request.computed), self._leases[request.id].tables[group]
+                left, table = self._passed(group, request.computed), self._leases[request.id].tables[group]
                 if any(table[:left]) or not all(table[left:]):
                     raise RuntimeError(
-                        f"page group {group}: request {request.id} of {request.computed} computed "
-                        f"tokens holds pages {table}, and its window has left {left} of them"
+                        f"page group {group}: request {request.id} with {request.computed} computed "
+                        f"tokens has page table {table}, whose first {left} pages its window has passed"
                     )
             wrong = [
                 f"page {page} held {pages.holders(page)} times, in {holds.get(page, 0)} tables"
@@ -299,7 +300,7 @@ class Ledger:
 
 
 def _runs(table: list[int]) -> list[int]:
-    """How many pages stand behind one another up to and with each entry; 0 where there is none."""
+    """Length of the run of consecutive pages that ends at each entry; 0 where there is no page."""
     runs: list[int] = []
     for page in table:
         runs.append((runs[-1] if runs else 0) + 1 if page else 0)

@@ -1,10 +1,10 @@
-"""One page group's pages: which are free, which are held and by how many, which only linger for a prefix hit.
+"""One page group's pages: which are free, which are held and by how many requests, which are only cached.
 
 Every page from 1 to `total` is in exactly one state:
 
-    free      nobody holds it, nothing in it is worth keeping
+    free      no request holds it, and its contents are not cached
     held      one or more requests have it in their page table
-    cached    nobody holds it, but its contents are known by hash; first to go when pages run out, oldest first
+    cached    no request holds it, but its contents are known by hash; evicted when pages run out, oldest first
 
 Page 0 is the null page: padding reads and writes it, and it is not counted.
 """
@@ -49,8 +49,8 @@ class Pages:
         return page in self._idle
 
     def take(self, count: int) -> list[int]:
-        """Hold `count` pages that nobody holds, evicting the longest idle where no page is free."""
-        assert count <= self.available, f"{count} pages asked for, {self.available} available"
+        """Hold `count` pages that no request holds; if none is free, evict the one idle the longest."""
+        assert count <= self.available, f"{count} pages requested, {self.available} available"
         return [self._take_one() for _ in range(count)]
 
     def _take_one(self) -> int:
@@ -63,12 +63,12 @@ class Pages:
         return page
 
     def share(self, page: int) -> None:
-        """Hold a page that is held or cached once more."""
+        """Add a hold on a page that is held or cached."""
         self._idle.pop(page, None)
         self._holders[page] = self._holders.get(page, 0) + 1
 
     def drop(self, pages: Iterable[int]) -> None:
-        """Give up one hold on each page; give a request's pages last first, so that a chain's tail is evicted before
+        """Release one hold on each page; pass a request's pages in reverse, so that a chain's tail is evicted before
         its head."""
         for page in pages:
             left = self._holders[page] - 1
@@ -82,8 +82,8 @@ class Pages:
                 self._free.append(page)
 
     def name(self, page: int, digest: bytes) -> None:
-        """Make a held page's contents findable, under several hashes if it is given them. The first page with a hash
-        keeps it."""
+        """Make a held page's contents findable by this hash; a page may have several. The first page with a hash keeps
+        it."""
         if digest not in self._page_of:
             self._page_of[digest] = page
             self._hashes_of.setdefault(page, []).append(digest)
@@ -92,7 +92,7 @@ class Pages:
         return self._page_of.get(digest)
 
     def flush(self) -> None:
-        """Forget all cached contents; held pages stay held but are found no more."""
+        """Forget all cached contents; held pages stay held but can no longer be found."""
         self._free.extend(self._idle)
         self._idle.clear()
         self._page_of.clear()

@@ -1,4 +1,4 @@
-"""The tensors behind the pages, and how many pages memory has room for."""
+"""The tensors that hold the pages, and how many pages fit into memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class PagePool:
-    """Every layer's entries, in tensors of [P slots, ...] as its state says. Slot = page * page_size + offset; the null
-    page 0 takes what padding writes. Zeroed, so that a masked read is finite."""
+    """Every layer's entries, in tensors of [P slots, ...] as described by its LayerState. Slot = page * page_size +
+    offset; padding writes to the null page 0. Zeroed, so that masked reads are finite."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class PagePool:
         device: torch.device,
         ops: StepOps | None = None,
     ) -> None:
-        """pages: of each page group."""
+        """pages: page group -> number of pages."""
         self.states = states
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
         self.entries: list[dict[str, torch.Tensor]] = []
-        """Of each layer, by name."""
+        """For each layer, its tensors by name."""
         for state in states:
             slots = (pages[state.group] + 1) * page_size
             shapes = state.tensors().items()
@@ -46,13 +46,13 @@ class PagePool:
             )
         ops = ops or step_ops_for(device)
         self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}
-        """Page group -> what moves its layers' entries."""
+        """Page group -> function that moves its layers' entries."""
 
     def keep(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
-        """Move the entries of accepted paths to where a chain's would be. Nothing to do where all drafts are chains.
+        """Move the entries of accepted paths to where a chain's would be. A no-op if all drafts are chains.
 
-        Rows of the path at or beyond `kept` copy the null slot onto itself. A span's rows stand in order of depth,
-        each behind what the rows before it write: a path's row numbers rise.
+        Path rows at or beyond `kept` copy the null slot onto itself. A span's copies are in order of depth, and each
+        reads after the slots that earlier ones write, since a path's row numbers increase.
         """
         if draft.is_chain:
             return
@@ -65,20 +65,20 @@ class PagePool:
             self.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
 
     def compact(self, group: str, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
-        """Copy slots source[i] to target[i], int64, all layers of a group: an accepted path moves to where it belongs.
+        """Copy slots source[i] to target[i], int64, in all layers of a group: compacts an accepted path.
 
-        `StepOps.mover` says in which order entries may stand.
+        `StepOps.mover` documents the order that the entries must have.
         """
         if group in self._moves:
             self._moves[group](source_N, target_N)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All that all layers keep."""
+        """The tensors of all layers."""
         return [tensor for entries in self.entries for tensor in entries.values()]
 
     def _tensors(self, group: str) -> list[torch.Tensor]:
-        """All that a group's layers keep."""
+        """The tensors of a group's layers."""
         layers = zip(self.states, self.entries, strict=True)
         return [tensor for state, entries in layers if state.group == group for tensor in entries.values()]
 
@@ -97,24 +97,24 @@ def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory that a pool is cut from, in bytes."""
+    """The memory available to a pool, in bytes."""
 
     device: torch.device
     free: int
-    """With the weights in place and nothing else."""
+    """Free memory once the weights are loaded and nothing else is allocated."""
     activations: int = 0
-    """What of it the largest step needs while it runs, and captured steps and a drafter's weights keep."""
+    """The part needed by the largest step while it runs, by captured steps and by a drafter's weights."""
 
     @property
     def left(self) -> int:
-        """What pages may be cut from."""
+        """Memory that pages may use."""
         return max(0, self.free - self.activations)
 
     def page_counts(self, page_bytes: Mapping[str, int], fraction: float, useful: Mapping[str, int]) -> dict[str, int]:
-        """Page group -> pages that the fraction of what is left has room for, at most as many as are of use. Where it
-        has not room for all of those, each group gets its part.
+        """Page group -> number of pages that fit into `fraction` of the memory left, at most `useful`. If not all of
+        those fit, each group is scaled down proportionally.
 
-        Raises ValueError, saying how much is missing, if there is not even room for one page of each.
+        Raises ValueError, stating how much is missing, if there is not even room for one page of each.
         """
         room, one = int(self.left * fraction), sum(page_bytes.values())
         if room < one:
@@ -127,11 +127,11 @@ class MemoryBudget:
         return {group: max(1, int(wanted[group] * part) // page_bytes[group]) for group in page_bytes}
 
     def check(self, pages: int, page_bytes: int) -> None:
-        """Raise ValueError, saying how much is missing, if what is left has no room for so many pages."""
+        """Raise ValueError, stating how much is missing, if the memory left has no room for this many pages."""
         need = pages * page_bytes
         if need > self.left:
             raise ValueError(
-                f"num_pages {pages} of {size(page_bytes)} each take {size(need)} and there are {self}: "
+                f"num_pages {pages} of {size(page_bytes)} each take {size(need)}, but there are {self}: "
                 f"{size(need - self.left)} are missing; lower num_pages{self._remedy} or free memory"
             )
 
@@ -145,7 +145,7 @@ class MemoryBudget:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on the device, with what torch keeps of a GPU's for later given back."""
+    """Bytes free on the device; on a GPU, after torch has returned its cached memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]

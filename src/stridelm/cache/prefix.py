@@ -1,6 +1,7 @@
 """Names for full pages: a hash chain over tokens, so that equal prefixes, and only those, have equal names.
 
-A salt goes before the first token: whoever has another finds none of the pages, however equal the tokens are.
+A salt is hashed before the first token, so that requests with another salt find none of the pages, even for equal
+tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ ROOT = b""
 
 
 def chain(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """The 128-bit name of a page with these tokens behind the page named `previous`."""
+    """The 128-bit name of a page with these tokens that follows the page named `previous`."""
     return blake2b(array("q", tokens).tobytes(), digest_size=16, key=previous).digest()
 
 
 def followed(name: bytes, draft_kv: str, behind: Sequence[int]) -> bytes:
-    """The name of a page that also holds a follower's KV, which depends on the tokens `behind` it too."""
+    """The name of a page that also holds a drafter's KV, which depends on the tokens after the page (`behind`) too."""
     return blake2b(draft_kv.encode() + array("q", behind).tobytes(), digest_size=16, key=name).digest()
 
 

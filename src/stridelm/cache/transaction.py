@@ -1,7 +1,7 @@
-"""KV as a transaction: open with slots up to every span's bound, run, commit what was accepted.
+"""KV as a transaction: reserve slots up to every span's bound, run, commit what was accepted.
 
-Leaving without commit gives back every page that was taken for it, as if the step had never been. A step whose verdict
-the host reads later holds its transaction open meanwhile; several may be open at once, and commit in order.
+Exiting without a commit gives back every page that was taken, as if the step had not happened. A step whose verdict the
+host reads later keeps its transaction open until then; several may be open at once, and they commit in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stridelm.types import Request, Span
 
 
 class Books(Protocol):
-    """What a transaction writes to: the ledger."""
+    """The part of the ledger that a transaction uses."""
 
     def grow(self, request: Request, end: int) -> None: ...
 
@@ -29,7 +29,7 @@ class Books(Protocol):
 
 class Transaction:
     def __init__(self, ledger: Books, spans: tuple[Span, ...]) -> None:
-        """Of these spans; `open` takes what they need."""
+        """spans: what to reserve for; `open` takes the pages."""
         self.spans = spans
         self._ledger = ledger
         self._open = False
@@ -37,7 +37,7 @@ class Transaction:
         self._leases: list[object | None] = []
 
     def open(self) -> Transaction:
-        """Take pages up to every span's bound, and count its rows as in flight."""
+        """Take pages up to every span's bound, and count the spans' rows as in flight."""
         assert not self._open and not self._leases, "a transaction opens once"
         for span in self.spans:
             self._ledger.grow(span.request, span.end)
@@ -56,11 +56,11 @@ class Transaction:
         self._held = True
 
     def commit(self, kept: Sequence[int], reals: Sequence[int] | None = None) -> list[bool]:
-        """Keep each span's real rows and its first `kept` draft rows, and take the rest back.
+        """Keep each span's real rows and its first `kept` draft rows, and give back the rest.
 
-        reals: how many real rows each span had, where the plan knew a bound only. The draft rows to keep must already
-        lie in order behind the real rows. A span whose request has lost its lease since (it finished, was preempted or
-        aborted) keeps nothing; returns which spans kept theirs.
+        reals: number of real rows of each span, if the plan knew only a bound. The draft rows to keep must already be
+        stored in order after the real rows. A span whose request has since lost its lease (it finished, was preempted
+        or aborted) keeps nothing; returns which spans still had theirs.
         """
         assert self._open, "a transaction commits once"
         self._open = False

@@ -67,5 +67,5 @@ def test_cached_pages_are_given_last() -> None:
     assert pages.take(1) == [taken[2]]
     assert pages.take(1) == [taken[0]] and pages.find(bytes([taken[0]])) is None
     assert pages.find(bytes([taken[1]])) == taken[1]
-    with pytest.raises(AssertionError, match="2 pages asked for, 1 available"):
+    with pytest.raises(AssertionError, match="2 pages requested, 1 available"):
         pages.take(2)
