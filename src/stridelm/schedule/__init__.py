@@ -1,4 +1,4 @@
-"""What runs in the next step. Pure CPU: a queue, and a planner that reads it and changes nothing."""
+"""Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors."""
 
 from stridelm.schedule.depth import DepthPolicy
 from stridelm.schedule.limits import Budget, PageView

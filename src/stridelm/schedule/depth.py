@@ -1,6 +1,6 @@
-"""How deep to draft: asked once per request and step, by the planner, and nowhere decided again.
+"""How deep to draft: decided once per request and step, by the planner, and nowhere else.
 
-A policy sees the requests of a plan and nothing of the device, so that every rank that plans the same step comes to the
+A policy sees the requests of a plan and nothing of the device, so that every rank that plans the same step chooses the
 same depths.
 """
 
@@ -13,16 +13,16 @@ from stridelm.types import Request
 
 
 class DepthPolicy(Protocol):
-    """Called while a plan is made: it may not change anything that another call would see."""
+    """Called while a plan is made; must not change state that another call would see."""
 
     def depth(self, request: Request) -> int:
-        """Most levels that the request's next draft may have, 0 for none. The planner takes fewer where rows or pages
-        are short, or where the request could not emit as many tokens. A draft that is semantics is not asked for."""
+        """Maximum levels of the request's next draft, 0 for none. The planner uses fewer if rows or pages are short, or
+        if the request could not emit as many tokens. Not called for `all_or_nothing` requests."""
         ...
 
 
 class Configured:
-    """As deep as the request asks for, at every load."""
+    """The request's own depth, at every load."""
 
     def depth(self, request: Request) -> int:
         return len(request.rows_by_depth) - 1

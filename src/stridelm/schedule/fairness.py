@@ -1,8 +1,8 @@
-"""Whose turn it is, where several tenants share an engine.
+"""Order of service when several tenants share an engine.
 
-A tenant's requests stand in a line: those that run, then those that wait, each in order of rank. Requests of the same
-priority are served by their place in their own tenant's line, and only then by arrival, so that a tenant with a
-thousand requests goes before another only once that one has as many running. With one tenant this is order of rank.
+A tenant's requests form a line: those running, then those waiting, each in order of rank. Requests of the same priority
+are served by their place in their own tenant's line, and only then by arrival, so that a tenant with a thousand
+requests goes before another only once the other has as many running. With one tenant this is order of rank.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Newcomers = Iterator[tuple[ServiceOrder, Request]]
 
 
 def in_turn(running: Sequence[Request], lines: Mapping[str, Sequence[Request]]) -> tuple[Served, Newcomers]:
-    """Who runs and who waits, both in order of service.
+    """The running and the waiting requests, both in order of service.
 
-    running: in order of rank. lines: tenant -> its requests that wait, at least one, in order of rank; they are looked
-    at only as far as newcomers are asked for.
+    running: in order of rank. lines: tenant -> its waiting requests, at least one, in order of rank; read only as far
+    as newcomers are consumed.
     """
     places: Counter[str] = Counter()
     served: Served = []

@@ -1,4 +1,4 @@
-"""What a step may not exceed: rows, requests, pages. The cache is seen through five look-ups."""
+"""The limits of a step: rows, requests, pages. The planner sees the cache through five queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stridelm.types import PageCounts, Request
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """tokens: most rows of a step, real and draft together. requests: most requests running at once."""
+    """tokens: maximum rows of a step, real and draft together. requests: maximum requests running at once."""
 
     tokens: int
     requests: int
@@ -23,26 +23,26 @@ class Budget:
 
 
 class PageView(Protocol):
-    """What the planner may ask of the cache. Look-ups: none of them changes anything."""
+    """The planner's read-only queries to the cache."""
 
     def available(self) -> PageCounts:
-        """Pages that could be handed out now: free ones, and cached ones that nobody holds."""
+        """Pages that could be handed out now: free ones, and cached ones that no request holds."""
         ...
 
     def missing(self, request: Request, end: int) -> int:
-        """Pages to add to each of the request's tables as they are now, so that they cover storage [0, end)."""
+        """Pages to add to each of the request's current tables so that they cover storage [0, end)."""
         ...
 
     def growth(self, request: Request, pages: int) -> PageCounts:
-        """How many more the request comes to hold while so many are added to its tables, step by step: fewer of a group
-        whose window leaves pages behind."""
+        """How many more pages the request will hold after `pages` are added to its tables step by step: fewer in a
+        group whose window passes pages meanwhile."""
         ...
 
     def reclaimable(self, request: Request) -> PageCounts:
-        """Pages that preempting the request would make available: those that it alone holds."""
+        """Pages that preempting the request would make available: those that only it holds."""
         ...
 
     def match(self, request: Request) -> tuple[int, PageCounts]:
-        """What admitting a waiting request would find: leading tokens in the prefix cache (fewer than it
-        knows), and how many of their pages are idle now, so that taking them lowers `available`."""
+        """What admitting a waiting request would find: leading tokens in the prefix cache (fewer than its known
+        tokens), and how many of their pages are idle now, so that taking them lowers `available`."""
         ...

@@ -1,12 +1,12 @@
-"""Picks the spans of the next step from queue state alone. It looks and changes nothing; the engine applies
-the plan.
+"""Picks the spans of the next step from queue state alone. It changes nothing; the engine applies the plan.
 
-There are no phases. Every running request is first given the smallest span worth running, in order of service
-(fairness.py), so that a long prompt never stops the decodes behind it; for this, requests behind may be preempted.
-What is left goes to known tokens, of the running and of newcomers, and last to drafts, each again in order of
-service: what somebody guesses keeps nobody from being served. A newcomer that finds no room takes the place of a
-request behind it: only a tenant that has at least two more requests running gives one up. A draft needs all of its
-request's real rows: it grows from the last known token. Only a window that is semantics comes with them.
+There are no phases. Every running request first gets the smallest span worth running, in order of service
+(fairness.py), so that a long prompt never stalls the decodes after it; to make room, requests later in the order may be
+preempted. The remaining rows go to known tokens, of running requests and of newcomers, and last to drafts, each again
+in order of service, so that drafting never delays known tokens. A newcomer that finds no room replaces a running
+request after it in the order, and only a tenant that has at least two more requests running gives one up. A draft grows
+from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
+request is allocated together with them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Planner:
         self.depths: DepthPolicy = Configured() if depths is None else depths
 
     def plan(self, queue: Queue, pages: PageView) -> StepPlan:
-        """The next step. Spans come in order of service: those of the running, then those of the admitted.
+        """The next step. Spans are in order of service: those of running requests, then those of admitted ones.
 
-        A plan may preempt and have no span: pages shared by several victims count only once those are gone.
+        A plan may preempt and have no span: pages shared by several victims count only once the victims are gone.
         """
         budget = StepBudget(self.budget.tokens, pages)
         waiting = queue.plannable
@@ -38,7 +38,7 @@ class Planner:
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
         admitted: list[Allocation] = []
-        # Whoever lacks pages comes before any newcomer.
+        # Running requests that lack pages come before any newcomer.
         if preempted or short or not waiting:
             for allocation in allocations:
                 _read_on(allocation, budget)
@@ -63,70 +63,71 @@ def _read_all(
     slots: int,
     budget: StepBudget,
 ) -> tuple[list[Allocation], ServiceOrder | None]:
-    """Give known tokens their rows, of the running and of newcomers, in order of service. Returns whom it admits, and
-    the turn of the first newcomer that is left without a slot or without pages. It stops the others, so none is
-    overtaken.
+    """Allocate rows to known tokens, of running requests and of newcomers, in order of service. Returns the admitted
+    requests, and the turn of the first newcomer that is left without a slot or pages. The newcomers after it wait too,
+    so none is overtaken.
 
-    A newcomer must fit with all it knows beside what those before it still need; otherwise it would be preempted at
-    once, and prefill again and again. One that has the pool to itself need not: nobody is harmed.
+    All known tokens of a newcomer must fit beside what the requests before it still need; otherwise it would be
+    preempted at once, and prefill again and again. One that has the pool to itself is exempt.
     """
     admitted: list[Allocation] = []
     refused: ServiceOrder | None = None
-    behind = deque(allocations)
-    kept = budget.pages.all(0)
+    pending = deque(allocations)
+    promised = budget.pages.all(0)
     for allocation in allocations if slots else ():
-        kept += budget.promised(allocation)
+        promised += budget.promised(allocation)
     for turn, request in newcomers:
         if len(admitted) == slots:
             refused = turn
             break
-        while behind and turns[behind[0].request] < turn:
-            ahead = behind.popleft()
-            kept -= budget.promised(ahead)
-            _read_on(ahead, budget)
-            kept += budget.promised(ahead)
+        while pending and turns[pending[0].request] < turn:
+            earlier = pending.popleft()
+            promised -= budget.promised(earlier)
+            _read_on(earlier, budget)
+            promised += budget.promised(earlier)
         if budget.rows == 0:
             break
         allocation = budget.open_waiting(request)
         real, depth = least_span(request, allocation.uncomputed)
-        crowded = bool(allocations or admitted) and not (budget.pages - kept).cover(budget.promised(allocation))
+        crowded = bool(allocations or admitted) and not (budget.pages - promised).cover(budget.promised(allocation))
         if crowded or not budget.take(allocation, real, depth):
             refused = turn if crowded or allocation.request.rows_by_depth[depth] + real <= budget.rows else None
             break
         _read_on(allocation, budget)
-        kept += budget.promised(allocation)
+        promised += budget.promised(allocation)
         admitted.append(allocation)
-    for allocation in behind:
+    for allocation in pending:
         _read_on(allocation, budget)
     return admitted, refused
 
 
 def _gives_way(last: ServiceOrder, refused: ServiceOrder) -> bool:
-    """Whether who is served last runs beside two more of its tenant than the newcomer would."""
+    """Whether the request served last gives way to the newcomer: its priority is not higher, and its tenant has at
+    least two more requests running than the newcomer's."""
     return refused[0] <= last[0] and refused[1] < last[1]
 
 
 def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation], list[Request], bool]:
-    """The smallest span for each running request, who is preempted for it, and whether anybody lacks pages even so.
-    Victims come from the back, so they have no allocation yet."""
+    """The smallest span for each running request, the requests preempted to fit them, and whether any request still
+    lacks pages. Victims come from the back, so they have no allocation yet."""
     allocations: list[Allocation] = []
     preempted: list[Request] = []
     short = False
-    behind = deque(running)
-    while behind and budget.rows > 0:
-        allocation = budget.open(behind.popleft())
+    pending = deque(running)
+    while pending and budget.rows > 0:
+        allocation = budget.open(pending.popleft())
         real, depth = least_span(allocation.request, allocation.uncomputed)
         rows = real + allocation.request.rows_by_depth[depth]
         if rows > budget.rows:
             continue
         if not budget.take(allocation, real, depth):
-            victims = _victims(behind, budget.lacking(allocation, rows), budget.view)
+            victims = _victims(pending, budget.lacking(allocation, rows), budget.view)
             if not victims and not allocations:
-                # The best-ranked must go on. Pages that only those behind it share are nobody's alone, so
-                # they were not counted; with all of them gone, the next plan sees every page.
-                victims = list(reversed(behind))
+                # The best-ranked request must proceed. Pages shared among the requests after it are held by none of
+                # them alone, so they were not counted; once all are preempted, the next plan sees every page.
+                victims = list(reversed(pending))
             for victim in victims:
-                behind.remove(victim)
+                pending.remove(victim)
                 budget.pages += budget.view.reclaimable(victim)
             preempted += victims
             if not budget.take(allocation, real, depth):
@@ -136,12 +137,12 @@ def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation]
     return allocations, preempted, short
 
 
-def _victims(behind: deque[Request], lacking: PageCounts, view: PageView) -> list[Request]:
-    """The worst-ranked requests whose pages make up for `lacking`; none if all of them would not."""
+def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> list[Request]:
+    """The worst-ranked requests whose pages cover `lacking`; none if even all of them together would not."""
     victims: list[Request] = []
-    for request in reversed(behind):
+    for request in reversed(pending):
         gain = view.reclaimable(request)
-        if not any(found for found, short in zip(gain, lacking, strict=True) if short > 0):
+        if not any(gained for gained, short in zip(gain, lacking, strict=True) if short > 0):
             continue
         victims.append(request)
         lacking -= gain
@@ -151,7 +152,7 @@ def _victims(behind: deque[Request], lacking: PageCounts, view: PageView) -> lis
 
 
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
-    """Give a request its other real rows, as far as there are rows and pages."""
+    """Allocate the request's remaining real rows, as far as rows and pages allow."""
     if allocation.request.all_or_nothing:
         _read_on_to_window(allocation, budget)
     else:
@@ -167,7 +168,7 @@ def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
 
 
 def _deepen(allocation: Allocation, depths: DepthPolicy, budget: StepBudget) -> None:
-    """Give a request that has all its real rows the deepest draft that it can use."""
+    """Allocate the deepest usable draft to a request that has all its real rows."""
     request = allocation.request
     if request.all_or_nothing or not allocation.decides:
         return

@@ -1,11 +1,10 @@
-"""Who waits, who runs, and in which slot. The only place that moves a request between the two.
+"""The waiting and the running requests, and their slots. Requests move between the two only here.
 
     add --> waiting --apply(admitted)--> running
                ^                            |
                +-----apply(preempted)-------+           remove: out, from either
 
-A slot is the request's row in the device's request table: held from admission until it leaves the running
-set.
+A slot is the request's row in the device's request table, held from admission until the request leaves the running set.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ class Queue:
     def __init__(self, slots: int) -> None:
         assert slots > 0
         self._waiting: dict[str, list[Request]] = {}
-        """Tenant -> those of its requests that wait, at least one, in order of rank."""
+        """Tenant -> its waiting requests, at least one, in order of rank."""
         self._running: list[Request] = []
         self._by_id: dict[str, Request] = {}
         self._free_slots = list(range(slots))  # ascending, so already a heap
         self.only: Set[Request] | None = None
-        """Whom the planner is shown, if not everybody: the others wait."""
+        """The only requests that the planner may see, or None for all; the others wait."""
 
     @property
     def running(self) -> list[Request]:
-        """Running requests in order of rank; a copy, so that the queue may change while it is walked."""
+        """Running requests in order of rank; a copy, so that the queue may change during iteration."""
         return list(self._running)
 
     @property
@@ -42,8 +41,8 @@ class Queue:
 
     @property
     def plannable(self) -> Mapping[str, Sequence[Request]]:
-        """Tenant -> those of its waiting requests that may be admitted, at least one, in order of rank; a live view,
-        since there may be many."""
+        """Tenant -> its waiting requests that may be admitted, at least one, in order of rank; not copied, since there
+        may be many."""
         if self.only is None:
             return self._waiting
         lines = {tenant: [r for r in line if r in self.only] for tenant, line in self._waiting.items()}
@@ -63,7 +62,7 @@ class Queue:
         return self._by_id.get(request_id)
 
     def add(self, request: Request) -> None:
-        """Let a new request wait. Raises ValueError if its id is in use."""
+        """Add a new request as waiting. Raises ValueError if its id is in use."""
         if request.id in self._by_id:
             raise ValueError(f"request id {request.id!r} is in use; choose another or wait until it finishes")
         assert request.status is Status.WAITING and request.slot == -1 and request.computed == 0
@@ -71,7 +70,8 @@ class Queue:
         self._wait(request)
 
     def apply(self, plan: StepPlan) -> None:
-        """Move the plan's requests. The cache has released the preempted and not yet admitted the others."""
+        """Move the plan's requests. The cache has already released the preempted ones, and not yet admitted the
+        others."""
         for request in plan.preempted:
             assert request.status is Status.RUNNING and request.computed == 0
             _take(self._running, request)
@@ -87,8 +87,7 @@ class Queue:
             insort(self._running, request, key=_rank)
 
     def remove(self, request_id: str) -> Request | None:
-        """Take a request out, waiting or running; None if there is none of that id (it may just have
-        finished)."""
+        """Remove a waiting or running request; None if there is none with this id (it may just have finished)."""
         request = self._by_id.get(request_id)
         if request is not None:
             self._drop(request)
@@ -122,7 +121,7 @@ def _rank(request: Request) -> tuple[int, int]:
 
 
 def _take(requests: list[Request], request: Request) -> None:
-    """Remove this very request; several may share a rank."""
+    """Remove the request by identity, since several may share a rank."""
     index = bisect_left(requests, request.rank, key=_rank)
     while requests[index] is not request:
         index += 1

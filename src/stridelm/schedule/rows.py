@@ -1,9 +1,9 @@
 """How many rows a request wants, needs at least, and can use. Arithmetic on one request; no queue, no pages.
 
-A request *owes* the real rows from its first uncomputed token to its last known one. A span that runs all of
-them decides. A *whole* request's deciding span has its full draft or is not run, so that span is due as one
-piece once the debt is what a window leaves behind; a longer debt is a prompt, and may be worked off in
-chunks.
+A request's *uncomputed* rows are the real rows from its first uncomputed token to its last known one. A span that runs
+all of them decides. The deciding span of an `all_or_nothing` request has its full draft or is not run, so it is
+scheduled in one piece once no more rows are uncomputed than a window can leave; if there are more, it is a prompt,
+which may be run in chunks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def first_row(request: Request) -> int:
 
 
 def blocked(request: Request) -> bool:
-    """Whether to leave a running request out until what is in flight of it has landed: the host must see its tokens
-    first, or they are sure to be its last."""
+    """Whether to leave a running request out until its step in flight has landed: because the host must see its tokens
+    first, or because they are certain to be its last."""
     if not request.rows_in_flight:
         return False
     return request.host_bound or len(request.output_ids) + request.tokens_in_flight >= most_output(request)
@@ -29,7 +29,7 @@ def blocked(request: Request) -> bool:
 def uncomputed_rows(request: Request, start: int) -> int:
     """Real rows from storage index `start` until the request decides.
 
-    When rows in flight reach past the known tokens, their span decides: what it leaves is bounded, not known.
+    When rows in flight reach past the known tokens, their span decides, and only a bound on what it leaves is known.
     """
     if start < request.known:
         return request.known - start
@@ -37,20 +37,21 @@ def uncomputed_rows(request: Request, start: int) -> int:
 
 
 def window_leftover(request: Request) -> int:
-    """Most real rows that a deciding span of a whole request leaves for the next: it emits at most one token
-    for the last real row and one for each draft row, and commits none of them."""
+    """Maximum real rows that a deciding span of an `all_or_nothing` request leaves for the next: it emits at most one
+    token for the last real row and one for each draft row, and commits none of them."""
     return request.rows_by_depth[-1] + 1
 
 
 def least_span(request: Request, uncomputed: int) -> tuple[int, int]:
-    """(real rows, depth) of the smallest span worth running: one row, or a window that is due."""
+    """(real rows, depth) of the smallest span worth running: one row, or the whole window of an `all_or_nothing`
+    request."""
     if request.all_or_nothing and uncomputed <= window_leftover(request):
         return uncomputed, len(request.rows_by_depth) - 1
     return 1, 0
 
 
 def useful_depth(request: Request) -> int:
-    """Deepest draft from which a token could still be emitted. A whole request's is not ours to choose."""
+    """Deepest draft from which a token could still be emitted. That of an `all_or_nothing` request is fixed."""
     deepest = len(request.rows_by_depth) - 1
     if request.all_or_nothing:
         return deepest
@@ -58,11 +59,11 @@ def useful_depth(request: Request) -> int:
 
 
 def most_output(request: Request) -> float:
-    """Most tokens of output that the request can come to have."""
+    """Maximum number of output tokens that the request can reach."""
     limits = (request.params.max_tokens, request.room)
     return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 def smallest_budget(request: Request) -> int:
-    """Rows that a step must be able to hold for this request to go on alone: checked when it is added."""
+    """Rows that a step must be able to hold to run this request alone: checked when the request is added."""
     return window_leftover(request) + request.rows_by_depth[-1] if request.all_or_nothing else 1

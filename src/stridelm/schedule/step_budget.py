@@ -1,8 +1,8 @@
-"""What a plan in the making has left to spend, and what each request has been allocated so far.
+"""The rows and pages that a plan can still allocate, and what each request has been allocated so far.
 
-A budget is made and thrown away within one `plan`; spending from it touches neither the queue nor the cache. A step
-adds as many pages to a request's table in one page group as in another. What differs is how many a group has left, how
-many of a prefix hit lay idle in it, and how many the request gives back as a window moves on.
+A budget lives within one call of `plan`; allocating from it touches neither the queue nor the cache. A step adds the
+same number of pages to a request's table in every page group. Groups differ in how many pages they have left, how many
+pages of a prefix hit were idle, and how many the request gives back as a window moves on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Allocation:
     start: int
     uncomputed: int
     hit: int = 0
-    """Pages of the prefix hit of a waiting request: they need no adding."""
+    """Pages in the prefix hit of a waiting request: they need not be added."""
     idle: PageCounts | None = None
-    """Those of them that nobody holds: they are taken when the request is first given rows."""
+    """The pages of the hit that no request holds: taken when the request first gets rows."""
     real: int = 0
     depth: int = 0
     pages: int = 0
-    """Added to each table."""
+    """Pages added to each table."""
 
     @property
     def rows(self) -> int:
@@ -58,13 +58,13 @@ class StepBudget:
         return Allocation(request, start, uncomputed_rows(request, start))
 
     def open_waiting(self, request: Request) -> Allocation:
-        """An empty allocation for a waiting request, which would start behind its prefix hit."""
+        """An empty allocation for a waiting request, which would start after its prefix hit."""
         hit, idle = self.view.match(request)
         assert 0 <= hit < request.known, f"prefix hit of {hit} tokens leaves request {request.id} no row to run"
         return Allocation(request, hit, request.known - hit, self.view.missing(request, hit), idle)
 
     def lacking(self, allocation: Allocation, rows: int) -> PageCounts:
-        """Pages short, 0 or less where none are, for the allocation to have `rows` rows in all."""
+        """Pages missing, at most 0 if none are, for the allocation to have `rows` rows in all."""
         return self._more(allocation, self._pages(allocation, rows)) - self.pages
 
     def affords(self, allocation: Allocation, rows: int) -> bool:
@@ -73,7 +73,7 @@ class StepBudget:
         return self.pages.cover(self._more(allocation, self._pages(allocation, rows)))
 
     def most_real(self, allocation: Allocation, wanted: int) -> int:
-        """Most real rows up to `wanted` that can be paid for. Page need grows with rows: halve."""
+        """Maximum affordable real rows, up to `wanted`. Page need grows with rows, so bisect."""
         low, high = allocation.real, min(wanted, allocation.real + self.rows)
         if high <= low or self.affords(allocation, high):
             return max(low, high)
@@ -88,7 +88,7 @@ class StepBudget:
         if more_rows > self.rows:
             return False
         pages = self._pages(allocation, allocation.rows + more_rows)
-        if pages != allocation.pages or allocation.idle is not None:  # mostly, a row finds room in its page
+        if pages != allocation.pages or allocation.idle is not None:  # usually a row fits into the last page
             more = self._more(allocation, pages)
             if not self.pages.cover(more):
                 return False
@@ -98,8 +98,8 @@ class StepBudget:
         return True
 
     def promised(self, allocation: Allocation) -> PageCounts:
-        """Pages to keep for the request beyond this allocation, so that admitting another does not preempt it
-        soon: its known tokens, and one page to grow into unless it ends before that."""
+        """Pages to set aside for the request beyond this allocation, so that admitting another does not soon preempt
+        it: for its known tokens, and one page to grow into unless it ends before that."""
         request = allocation.request
         window = request.rows_by_depth[-1] if request.all_or_nothing else 0
         need = self._pages(allocation, request.known - allocation.start + window) + 1
@@ -113,6 +113,6 @@ class StepBudget:
         return self.view.missing(allocation.request, allocation.start + rows) - allocation.hit
 
     def _more(self, allocation: Allocation, pages: int) -> PageCounts:
-        """What has to be paid for so many in all."""
+        """Pages to take from each group for the allocation to have `pages` in all."""
         more = self.pages.all(pages - allocation.pages)
         return more if allocation.idle is None else more + allocation.idle
