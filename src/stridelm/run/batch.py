@@ -1,9 +1,9 @@
-"""Plan and draft become one ragged batch.
+"""Builds one ragged batch from plan and draft.
 
 The rows are laid out by the plan's bounds, on every device. How many of a span's rows are real, where they start and
-which draft rows live is found on the device from the token table, so that a step can be built while the verdict of the
-one before it is still on its way. Rows beyond what a span turns out to have are padding: they write to the null slot
-and nobody reads them. Where looking costs nothing, on a CPU, they are dropped before anything is computed for them.
+which draft rows are valid is read on the device from the token table, so that a step can be built before the verdict of
+the previous one has arrived. Rows beyond those that a span turns out to have are padding: they write to the null slot
+and are never read. On a CPU, where checking is free, they are dropped before anything is computed for them.
 
 Legend: R spans, N rows, W draft width, K = W + 1 nodes of a span, M = R K decision rows.
 """
@@ -23,17 +23,17 @@ from stridelm.upload import upload
 
 @dataclass(frozen=True, eq=False)
 class RowLayout:
-    """Where rows lie: a function of the bounds alone, so it is the same in every replay of a step."""
+    """Where rows are placed: a function of the bounds alone, so it is the same in every replay of a step."""
 
     bounds: tuple[int, ...]
-    """Most rows of each span."""
+    """Maximum rows of each span."""
     span_N: torch.Tensor
     offset_N: torch.Tensor
     firsts_R: torch.Tensor
     reals_R: torch.Tensor
-    """Most real rows."""
+    """Maximum real rows of each span."""
     drafts_R: torch.Tensor
-    """Most draft rows."""
+    """Maximum draft rows of each span."""
     decides_R: torch.Tensor
     """bool."""
     draft_M: torch.Tensor
@@ -44,13 +44,13 @@ class RowLayout:
     first32_R: torch.Tensor
     """int32 `firsts`, as attention reads them."""
     nothing_N: torch.Tensor
-    """int64 zeros: nobody's ancestors."""
+    """int64 zeros: no ancestors."""
     kept: dict[Any, object] = field(default_factory=dict)
-    """What attention made for this layout."""
+    """Cache for what attention derives from this layout."""
 
 
 def row_layout(shape: tuple[tuple[int, int, bool], ...], width: int, device: torch.device) -> RowLayout:
-    """shape: (most real rows, most draft rows, decides) of each span."""
+    """shape: (maximum real rows, maximum draft rows, decides) of each span."""
     reals, drafts, decides = (np.array(column) for column in zip(*shape, strict=True))
     bounds = reals + drafts
     firsts = np.cumsum(bounds) - bounds
@@ -91,9 +91,9 @@ def build(
     page_size: int,
     max_keys: int,
 ) -> ForwardBatch:
-    """The batch of one step. request_slots: [R] rows of the tables, -1 for padding; max_keys: a bound on every
-    span's end."""
-    # A skeleton that all requests share is expanded: stride 0 between them, but not between its rows.
+    """The batch of one step. request_slots: [R] rows of the tables, -1 for padding; max_keys: an upper bound
+    on every span's end."""
+    # A tree shape that all requests share is expanded: stride 0 between requests, but not between its rows.
     assert draft.width < 2 or all(
         part.stride(1) == 1 for part in (draft.tokens, draft.depths, draft.ancestors, draft.valid)
     )
@@ -116,7 +116,7 @@ def build(
         )
         for group, pages_SP in pages.tables.items()
     }
-    laid, about, nodes = next(iter(found.values()))  # page groups differ in their pool slots alone
+    laid, about, nodes = next(iter(found.values()))  # page groups differ only in their pool slots
     ids, positions, _, ancestors, draft_rows = laid.unbind(0)
     firsts, counts, starts, reals = about.unbind(0)
     geometry = Geometry(
@@ -154,7 +154,7 @@ def build(
 
 
 def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
-    """Where prompts are scored. A prompt's spans are exact: nothing of them depends on what is in flight."""
+    """Rows where prompts are scored. A prompt's spans are exact: they do not depend on rows in flight."""
     if not any(span.request.params.reads_prompt for span in spans):
         return None
     rows: list[int] = []
@@ -168,17 +168,17 @@ def _prompt_rows(spans: tuple[Span, ...], bounds: tuple[int, ...], device: torch
 
 
 def reached(tables: dict[str, torch.Tensor], most: int, page_size: int) -> dict[str, torch.Tensor]:
-    """Page tables cut to storage [0, most): a host that looks at them looks at all there is."""
+    """Page tables cut to storage [0, most), because attention on the host reads whole tables."""
     return {group: pages[:, : -(-most // page_size)] for group, pages in tables.items()}
 
 
 def without_padding(batch: ForwardBatch) -> ForwardBatch:
-    """The same without the rows that turned out to be padding, of which nothing is asked. Waits for the device."""
+    """The batch without the rows that turned out to be padding, whose results are not needed. Synchronises."""
     geometry = batch.geometry
     tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
     batch = replace(batch, geometry=replace(geometry, tables=tables))
     plain = batch.decision_index.shape[1] == 1 and batch.every_row
-    if plain and all(span.decides for span in batch.spans):  # nothing is
+    if plain and all(span.decides for span in batch.spans):  # there is no padding
         return replace(batch, grid=False)
     live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
     if not bool(live.all()):
@@ -199,7 +199,7 @@ def without_padding(batch: ForwardBatch) -> ForwardBatch:
 
 
 def _only(batch: ForwardBatch, live_N: torch.Tensor) -> ForwardBatch:
-    """The live rows, closed up."""
+    """The batch with only its live rows."""
     geometry, here, place = batch.geometry, live_N.nonzero()[:, 0], live_N.cumsum(0) - 1
     spans = torch.repeat_interleave(torch.tensor(geometry.bounds))[here]
     bounds = torch.bincount(spans, minlength=len(geometry.bounds))

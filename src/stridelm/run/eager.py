@@ -18,7 +18,7 @@ from stridelm.types import ForwardBatch, Geometry, States
 
 @dataclass(slots=True)
 class Logits:
-    """What a forward pass gives: raw logits for the door, in the model's dtype, and where they come from."""
+    """What a forward pass returns: raw logits for verification, in the model's dtype, and the states they come from."""
 
     decisions: torch.Tensor
     """[M, V] for the batch's decision rows."""
@@ -34,15 +34,16 @@ class EagerRunner:
         self.attention = attention
         self.trap = PageTrap(pool) if check_pages else None
         self.taps: tuple[int, ...] = ()
-        """Layers whose inputs somebody reads, in order."""
+        """Layers whose inputs drafters read, in order."""
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on, keep the inputs of these layers too."""
+        """From now on, return the inputs of these layers too."""
         self.taps = tuple(sorted({*self.taps, *layers}))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Logits:
-        """Run all rows; writes their KV at the batch's slots. Raises PageFault if the trap is set and springs."""
+        """Run all rows and write their KV to the batch's slots. Raises PageFault if `check_pages` finds a wrong
+        index."""
         if self.trap is not None:
             self.trap.check(batch, *draft_places(batch.geometry))
         return self.logits(self.states(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
@@ -54,7 +55,7 @@ class EagerRunner:
         slots: dict[str, torch.Tensor],
         geometry: Geometry,
     ) -> States:
-        """Those of N rows; slots: as in ForwardBatch."""
+        """The states of N rows; slots: as in ForwardBatch."""
         mix = PagedMix(self.pool, self.model.ops, self.attention.prepare(geometry), slots)
         tapped: dict[int, torch.Tensor] = {}
 
@@ -78,7 +79,7 @@ class EagerRunner:
 
 
 class PagedMix:
-    """What the model calls to mix a layer's rows: write their entries, then look."""
+    """Called by the model to mix a layer's rows: writes their KV entries, then runs attention."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class PagedMix:
         slots: dict[str, torch.Tensor],
         lookers: torch.Tensor | None = None,
     ) -> None:
-        """lookers: [M] int64 rows that look, for which attention is prepared; all, if None is given."""
+        """lookers: [M] int64 rows that attend, for which `prepared` was made; None for all."""
         self.pool, self.ops, self.prepared, self.slots, self.lookers = pool, ops, prepared, slots, lookers
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:

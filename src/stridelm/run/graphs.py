@@ -1,4 +1,4 @@
-"""CUDA graphs of one engine: captured into one pool of memory, within a budget."""
+"""CUDA graphs of one engine: captured into one memory pool, within a budget."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SHORTEST_REACH = 1024
 
 
 def reach_of(end: int, most: int) -> int:
-    """A bound on storage that many steps share, so that they share a graph: a power of four from SHORTEST_REACH on, at
+    """A bound on storage coarse enough that many steps share a graph: a power of four, at least SHORTEST_REACH and at
     most `most`."""
     return min(max(SHORTEST_REACH, 4 ** -(-(end - 1).bit_length() // 2)), most)
 
 
 class GraphPool:
-    """All graphs share their memory: no two run at once, and what one leaves is read before another starts."""
+    """All graphs share their memory: no two run at once, and the outputs of one are read before another starts."""
 
     def __init__(self, budget: int, device: torch.device) -> None:
-        """budget: bytes of device memory that graphs may take, all together."""
+        """budget: bytes of device memory that all graphs together may take."""
         self.budget = budget
         self.spent = 0
         self.graphs = 0
@@ -35,10 +35,11 @@ class GraphPool:
         self._handle = torch.cuda.graph_pool_handle()
 
     def capture(self, body: Callable[[], T], inputs: int = 0) -> tuple[torch.cuda.CUDAGraph, T] | None:
-        """Run `body` once, which compiles what is not compiled yet, and capture it; with what it returned, whose
-        tensors each replay fills anew. None if the budget is spent or memory is: then the caller runs kernel by kernel.
+        """Run `body` once, which compiles what is not compiled yet, and capture it. Returns the graph and what `body`
+        returned, whose tensors each replay overwrites; None if the budget or the memory is exhausted, in which case the
+        caller runs eagerly.
 
-        inputs: bytes of tensors that the caller made for the graph.
+        inputs: bytes of tensors that the caller allocated for the graph.
         """
         if self.spent >= self.budget:
             return None
@@ -46,7 +47,7 @@ class GraphPool:
             captured = self._capture(body)
         except torch.OutOfMemoryError:
             self.spent = self.budget
-            logger.warning("no memory to capture a step: what is not captured runs eagerly; lower kv_memory_fraction")
+            logger.warning("no memory to capture a step: steps not captured yet run eagerly; lower kv_memory_fraction")
             return None
         self.spent += inputs
         self.graphs += 1
@@ -65,7 +66,7 @@ class GraphPool:
             body()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what the first run left would count as memory that the capture gave back
+        torch.cuda.empty_cache()  # else memory cached by the first run would offset what the capture takes
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
@@ -76,8 +77,8 @@ class GraphPool:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected while a graph is captured: what frees the graphs or the pinned memory of an engine that
-    is gone ends the capture."""
+    """Pause garbage collection during a capture: collecting a discarded engine frees its graphs or pinned memory, which
+    would abort the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Rows for layers that a drafter brings along: laid out, placed in the target's own pages, and run.
+"""Rows for a drafter's own layers: laid out, placed in the target's pages, and run.
 
-A drafter's entries stand in the storage of their request, in a pool of their own with the target's page ids. So its KV
-needs no tables and no ledger: where the target has pages for a request, so has the drafter.
+A drafter's KV entries use the storage indices of their request, in a separate pool with the target's page ids. So its
+KV needs no tables and no ledger: wherever the target has pages for a request, so does the drafter.
 
 Legend: R requests, N rows.
 """
@@ -27,7 +27,7 @@ from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 MAX_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
-"""Rows of a request that a captured step may want of a head: a tail, the last token, and a draft."""
+"""Maximum rows per request that a captured step may run through a head: a tail, the last token, and a draft."""
 
 
 class Head(Protocol):
@@ -41,12 +41,12 @@ class Head(Protocol):
 
 @dataclass(frozen=True)
 class TargetRuntime:
-    """The target as it runs here, for drafters with layers of their own."""
+    """The running target, for drafters with layers of their own."""
 
     runner: EagerRunner
     tables: PageTables
     pages: dict[str, int]
-    """Page group -> pages of its pool."""
+    """Page group -> number of pages in its pool."""
     page_size: int
     dtype: torch.dtype
     deterministic: bool
@@ -63,7 +63,7 @@ class TargetRuntime:
 
 
 def head_layout(bounds: tuple[int, ...], arena: Arena) -> RowLayout:
-    """bounds: most rows of each request."""
+    """bounds: maximum rows of each request."""
     if len(set(bounds)) == 1 and bounds[0] <= MAX_CAPTURED:
         return arena.keep(_even, len(bounds), bounds[0])
     return arena.recent(row_layout, tuple((bound, 0, True) for bound in bounds), 0)
@@ -75,22 +75,22 @@ def _even(requests: int, rows: int, device: torch.device) -> RowLayout:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """N rows of R requests, a request's own behind one another."""
+    """N rows of R requests, each request's rows contiguous."""
 
     span_N: torch.Tensor
     """int64 request of each row."""
     offset_N: torch.Tensor
-    """int64 place of each row among its request's."""
+    """int64 index of each row among its request's rows."""
     position_N: torch.Tensor
-    """int64; of rows that are no tree's, their storage index too."""
+    """int64; for rows outside a tree, also their storage index."""
     slots: dict[str, torch.Tensor]
     """Page group -> [N] pool slot; padding has the null slot."""
     geometry: Geometry
     last_R: torch.Tensor
-    """int64 each request's last row; any row where it has none."""
+    """int64 each request's last row; arbitrary if it has none."""
 
     def only(self, stay_N: torch.Tensor) -> HeadRows:
-        """The same rows, of which only some leave entries."""
+        """The same rows, of which only those in `stay_N` write entries."""
         return replace(self, slots={group: torch.where(stay_N, slot, 0) for group, slot in self.slots.items()})
 
 
@@ -103,11 +103,11 @@ def place(
     most: int,
     stays_R: torch.Tensor | None = None,
 ) -> HeadRows:
-    """Lay `counts` rows of each request from storage index `starts` on (0 if that is below), at most as many as the
-    layout has room for, and so many if None is given. Each sees all entries up to its own.
+    """Place `counts` rows of each request from storage index `starts` on (0 if it is negative), at most as many as the
+    layout has room for; None fills the layout. Each row sees all entries up to its own.
 
-    most: a bound on every request's last index, exclusive. stays_R: bool requests whose rows leave entries; all, if
-    None is given. What is missing to the layout is padding, which is left out where the host may look.
+    most: an exclusive upper bound on every request's last index. stays_R: bool, requests whose rows write entries; None
+    for all. The rest of the layout is padding, which is left out if attention runs on the host.
     """
     counts_R = rows.reals_R if counts_R is None else counts_R
     if not runtime.attention.reads_device:
@@ -137,7 +137,7 @@ def _placed_for_host(
     most: int,
     stays_R: torch.Tensor | None,
 ) -> HeadRows:
-    """The same rows, and no padding among them."""
+    """The same rows without padding."""
     here = (rows.offset_N < counts_R[rows.span_N]).nonzero()[:, 0]
     span, offset = rows.span_N[here], rows.offset_N[here]
     storage = starts_R[span] + offset
@@ -162,13 +162,14 @@ def place_nodes(
     runtime: TargetRuntime,
     most: int,
 ) -> HeadRows:
-    """Lay E nodes of each request's tree in storage, numbers `first` to `first` + E - 1 behind `base`. Each sees all
-    entries before the base, and the nodes named in its bitmask; its position is that of its level, 1 the base's own."""
+    """Place E nodes of each request's tree in storage, at `base` + `first` to `base` + `first` + E - 1. Each sees all
+    entries before the base, and the nodes set in its bitmask; its position is that of its level, 1 being the base's."""
     span, offset = rows.span_N, rows.offset_N
     storage = base_R[span] + first + offset
     positions = base_R[span] + level - 1
     nodes = torch.full_like(base_R, ancestors_RE.shape[1])
-    # A request's row i is stored at start + i, and its draft begins at start + real: some nodes before the first row.
+    # A request's row i is stored at start + i, and its draft begins at start + real, so `real` is negative here:
+    # `first` nodes of the tree are stored before the first of these rows.
     reals = torch.full_like(base_R, -first)
     start_R, own, seen = base_R + first, first + offset, ancestors_RE.flatten()
     geometry = _geometry(rows, slots_R, start_R, nodes, reals, own, seen, positions, runtime, most)
@@ -186,7 +187,8 @@ def last_of(
     runtime: TargetRuntime,
     most: int,
 ) -> LastRows:
-    """Of rows that were placed so, each request's last, or the one so many before it; any where it has none."""
+    """Of rows placed with these arguments, each request's last, or the one `back` before it; arbitrary if there is
+    none."""
     one_each = head_layout((1,) * len(slots_R), runtime.arena)
     alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
     return LastRows((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
@@ -194,12 +196,12 @@ def last_of(
 
 @dataclass(frozen=True)
 class LastRows:
-    """Rows of which something is wanted beyond the entries that they leave: one a request."""
+    """Rows whose output is needed, not only the entries that they write: one per request."""
 
     rows_R: torch.Tensor
-    """int64, among all that are run."""
+    """int64 index among all rows that are run."""
     geometry: Geometry
-    """Of these alone."""
+    """Geometry of these rows alone."""
 
 
 def _pool_slots(
@@ -244,7 +246,7 @@ def _geometry(
 
 
 class HeadRunner:
-    """A head's own pool, and attention over it."""
+    """A head's own KV pool, and attention over it."""
 
     def __init__(self, head: Head, runtime: TargetRuntime) -> None:
         """Raises ValueError if there is no room for the pool, or attention cannot serve the head."""
@@ -257,8 +259,8 @@ class HeadRunner:
         self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
 
     def mix(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedMix:
-        """What the head calls to mix: layer i of its own, for these rows. All leave their entries; with
-        `leaves` given, those alone look, and what comes back is theirs."""
+        """What the head calls to mix its own layer i for these rows. All rows write their entries; if `leaves` is
+        given, only those attend, and the result is theirs."""
         geometry, wanted = (rows.geometry, None) if leaves is None else (leaves.geometry, leaves.rows_R)
         prepared = self._serving.attention.prepare(geometry)
         return PagedMix(self.pool, self._head.ops, prepared, rows.slots, wanted)

@@ -1,7 +1,7 @@
-"""Keeps large temporaries mapped on a CPU, and now and then gives back what they left.
+"""Keeps large temporaries mapped on a CPU, and returns unused memory from time to time.
 
-glibc gives every block over 128 KiB back to the kernel when it is freed, and the next step's first touch of each page
-is a fault. For tensors of a megabyte the faults cost more than the arithmetic.
+glibc returns every block over 128 KiB to the kernel when it is freed, and the next step takes a page fault on first
+touch of each page. For tensors of a megabyte the faults cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # malloc.h
 ARENAS = 2
-"""Heaps of a server's process. glibc makes up to eight for each core, and the holes that threads leave in one of them
-are of no use to the others."""
+"""Heaps of a server process. glibc creates up to eight per core, and free space in one of them cannot be used by the
+others."""
 _LARGE = 1 << 30
 TIDY_S = 60.0
-"""How often a server's processes return what they do not use any more. It takes about as long as a step."""
+"""Interval, in seconds, at which a server's processes return unused memory. It takes about as long as a step."""
 
 
 def keep_large_blocks() -> None:
-    """Tell malloc to reuse freed blocks of up to a gigabyte, for the whole process. Without glibc nothing happens."""
+    """Tell malloc to reuse freed blocks of up to a gigabyte, for the whole process. A no-op without glibc."""
     mallopt = _glibc("mallopt")
     if mallopt is None:
-        logger.debug("no mallopt here; large temporaries are mapped anew each time")
+        logger.debug("mallopt is not available; large temporaries are mapped anew each time")
         return
     mallopt(_MMAP_THRESHOLD, _LARGE)
     mallopt(_TRIM_THRESHOLD, _LARGE)
@@ -34,17 +34,17 @@ def keep_large_blocks() -> None:
 
 
 def share_arenas() -> None:
-    """Let this process's threads share a few heaps. Called before there are threads. Without glibc nothing happens."""
+    """Let this process's threads share a few heaps. Call before starting threads. A no-op without glibc."""
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(_ARENA_MAX, ARENAS)
 
 
 def give_back_memory() -> None:
-    """Return to the system what was freed anywhere in the heap. Without glibc nothing happens.
+    """Return freed memory anywhere in the heap to the system. A no-op without glibc.
 
-    Blocks that are kept for reuse are of every size, so that under a steady load the heap grows by a tenth within
-    minutes, though what is in use stays as it is.
+    Blocks kept for reuse have all sizes, so that under a steady load the heap grows by a tenth within minutes although
+    the memory in use stays constant.
     """
     trim = _glibc("malloc_trim")
     if trim is not None:

@@ -1,9 +1,9 @@
-"""The forward pass alone, captured: for steps that are not captured whole.
+"""The forward pass captured by itself, for steps that are not captured whole.
 
 Prompt chunks beside decoding requests, mixtures of drafters, and log-probabilities keep the host busy around the
-forward pass; within it nothing depends on them. So the model's layers are captured for a number of rows and of spans.
-The step's own rows are copied in, and what attention reads of it, by the backend itself. What is missing to the
-captured size is padding: rows that write to the null slot, and whatever the backend pads with.
+forward pass; the pass itself does not depend on them. So the model's layers are captured for a number of rows and of
+spans. The step's rows are copied in, and the backend copies in what attention reads. The rest, up to the captured size,
+is padding: rows that write to the null slot, and whatever the backend pads with.
 
 With many rows the device is busy for about as long as the host needs to launch kernels, and nothing is captured.
 """
@@ -20,20 +20,20 @@ from stridelm.run.graphs import GraphPool, reach_of
 from stridelm.types import ForwardBatch, Geometry, States
 
 ROWS = (32, 64, 128, 192, 256, 384, 512)
-"""Sizes that a step's rows are padded to. Few, because each is captured while somebody waits."""
+"""Sizes that a step's rows are padded to. Few, because each is captured while a request waits."""
 SPANS = (4, 16, 64, 256, 512)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a forward pass is captured for."""
+    """What all steps that replay one captured forward pass have in common."""
 
     rows: int
     spans: int
     attention: Hashable
-    """The backend's own."""
+    """Key chosen by the attention backend."""
     reach: int
-    """A bound on every span's end."""
+    """Upper bound on every span's end."""
     taps: tuple[int, ...]
 
 
@@ -44,7 +44,7 @@ class Segment:
         self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, kind.reach, like)
         self._groups = tuple(like.tables)
         self._rows = torch.zeros(1 + len(self._groups), kind.rows, dtype=torch.int64, device=like.firsts.device)
-        """Ids, and pool slots of each page group."""
+        """Token ids, then pool slots of each page group."""
         ids, *slots = self._rows
         by_group, geometry = dict(zip(self._groups, slots, strict=True)), self._static.geometry
         self._captured = pool.capture(
@@ -56,7 +56,7 @@ class Segment:
         return self._captured is not None
 
     def replay(self, batch: ForwardBatch) -> States:
-        """Those of the batch's rows, overwritten by the next replay."""
+        """The states of the batch's rows, overwritten by the next replay."""
         rows = batch.ids.shape[0]
         self._rows[:, :rows] = torch.stack((batch.ids, *(batch.slots[group] for group in self._groups)))
         self._rows[:, rows:].zero_()
@@ -76,7 +76,7 @@ class Segments:
         """None: there was no memory for it."""
 
     def forward(self, batch: ForwardBatch) -> Logits:
-        """What `EagerRunner.forward` gives."""
+        """The same result as `EagerRunner.forward`."""
         segment = self._segment(batch)
         if segment is None:
             return self._runner.forward(batch)

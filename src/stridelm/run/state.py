@@ -1,8 +1,8 @@
-"""The running requests on the device: their tokens, how far their KV is committed, and their page tables.
+"""Device state of the running requests: their tokens, how far their KV is committed, and their page tables.
 
-History is read from here and nowhere else: drafters look tokens up, penalties count them, the batch takes its ids.
-Nothing is kept incrementally beside it that could disagree. Slot -1, the last row of every table, is nobody's: padding
-reads and writes there.
+History is read only from here: drafters look tokens up, penalties count them, the batch takes its ids. No incremental
+copy exists that could disagree. Slot -1, the last row of every table, belongs to no request: padding reads and writes
+there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stridelm.upload import upload
 
 
 class TokenTable:
-    """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row a slot; L leaves room for an
+    """tokens [S + 1, L] int64, known [S + 1] and committed [S + 1] int64, one row per slot; L leaves room for an
     overrun."""
 
     def __init__(self, slots: int, max_length: int, device: torch.device, ops: StepOps | None = None) -> None:
@@ -33,33 +33,34 @@ class TokenTable:
         self.committed = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 
     def admit(self, slot: int, ids: list[int], computed: int = 0) -> None:
-        """Write a request's prompt, and its output so far if it comes back from preemption.
+        """Write a request's prompt, and its output so far if it was preempted before.
 
-        computed: its leading tokens whose KV is there already.
+        computed: number of its leading tokens whose KV is already there.
         """
         self.tokens[slot, : len(ids)] = upload(ids, self.tokens.device)
         self.known[slot] = len(ids)
         self.committed[slot] = computed
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-        """Commit on the device: each request's next `rows` tokens have their KV. Nobody's row stays at 0."""
+        """Commit on the device: each request's next `rows` tokens now have KV. The padding row stays at 0."""
         self.ops.advance(self.committed, slots_R, rows_R)
 
 
 class PageTables:
-    """Page group -> [S + 1, P] int32 page ids by slot, a copy of the ledger's for kernels that find their own slots.
+    """Page group -> [S + 1, P] int32 page ids by slot, a copy of the ledger's for kernels that look up slots
+    themselves.
 
-    Entries behind what a request holds name the null page: drafters that run the requests of a step to one depth may
-    reach there.
+    Entries after the pages that a request holds point to the null page: drafters that run all requests of a step to the
+    same depth may reach them.
     """
 
     def __init__(self, groups: tuple[str, ...], slots: int, width: int, device: torch.device) -> None:
         self.tables = {group: torch.zeros(slots + 1, width, dtype=torch.int32, device=device) for group in groups}
         self._copied: dict[str, list[list[int]]] = {group: [[] for _ in range(slots)] for group in groups}
-        """Page group -> by slot, the pages that the device has."""
+        """Page group -> for each slot, the pages that the device has."""
 
     def update(self, spans: tuple[Span, ...], transaction: Transaction) -> None:
-        """Bring the rows of a step's requests up to date: one small copy where any of them has new pages."""
+        """Bring the rows of a step's requests up to date, with one small copy per group that has changes."""
         for group, target in self.tables.items():
             copied, changes = self._copied[group], []
             for span, pages in zip(spans, transaction.tables(group), strict=True):
@@ -74,8 +75,8 @@ class PageTables:
 
 
 def _changes(slot: int, have: list[int], want: list[int]) -> list[tuple[int, int, int]]:
-    """(slot, index, page) of each entry that is another now; behind a table stands the null page."""
-    # Mostly a page is added, or one is left behind by a window: what is the same is not looked at one by one.
+    """(slot, index, page) of each entry that changed; beyond a table's end is the null page."""
+    # Usually a page is added, or a window passes one: bisect for the common prefix instead of comparing every entry.
     start, end = 0, min(len(have), len(want))
     while start < end:
         middle = (start + end + 1) // 2

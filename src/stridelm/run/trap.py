@@ -1,10 +1,10 @@
-"""A trap for page indices: before attention, what a forward pass would read and write is held against the pool.
+"""A check of page indices (`check_pages`): everything a forward pass would read and write, before it runs.
 
-Kernels take a page table at its word. A wrong entry is an illegal address on a GPU, which ends the process without
-saying whose it was, or it is somebody else's KV. The trap raises before anything is followed, and says whose it is.
-The host waits for the device's answer, a synchronisation a step, so it is opt-in.
+Kernels trust page tables. A wrong entry is an illegal address on a GPU, which ends the process without naming the
+request, or it reads the KV of another request. The trap raises before the index is used, and names the request. The
+host waits for the device's answer, which is one synchronisation per step, so it is opt-in.
 
-What it cannot see: an entry that names another request's page. Requests with a common prefix share pages.
+It cannot detect an entry that points to another request's page, since requests with a common prefix share pages.
 
 Legend: R spans, P entries of a page table, N rows.
 """
@@ -26,7 +26,7 @@ class PageFault(RuntimeError):
 
 @dataclass(slots=True)
 class _Rows:
-    """What a batch's rows do."""
+    """Where a batch's rows read and write."""
 
     span_N: torch.Tensor
     storage_N: torch.Tensor
@@ -53,25 +53,25 @@ class PageTrap:
         self._page_size = pool.page_size
         self._windows = windows_of(pool.states)
         self._groups: dict[str, tuple[int, int]] = {}
-        """Page group -> its first layer, its last page."""
+        """Page group -> (its first layer, its last page)."""
         for number, state in enumerate(pool.states):
             self._groups.setdefault(state.group, (number, pool.pages[state.group]))
 
     def check(self, batch: ForwardBatch, base_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
         """Raise PageFault for the first wrong entry, else the first wrong slot, of a page group.
 
-        A span reads the entries of storage from 0, or from where the first row's window begins, to the end of its rows,
-        each a page from 1 on. A row writes to its own storage index, where no other row writes; padding writes to the
-        null page.
+        A span reads the table entries from storage index 0, or from where its first row's window begins, to the end of
+        its rows; each must be a page from 1 on. A row must write to its own storage index, where no other row writes,
+        and padding to the null page.
 
         base_R: storage index of each span's first draft row. tables: page group -> [R, P] page ids.
         """
         rows = _Rows.of(batch, base_R)
-        # Another's layers may have a group to themselves, such as a head's beside a model whose layers all slide.
+        # Some groups have no layer in this pool, such as a head's full group if all of the model's layers have windows.
         tables = {group: pages for group, pages in tables.items() if group in self._groups}
         found = []
         for group, pages in tables.items():
-            # Behind a table stands the null page, so that whoever reaches beyond it is seen there.
+            # Append the null page to each table, so that a span that reaches beyond its table is detected there.
             pages_RP = torch.nn.functional.pad(pages.to(torch.int64), (0, 1))
             entry = _wrong_entry(rows, pages_RP, self._groups[group][1], self._page_size, self._windows[group])
             found.append(torch.cat((entry, _wrong_slot(rows, pages_RP, batch.slots[group], self._page_size))))
@@ -90,12 +90,13 @@ class PageTrap:
         layer, last = self._groups[group]
         return PageFault(
             f"request {request.id}, layer {layer}, page group {group}: {why}; the group has pages 1 to {last}. "
-            "This is a fault of the engine: report it with this line"
+            "This is a bug in the engine: report it with this line"
         )
 
 
 def _wrong_entry(rows: _Rows, pages_RP: torch.Tensor, last: int, page_size: int, window: int | None) -> torch.Tensor:
-    """[3]: span, index and page of the first entry that is read and is no page of the group; all -1 if none is."""
+    """[3]: span, index and page of the first entry that is read and is not a page of the group; all -1 if there is
+    none."""
     width = pages_RP.shape[1]
     first_P = torch.arange(width, device=pages_RP.device) * page_size
     read_RP = first_P < rows.end_R[:, None]
@@ -111,7 +112,7 @@ def _wrong_slot(rows: _Rows, pages_RP: torch.Tensor, slots_N: torch.Tensor, page
     index_N = (rows.storage_N // page_size).clamp(0, pages_RP.shape[1] - 1)
     own_N = slots_N == pages_RP[rows.span_N, index_N] * page_size + rows.storage_N % page_size
     astray = _first(~torch.where(rows.live_N, own_N, (slots_N >= 0) & (slots_N < page_size)))
-    # Padding is told apart, so that of equal neighbours in the order of slots both write.
+    # Give padding distinct keys, so that equal neighbours in sorted order are live rows that write to the same slot.
     padding_N = -1 - torch.arange(len(slots_N), device=slots_N.device)
     taken_N, order_N = torch.where(rows.live_N, slots_N, padding_N).sort(stable=True)
     twin = _first(taken_N.diff(prepend=taken_N[:1] - 1) == 0)
