@@ -1,1 +1,1 @@
-"""Where text becomes tokens and tokens become text: the engine between them sees integers only."""
+"""Conversion between text and token ids: the engine itself works on ids only."""

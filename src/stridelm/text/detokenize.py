@@ -1,18 +1,18 @@
 """Turns a stream of tokens into a stream of text that never shows half a character.
 
-Tokens are pieces of bytes and a character may need several of them; and what a token adds depends on what
-stands before it (a decoder strips the space at the start of a text, joins byte tokens, glues sub-words). So a
-token is decoded behind a short window of its predecessors, and what the window did not have before is new:
+Tokens are pieces of bytes and a character may need several of them. Also, what a token adds depends on the tokens
+before it (a decoder strips the space at the start of a text, joins byte tokens, glues sub-words). So a token is decoded
+after a short window of its predecessors, and the text that the window alone did not have is new:
 
-    ... w w w w w t          decode(w + t) minus what decode(w) has given already
-        `window` `new`       a U+FFFD at the very end may still become a character: it waits
+    ... w w w w w t          decode(w + t) minus what decode(w) has already given
+        `window` `new`       a U+FFFD at the very end may still become a character: it is held back
 
-The window is cut back when it grows long, so a token costs the same wherever it stands. Ids that the tokenizer does not
-know (most models have more rows than their tokenizer has tokens) have no text and never enter it.
+The window is cut back when it grows long, so the cost of a token does not depend on its position. Ids that the
+tokenizer does not know (most models have more rows than their tokenizer has tokens) have no text and never enter it.
 
-Vocabularies with byte fallback need more. Their decoder reads a whole run of byte tokens at once and, if any
-of it is invalid, replaces all of it, characters long since shown included. Here such bytes are gathered
-apart, and each character is final when it is complete.
+Vocabularies with byte fallback need more. Their decoder reads a whole run of byte tokens at once and, if any of it is
+invalid, replaces all of it, including characters already shown. Here such bytes are collected separately, and each
+character is final when it is complete.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from stridelm.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 WINDOW = 8
-"""Tokens of context that a cut leaves: any decoder's look-behind and the longest character's bytes fit in."""
+"""Tokens of context left by a cut: enough for any decoder's look-behind and for the bytes of the longest character."""
 LONGEST_WINDOW = 24
 
 
 class Detokenizer:
     """The text of one output.
 
-    It is decode(prompt + output) without decode(prompt), in whatever pieces the tokens come. A character that
-    the prompt began and the output completes is the output's. Byte tokens that spell no character are one
-    U+FFFD each.
+    It is decode(prompt + output) without decode(prompt), however the tokens are grouped. A character that the prompt
+    began and the output completes belongs to the output. Each byte token that is not part of a valid character becomes
+    one U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
@@ -44,24 +44,24 @@ class Detokenizer:
         self._window: list[int] = []
         self._limit = LONGEST_WINDOW
         self._began = 0
-        """Place in the window of the token that began what waits; its length if nothing does."""
+        """Index in the window of the token that began the text held back; the window's length if there is none."""
         self._text = ""
         """Text of the window."""
         self._done = 0
-        """Characters of the window's text that were given out, or are the prompt's."""
+        """Characters of the window's text that were returned already, or belong to the prompt."""
         self._open = False
         """The prompt's text ends with a U+FFFD that the output may still turn into a character."""
         self._bytes = bytearray()
-        """Byte tokens that are no whole character yet."""
+        """Byte tokens that do not form a whole character yet."""
         self._prompt_bytes = 0
-        """How many of them are the prompt's."""
+        """How many of them belong to the prompt."""
         self._length = 0
         self._ends: list[int] = []
-        """Output token -> length of the output's text once it is there."""
+        """Output token index -> length of the output's text up to and with it."""
         self._start(prompt_ids)
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take the next output tokens. Returns the text that is newly complete."""
+        """Add the next output tokens. Returns the text that is newly complete."""
         pieces = []
         for token in ids:
             piece = self._take(token) if self._has_text(token) else ""
@@ -71,7 +71,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """The text of bytes that waited for more, when no more will come. It counts as the last token's."""
+        """The text held back, when no more tokens will come. It counts as the last token's."""
         piece = self._spoil_bytes() + self._text[self._done :]
         self._done, self._open = len(self._text), False
         self._length += len(piece)
@@ -81,11 +81,11 @@ class Detokenizer:
 
     def tokens_to(self, offset: int) -> int:
         """How many output tokens it takes to have the first `offset` characters of the output's text."""
-        assert offset <= self._length, f"only {self._length} characters are there, not {offset}"
+        assert offset <= self._length, f"the text has only {self._length} characters, not {offset}"
         return bisect_left(self._ends, offset) + 1 if offset > 0 else 0
 
     def _start(self, prompt_ids: Sequence[int]) -> None:
-        """Open the window over the prompt's last tokens; keep the bytes of a character it did not end."""
+        """Open the window over the prompt's last tokens; keep the bytes of a character left incomplete."""
         for token in reversed(prompt_ids):
             if self._has_text(token):
                 self._window.append(token)
@@ -107,10 +107,10 @@ class Detokenizer:
     def _take(self, token: int) -> str:
         """The text that `token` completes."""
         byte = self._byte_values.get(token)
-        # An ASCII byte that opens a text goes the common way, for the decoder to strip it if it is a space.
+        # An ASCII byte at the start of a text takes the normal path, so that the decoder can strip it if it is a space.
         if byte is None or (byte < 0x80 and not self._window):
             return self._spoil_bytes() + self._take_token(token)
-        # What follows a run of bytes needs to know no more than that it does not open the text.
+        # For what follows a run of bytes, one token of context is enough: it only shows that the text has begun.
         self._window, self._began = [token], 1
         self._text = self._decode(self._window)
         self._done = len(self._text)
@@ -120,7 +120,7 @@ class Detokenizer:
         pending = self._open or self._done < len(self._text)
         self._window.append(token)
         self._text = text = self._decode(self._window)
-        # At most one U+FFFD waits: a decoder of bytes makes one of all the bytes of an unfinished character.
+        # At most one U+FFFD is held back: a byte-level decoder makes one of all the bytes of an unfinished character.
         waits = not self._byte_values and text.endswith(REPLACEMENT)
         settled = len(text) - waits
         if self._open and settled >= self._done:
@@ -130,28 +130,28 @@ class Detokenizer:
         self._done = max(self._done, settled)
         if not waits:
             self._began = len(self._window)
-        elif piece or not pending:  # what waited before is settled: this is another
+        elif piece or not pending:  # the text held back before is final: this U+FFFD is a new one
             self._began = len(self._window) - 1
         if len(self._window) > self._limit:
             self._cut_window()
         return piece
 
     def _cut_window(self) -> None:
-        """Cut the window back to the tokens before what waits. That may be long ago: tokens of a vocabulary may have no
-        text where they stand."""
+        """Cut the window back to the tokens just before the text held back. That text may have begun many tokens ago,
+        since some tokens have no text in their context."""
         waiting = len(self._text) - self._done
         start = max(0, self._began - WINDOW)
         self._window, self._began = self._window[start:], self._began - start
         self._text = self._decode(self._window)
         self._done = len(self._text) - waiting
-        assert self._done >= 0, "the text that waits was cut off"
+        assert self._done >= 0, "the text held back was cut off"
         self._limit = max(LONGEST_WINDOW, 2 * len(self._window))
 
     def _has_text(self, token: int) -> bool:
         return token not in self._skipped and self._tokenizer.knows(token)
 
     def _take_byte(self, byte: int) -> str:
-        """The characters that `byte` completes or spoils."""
+        """The characters that `byte` completes or makes invalid."""
         self._bytes.append(byte)
         try:
             piece = self._bytes.decode("utf-8")
@@ -160,7 +160,7 @@ class Detokenizer:
                 return ""
             if len(self._bytes) == 1:
                 return self._spoil_bytes()
-            # The bytes before this one began a character that it does not go on with. It may open one.
+            # This byte does not continue the character that the bytes before it began. It may begin a new one.
             self._bytes.pop()
             return self._spoil_bytes() + self._take_byte(byte)
         self._bytes.clear()
@@ -168,7 +168,7 @@ class Detokenizer:
         return piece
 
     def _spoil_bytes(self) -> str:
-        """Give up the bytes that wait for more: one U+FFFD each, but for those that are the prompt's."""
+        """Give up on the incomplete bytes: one U+FFFD each, except for the prompt's."""
         count = len(self._bytes) - self._prompt_bytes
         self._bytes.clear()
         self._prompt_bytes = 0

@@ -1,7 +1,7 @@
-"""What a checkpoint's makers recommend for what a request leaves out: generation_config.json, read as vLLM reads it.
+"""A checkpoint's recommended defaults for parameters that a request omits: generation_config.json, read as in vLLM.
 
-`auto` is the checkpoint's own file, `vllm` neutral defaults, and anything else a directory that holds one. Ends of
-text, which the file names too, are the model's and no recommendation: text/tokenizer.py reads them whatever is chosen.
+`auto` is the checkpoint's own file, `vllm` neutral defaults, and anything else a directory that holds such a file. The
+end-of-text ids in the file are part of the model, not a recommendation: text/tokenizer.py reads them in every case.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ HEEDED = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
     "max_new_tokens": "max_tokens",
 }
-"""The file's name of a parameter -> SamplingParams'."""
+"""Parameter name in the file -> name in SamplingParams."""
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """values: by SamplingParams' names. most_tokens: what max_tokens is cut to, whoever asks for more. source: where
-    they are from."""
+    """values: by SamplingParams' names. most_tokens: upper limit on max_tokens for every request. source: where the
+    values come from."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     most_tokens: int | None = None
     source: str = "vLLM's neutral defaults"
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters of a request, with what it leaves out. max_tokens None is left out, and stays so without a
-        recommendation: the context is the limit then."""
+        """Parameters of a request, completed with the defaults. max_tokens None counts as omitted, and stays None
+        without a recommendation: the context is the limit then."""
         filled = {**self.values, **{name: value for name, value in given.items() if name != "max_tokens"}}
         if "max_tokens" in given:
-            asked = given["max_tokens"]
-            filled["max_tokens"] = self.values.get("max_tokens") if asked is None else asked
+            max_tokens = given["max_tokens"]
+            filled["max_tokens"] = self.values.get("max_tokens") if max_tokens is None else max_tokens
         if self.most_tokens is not None:
-            wanted = filled.get("max_tokens")
-            filled["max_tokens"] = self.most_tokens if wanted is None else min(wanted, self.most_tokens)
+            max_tokens = filled.get("max_tokens")
+            filled["max_tokens"] = self.most_tokens if max_tokens is None else min(max_tokens, self.most_tokens)
         return filled
 
     def tell(self) -> None:
-        """One line, if there is anything to say: what a request gets that says nothing."""
+        """Log the defaults in one line, if there are any."""
         if self.values:
             named = ", ".join(f"{name} {value}" for name, value in self.values.items())
             cut = "" if self.most_tokens is None else f", and no request gets more than {self.most_tokens} tokens"
             logger.warning(
-                "parameters that a request leaves out: %s (%s)%s; generation_config vllm leaves them neutral",
+                "defaults for parameters that a request omits: %s (%s)%s; for neutral ones set generation_config vllm",
                 named,
                 self.source,
                 cut,
@@ -62,8 +62,8 @@ class GenerationDefaults:
 def read_generation_config(which: str, model: Path) -> GenerationDefaults:
     """The defaults that `which` names, for the checkpoint at `model`.
 
-    With a directory of one's own max_new_tokens is a limit of the server's as well, which no request may exceed; a
-    checkpoint's own is a default, that one may. Raises ValueError for a file that cannot be read, values out of range,
+    If a directory is given, its max_new_tokens is also a limit that no request may exceed; in the checkpoint's own file
+    it is only a default. Raises ValueError for a file that cannot be read, values out of range,
     or a directory without the file.
     """
     if which == "vllm":
@@ -78,7 +78,7 @@ def read_generation_config(which: str, model: Path) -> GenerationDefaults:
     try:
         settled = SamplingParams(**values)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; mend the file, or start with generation_config vllm") from error
+        raise ValueError(f"{path}: {error}; correct the file, or start with generation_config vllm") from error
     values = {name: getattr(settled, name) for name in values}
     most = values.get("max_tokens") if which != "auto" else None
     return GenerationDefaults(values, most, str(path))

@@ -1,12 +1,12 @@
-"""Finds stop strings in text that arrives in pieces, and never lets go of a character that may belong to one.
+"""Finds stop strings in text that arrives in pieces, and never releases a character that may belong to one.
 
-Which stop string ends a request must not depend on how its text was cut into pieces: a step may bring one
-token or eight. So the match is the one that is complete first, reading character by character, and of those
-complete at the same character the one that stands first in the request's list, as in vLLM. Nothing that comes
-later can change it, and generation ends as soon as it can.
+Which stop string ends a request must not depend on how its text was cut into pieces: a step may emit one token or
+eight. So the match is the stop string that is completed first, character by character, and among those completed at the
+same character the first in the request's list, as in vLLM. Later text cannot change the match, and generation ends as
+early as possible.
 
-The search is an Aho-Corasick automaton: each character costs the same whether there is one stop string or ten
-thousand, and the depth of its state is exactly how much text must be held back.
+The search is an Aho-Corasick automaton: each character costs the same whether there is one stop string or ten thousand,
+and the depth of the current state is exactly the amount of text to hold back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 SHARED = 16
-"""Automata that are kept: a prompt's samples come one after the other, and have one."""
+"""Automata kept in the cache: the samples of a prompt are added one after the other and share one."""
 
 
 class Automaton:
-    """What a request's stop strings have in common with all requests that have the same: it is read, never changed."""
+    """The automaton of a list of stop strings. Never modified, so requests with the same list share it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string would match everywhere"
@@ -31,7 +31,7 @@ class Automaton:
         self.fail = [0]
         """State -> the state of the longest proper suffix of its prefix."""
         self.match: list[str | None] = [None]
-        """State -> the first in the list of the stop strings that end here."""
+        """State -> of the stop strings that end here, the first in the list."""
         for stop in stops:
             self._insert(stop)
         self._link({stop: place for place, stop in reversed(list(enumerate(stops)))})
@@ -56,8 +56,8 @@ class Automaton:
         self.match[state] = stop
 
     def _link(self, place: Mapping[str, int]) -> None:
-        """Fill `fail` and `match`, shorter prefixes first, because a suffix is a shorter prefix. place: of each stop
-        string in the list."""
+        """Fill `fail` and `match`, shorter prefixes first, because a suffix is a shorter prefix. place: stop string ->
+        its index in the list."""
         queue = deque(self.next[0].values())
         while queue:
             state = queue.popleft()
@@ -85,15 +85,15 @@ class StopStrings:
         self._automaton = _shared(tuple(stops))
         self._state = 0
         self._held = ""
-        """The text not yet let go: always the prefix that the state stands for."""
+        """The text held back: always the prefix that the state stands for."""
         self._read = 0
         """Characters read so far."""
 
     def push(self, new_text: str, armed: bool = True) -> tuple[str, str | None]:
-        """Read `new_text`. Returns the text that is safe to emit now and the stop string met, if any.
+        """Read `new_text`. Returns the text that is safe to emit now and the stop string matched, if any.
 
         After a match the rest of `new_text` is dropped and nothing more may be pushed. With `armed=False` a
-        stop string that ends in `new_text` is overlooked: `min_tokens` are not yet there.
+        stop string that ends in `new_text` is ignored, because `min_tokens` has not been reached.
         """
         assert self.matched is None, "text was pushed after a stop string"
         automaton = self._automaton

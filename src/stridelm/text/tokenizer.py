@@ -1,7 +1,7 @@
-"""The tokenizer of a checkpoint, with the few questions that the engine and its faces ask of it.
+"""The tokenizer of a checkpoint, behind the few operations that the engine, `LLM` and the server need.
 
-Loading and encoding are transformers', so that prompts become the ids that the model was trained on. Decoding
-keeps every space as it came (no clean-up): a stream could not take one back, and code would be changed by it.
+Loading and encoding are done by transformers, so that prompts become the ids that the model was trained on. Decoding
+keeps every space (no clean-up): a stream could not take one back, and clean-up would alter code.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ VOCABULARY_FILES = (
 
 
 class Tokenizer:
-    """A transformers tokenizer. `extra_eos` are further ids that end a text, beside the tokenizer's own."""
+    """A transformers tokenizer. `extra_eos`: further ids that end a text, in addition to the tokenizer's own."""
 
     def __init__(self, hf: Any, extra_eos: Sequence[int] = ()) -> None:
         self.hf = hf
         self.eos_id: int | None = None if hf.eos_token_id is None else int(hf.eos_token_id)
-        """The tokenizer's own end of text."""
+        """The tokenizer's own end-of-text id."""
         own = () if self.eos_id is None else (self.eos_id,)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *extra_eos)))
         """Ids that end a text; the tokenizer's own comes first."""
@@ -45,9 +45,9 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path, ends: str | Path | None = None) -> Tokenizer:
         """The tokenizer of a checkpoint directory. Nothing is downloaded, no code of the checkpoint is run. ends: the
-        directory whose configs name further ids that end a text, if it is another.
+        directory whose configs name further ids that end a text; by default the same one.
 
-        Raises ValueError if the directory holds none, or one that cannot be read.
+        Raises ValueError if the directory has no tokenizer, or one that cannot be read.
         """
         path = Path(path)
         if not path.is_dir():
@@ -61,7 +61,7 @@ class Tokenizer:
 
         try:
             hf = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        # Whatever kind of error a broken file makes transformers raise, the user needs the file's name.
+        # A broken file may make transformers raise any kind of error; the user needs the file's name.
         except Exception as error:
             raise ValueError(
                 f"the tokenizer in {path} cannot be read ({error}): copy the model's tokenizer files again"
@@ -92,7 +92,7 @@ class Tokenizer:
         return [int(token) for token in ids]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`, with U+FFFD for bytes that are no character. Unknown ids give no text."""
+        """The text of `ids`, with U+FFFD for invalid bytes. Unknown ids have no text."""
         if self._rust is not None:
             return str(self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
         known = [token for token in ids if self.knows(token)]
@@ -109,22 +109,22 @@ class Tokenizer:
             return False
 
     def token_text(self, token: int) -> str:
-        """What one token adds to a text, special tokens shown. Part of a character is U+FFFD."""
+        """The text of one token, special tokens included. Part of a character is U+FFFD."""
         if token not in self._texts:
-            # Alone, a token may lose the space that a decoder strips from the start of a text; the second of
-            # two stands inside one.
+            # At the start of a text, the decoder may strip the token's leading space; so decode it twice in a row and
+            # take the second.
             alone, twice = self.decode([token], False), self.decode([token, token], False)
             self._texts[token] = twice[len(alone) :]
         return self._texts[token]
 
     @cached_property
     def byte_values(self) -> Mapping[int, int]:
-        """Id -> byte for the tokens `<0x00>` to `<0xFF>`, if the decoder takes them for bytes; else empty."""
+        """Id -> byte for the tokens `<0x00>` to `<0xFF>`, if the decoder treats them as bytes; else empty."""
         values: dict[int, int] = {}
         for byte in range(256):
             text = f"<0x{byte:02X}>"
             token = self.hf.convert_tokens_to_ids(text)
-            # What is not in the vocabulary comes back as None or as the unknown token.
+            # A text that is not in the vocabulary maps to None or to the unknown token.
             if token is not None and self.hf.convert_ids_to_tokens(token) == text:
                 values[token] = byte
         if any(self.token_text(token) != chr(byte) for token, byte in values.items() if 0x20 < byte < 0x7F):
@@ -141,8 +141,8 @@ class Tokenizer:
     ) -> str:
         """The chat as one text, special tokens included. `variables` go to the template.
 
-        Raises ValueError if the tokenizer has no chat template, the template refuses the messages, or a variable is an
-        option of the rendering itself: a template among them is a program, and may run for ever.
+        Raises ValueError if the tokenizer has no chat template, the template refuses the messages, or a variable has
+        the name of an option of the rendering itself. A template passed that way is a program, and may never terminate.
         """
         if not self.hf.chat_template:
             raise ValueError(
@@ -153,8 +153,8 @@ class Tokenizer:
 
         variables = variables or {}
         options = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"documents"}
-        if taken := sorted(variables.keys() & options):
-            raise ValueError(f"{taken[0]} is no variable of a chat template; leave it out")
+        if reserved := sorted(variables.keys() & options):
+            raise ValueError(f"{reserved[0]} is not a variable of a chat template; leave it out")
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
@@ -187,21 +187,21 @@ def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:
     such a file, else config.json's, as transformers and vLLM read them."""
     name = "generation_config.json" if (Path(path) / "generation_config.json").is_file() else "config.json"
     config = read_json(Path(path) / name)
-    found: dict[int, None] = {}
+    ids: dict[int, None] = {}
     for holder in (config, config.get("text_config") or {}):
         value = holder.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
             if token is not None and not isinstance(token, int):
                 raise ValueError(
-                    f"eos_token_id in {Path(path) / name} is no token id ({token!r}): copy it from the model again"
+                    f"eos_token_id in {Path(path) / name} is not a token id ({token!r}): copy it from the model again"
                 )
             if token is not None:
-                found[token] = None
-    return tuple(found)
+                ids[token] = None
+    return tuple(ids)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What one of a checkpoint's files holds; nothing where there is none. Raises ValueError for a broken one."""
+    """The content of a checkpoint's JSON file; empty if there is no such file. Raises ValueError for a broken one."""
     if not path.is_file():
         return {}
     try:
@@ -212,6 +212,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _added_special_ids(hf: Any) -> frozenset[int]:
-    """Special tokens that the vocabulary marks as such without a role (`<|im_start|>`)."""
+    """Tokens marked as special in the vocabulary without having a role (`<|im_start|>`)."""
     added: Mapping[int, Any] = getattr(hf, "added_tokens_decoder", {})
     return frozenset(int(token) for token, content in added.items() if getattr(content, "special", False))

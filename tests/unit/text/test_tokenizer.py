@@ -89,7 +89,7 @@ def test_chat_template(checkpoint: Path) -> None:
     assert tokenizer.render_chat(messages, tools=[tool]).startswith("1 tools ")
     with pytest.raises(ValueError, match=r"refuses these messages .*no robots"):
         tokenizer.render_chat([{"role": "robot", "content": ""}])
-    with pytest.raises(ValueError, match="tokenize is no variable"):
+    with pytest.raises(ValueError, match="tokenize is not a variable"):
         tokenizer.render_chat(messages, variables={"tokenize": True})
 
 
