@@ -68,7 +68,7 @@ def test_dynamic_scaling_ends_at_the_original_length(checkpoint: Checkpoint) -> 
     parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     path = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=64)
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "drafter": "none", "num_pages": 40}
-    with pytest.raises(ValueError, match="max_model_len 65 is over the 64 tokens"):
+    with pytest.raises(ValueError, match="max_model_len 65 exceeds the 64 tokens"):
         LLM(str(path), max_model_len=65, **settings)
     llm = LLM(str(path), **settings)
     with pytest.raises(ValueError, match="64"):

@@ -1,1 +1,1 @@
-"""The path: engine.py wires the rooms together, step.py is what happens, emit.py is what the caller sees."""
+"""The step loop: engine.py wires the parts together, step.py runs a step, emit.py makes its outputs."""

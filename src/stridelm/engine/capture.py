@@ -1,10 +1,10 @@
 """Whole decode steps captured as CUDA graphs, propose to observe, and replayed.
 
-A graph is captured for a kind of step: so many requests, so many rows each, one way of drafting and accepting. Which
-requests they are, and how far each may go, comes in through one small tensor, so in steady state a step is one launch.
-What a drafter proposes on the host comes in through another, and the graph begins behind it. Prompts and mixtures of
-drafters run through the same code part by part, and of those what is proposed (engine/proposals.py) and the forward
-pass (run/segments.py) are captured, each by itself.
+A graph is captured per kind of step: a number of requests, a number of rows each, one way of drafting and accepting.
+Which requests they are, and how far each may go, is passed in one small tensor, so in steady state a step is one
+launch. If the host drafts, its proposals are passed in another tensor, and the graph begins after them. Steps with
+prompts or with several drafters run through the same code part by part; in those, the proposals (engine/proposals.py)
+and the forward pass (run/segments.py) are captured separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stridelm.run.segments import Segments
 
 MIN_ROWS = 64
-"""Rows that a captured step may always have, padding included."""
+"""Rows, padding included, that a captured step may have even if the step budget is smaller."""
 
 
 class Graph:
@@ -44,7 +44,7 @@ class Graph:
         where = device.device
         self._inputs = Inputs(kind.requests, where)
         self._proposed = None if kind.is_chain is None else FromHost(kind, where)
-        # The graph reads this layout's tensors for as long as it lives.
+        # Kept alive because the graph reads this layout's tensors.
         self._layout = row_layout(((kind.real, kind.draft, True),) * kind.requests, kind.draft, where)
         sampling.assume(kind.features)
         captured = pool.capture(lambda: _half(device, kind, like, self._inputs, self._layout, self._proposed))
@@ -53,7 +53,7 @@ class Graph:
             self._graph, run = captured
             assert run.detail is not None
             self._kept = run.detail.batch.geometry.kept  # the tiles, which the graph reads
-            # The rest of what the step left goes, so that other graphs may have its memory.
+            # Drop the rest of the step's tensors, so that other graphs may use their memory.
             self.run = replace(run, detail=None)
 
     @property
@@ -61,7 +61,7 @@ class Graph:
         return self._graph is not None
 
     def replay(self, spans: tuple[Span, ...], draft: Draft | None) -> None:
-        """draft: what the host proposed, for a kind of which it does."""
+        """draft: what the host proposed, if it drafts for this kind."""
         assert self._graph is not None
         self._inputs.fill(spans)
         if self._proposed is not None:
@@ -74,7 +74,7 @@ G = TypeVar("G", Graph, Proposing)
 
 
 class Capture:
-    """The captured steps of an engine, and parts of steps: at its start, or when they are first needed."""
+    """The captured steps, and parts of steps, of an engine: captured at its start or when first needed."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Capture:
         typical: Callable[[SamplingParams], Request],
         budget: Budget,
     ) -> None:
-        """segments: the forward passes of steps that are not captured whole. typical: a request that nobody sent, with
-        these parameters. budget: of a step."""
+        """segments: the forward passes of steps that are not captured whole. typical: makes a
+        representative request with these parameters, which is never queued. budget: limits of a step."""
         self.device = device
         self.pool = pool
         self._sampling = sampling
@@ -99,16 +99,16 @@ class Capture:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of steps that were captured so far."""
+        """The kinds of steps captured so far."""
         return tuple(kind for kind, graph in self._graphs.items() if graph is not None)
 
     @property
     def proposals(self) -> tuple[Kind, ...]:
-        """Those of which what is proposed was captured by itself."""
+        """The kinds whose proposals were captured by themselves."""
         return tuple(kind for kind, graph in self._proposing.items() if graph is not None)
 
     def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
-        """Run the device's half of a step: a replay if it was captured whole, else part by part."""
+        """Run the device's half of a step: by replay if the whole step can be captured, else part by part."""
         draft = self.device.begin(plan, transaction)
         replayed = None if detailed else self.replay(plan, draft)
         if replayed is not None:
@@ -117,8 +117,8 @@ class Capture:
         return self.device.finish(plan, draft, self.propose, forward)
 
     def replay(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
-        """The step by replay; None if it is not of a kind that can be captured, or graphs may take no more memory.
-        draft: what the host proposed, if it did."""
+        """Replay the step; None if its kind cannot be captured, or graphs may take no more memory. draft: what the host
+        proposed, if it drafts."""
         kind = self._kind(plan.spans, draft)
         graph = None if kind is None else self._graph(kind, _like(plan.spans))
         if graph is None:
@@ -128,14 +128,14 @@ class Capture:
         return replace(run, table=run.table[: len(plan.spans)])
 
     def propose(self, drafter: Drafter, group: Group) -> Draft:
-        """What the drafter proposes, by replay if it can be."""
+        """What the drafter proposes, by replay if possible."""
         kind = None if drafter.host_bound else self._about(group.spans)
         graph = None if kind is None else self._proposing_of(kind, _like(group.spans))
         return drafter.propose(group) if graph is None else graph.replay(group.spans)
 
     def at_start(self) -> None:
-        """Capture the steps of requests that say nothing of their own, greedy and sampled, for every number of them:
-        the largest first, and as many as the pool's memory allows."""
+        """Capture the steps of requests with default speculation, greedy and sampled, for every batch size: the largest
+        first, and as many as the pool's memory allows."""
         wanted = list(self._expected())
         with bar("capturing steps", len(wanted), "graphs") as advance:
             for kind, like in wanted:
@@ -145,11 +145,11 @@ class Capture:
                 advance(1)
 
     def _graph(self, kind: Kind, like: Request) -> Graph | None:
-        """The graph for the kind, captured now if it can be."""
+        """The graph for the kind, captured now if possible."""
         return self._once(self._graphs, Graph, kind, like)
 
     def _proposing_of(self, kind: Kind, like: Request) -> Proposing | None:
-        """The graph that proposes for requests of such a step, captured now if it can be."""
+        """The graph of the proposals of such a step, captured now if possible."""
         if Guessing.of(kind.speculation) is Guessing.DRAWN:
             return None
         kind = replace(kind, requests=padded_size(kind.requests, DRAFTING), real=1)
@@ -169,7 +169,7 @@ class Capture:
                 depth = len(like.rows_by_depth) - 1
                 kind = Kind(
                     requests=size,
-                    real=depth + 1 if like.all_or_nothing else 1,  # what a trusted window emitted is run again
+                    real=depth + 1 if like.all_or_nothing else 1,  # tokens emitted by a trusted window are run again
                     draft=like.rows_by_depth[-1],
                     depth=depth,
                     reach=self._reach(1),
@@ -180,13 +180,13 @@ class Capture:
                     yield replace(kind, is_chain=is_chain), like
 
     def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | None:
-        """What a whole step is; None if it cannot be captured."""
+        """The kind of a whole step; None if it cannot be captured."""
         if draft is not None and draft.probs is not None:
             return None
         for span in spans:
             request = span.request
             if not span.decides or span.real > (window_leftover(request) if request.all_or_nothing else 1):
-                return None  # a prompt, or its end: padded to it, all the others would run as many rows
+                return None  # a prompt chunk: all other requests would be padded to as many rows
             if request.params.reads_rows:
                 return None
         kind = self._about(spans)
@@ -198,7 +198,7 @@ class Capture:
         return kind if draft is None else replace(kind, is_chain=draft.is_chain)
 
     def _about(self, spans: tuple[Span, ...]) -> Kind | None:
-        """What spans have in common; None if they are too many or speculate in different ways."""
+        """The kind that the spans have in common; None if there are too many or they speculate differently."""
         speculation = spans[0].request.speculation
         if len(spans) > REQUESTS[-1] or any(span.request.speculation != speculation for span in spans):
             return None
@@ -224,14 +224,16 @@ class Capture:
 
 
 def _like(spans: Sequence[Span]) -> Request:
-    """All are of one kind, but for who looks at histories: if any does, so does the graph."""
+    """A representative request. All are of one kind but may differ in reading histories: if one does, so does the
+    graph."""
     return max((span.request for span in spans), key=lambda request: request.params.uses_history)
 
 
 def _half(
     device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: RowLayout, proposed: FromHost | None
 ) -> Run:
-    """The step of `kind.requests` requests like the given one, read from `inputs`; proposed: by the host."""
+    """The step of `kind.requests` requests like `like`, read from `inputs`. proposed: the host's proposals, if it
+    drafts."""
     spans, slots = kind.stand_ins(like), inputs.slots
     layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
 

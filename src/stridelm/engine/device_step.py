@@ -1,5 +1,5 @@
-"""The device's half of a step: propose to observe. It reads nothing back, so that it can be captured whole
-(engine/capture.py); what is not captured runs through the same code, part by part.
+"""The device's half of a step: propose to observe. It reads nothing back to the host, so that it can be captured
+whole (engine/capture.py); steps that are not captured run through the same code, part by part.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Detail:
 
 @dataclass(slots=True)
 class Run:
-    """What the device's half of a step leaves behind. Of a captured step the table is overwritten by its next replay:
-    it is read in time."""
+    """Results of the device's half of a step. The table of a captured step must be read before its next replay, which
+    overwrites it."""
 
     rows: int
     table: torch.Tensor
-    """As `tabulate` makes it."""
+    """As made by `tabulate`."""
     timer: StepTimer
     detail: Detail | None
-    """None of a captured step: its graphs share their memory."""
+    """None for a captured step, since graphs share their memory."""
 
 
 class DeviceStep:
@@ -64,17 +64,18 @@ class DeviceStep:
         self.page_size = page_size
         self.device = tokens.tokens.device
         self.on_bounds = runner.attention.reads_device
-        """The device finds lengths and pages by itself, and steps are planned on bounds."""
+        """The device reads lengths and pages itself, and steps are planned on bounds."""
         self._drops_padding = self.device.type == "cpu" and not self.on_bounds
         self.timed = False
         self.verifier = verifier
 
     def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
-        """The whole half, eagerly. detailed: it always is."""
+        """The device's half of a step, eagerly. detailed: ignored, since the result always has its detail."""
         return self.finish(plan, self.begin(plan, transaction))
 
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
-        """What the host has to do first: page tables, and a draft if it is the host's alone to propose."""
+        """What the host has to do first: update page tables, and draft if all of the step's drafters run on the
+        host."""
         self.pages.update(plan.spans, transaction)
         if not self.drafters.on_host(plan.spans):
             return None
@@ -87,8 +88,8 @@ class DeviceStep:
         ask: Callable[[Drafter, Group], Draft] | None = None,
         forward: Forward | None = None,
     ) -> Run:
-        """The rest. draft: of the host; None: it is still to be proposed. ask: how a drafter is asked for what it
-        proposes, forward: how rows go through the model, where there is a quicker way than to call them."""
+        """The rest. draft: proposed by the host, or None if it is still to be proposed. ask, forward: faster
+        replacements for `Drafter.propose` and for the runner's forward pass, if there are any."""
         spans, slots = plan.spans, self._slots(plan.spans)
 
         def propose() -> Draft:
@@ -104,7 +105,7 @@ class DeviceStep:
     def on_layout(
         self, spans: tuple[Span, ...], layout: RowLayout, draft: Draft, slots: torch.Tensor, reach: int
     ) -> ForwardBatch:
-        """The batch of spans whose lengths the device finds; reach: a bound on every span's end."""
+        """The batch of spans whose lengths the device reads; reach: an upper bound on every span's end."""
         return build(spans, layout, draft, self.tokens, self.pages, slots, self.page_size, reach)
 
     def half(

@@ -1,7 +1,7 @@
-"""The end of a step: its tokens reach their requests, requests end where they should, figures are counted.
+"""The end of a step: appends tokens to their requests, ends requests where they should, and counts metrics.
 
-A step may bring a request several tokens. They are read one by one, so that a stop token or a length limit cuts exactly
-where plain decoding would have stopped, and whatever the step drew after it is dropped.
+A step may emit several tokens for a request. They are read one by one, so that a stop token or a length limit cuts
+exactly where plain decoding would have stopped, and any tokens drawn after it are dropped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class _End:
 
 class Emitter:
     def __init__(self, roster: Roster, eos_id: int | None, max_length: int) -> None:
-        """eos_id: the tokenizer's own end of text. max_length: of a context."""
+        """eos_id: the tokenizer's own end-of-text id. max_length: of a context."""
         self._roster = roster
         self._eos_id = eos_id
         self._max_length = max_length
 
     def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> None:
-        """Read a step's outcome into the engine's outputs; finished requests leave the engine here, and those that
-        cannot be read.
+        """Turn a step's outcome into the engine's outputs; requests that finish, or whose tokens cannot be read, leave
+        the engine here.
 
-        alive: the spans whose requests are still the ones that were launched.
+        alive: whether each span's request still holds the lease with which the step was launched.
         """
         now = time.perf_counter()
         roster, stats = self._roster, self._roster.stats
@@ -60,7 +60,7 @@ class Emitter:
             try:
                 output = self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
             except Exception as error:
-                del request.output_ids[had:]  # nobody was told of them
+                del request.output_ids[had:]  # they were never emitted
                 output = roster.fail(request, error)
             roster.outputs.append(output)
 
@@ -89,7 +89,7 @@ class Emitter:
             tokens[:taken],
             logprobs=None if told.logprobs is None else told.logprobs[:taken],
             hidden_states=None if told.states is None else told.states[:taken],
-            accepted=min(accepted, taken - request.all_or_nothing),  # of a window, the first token is nobody's guess
+            accepted=min(accepted, taken - request.all_or_nothing),  # the first token of a window is not drafted
             finished=end is not None,
             silent=end is not None and end.silent,
         )
@@ -101,7 +101,7 @@ class Emitter:
         return output
 
     def _add_prompt(self, output: StepOutput) -> None:
-        """What was told of the prompt's rows goes with the first tokens."""
+        """Attach what was read from the prompt's rows to the first tokens."""
         params, prompt = output.request.params, self._roster.inside.prompt(output.request)
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = prompt.logprobs
@@ -109,7 +109,7 @@ class Emitter:
             output.hidden_states = torch.cat((prompt.states, output.hidden_states))
 
     def _end_at(self, request: Request, token: int) -> _End | None:
-        """Why this token, the output's last so far, ends it; None if it does not."""
+        """Why this token, the output's last so far, ends the output; None if it does not."""
         params, count = request.params, len(request.output_ids)
         if count > params.min_tokens:
             silent = not params.include_stop_str_in_output
@@ -120,9 +120,9 @@ class Emitter:
         guide = self._roster.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()
-            if guide.broken is not None:  # what was drawn all the same is not shown
+            if guide.broken is not None:  # the token drawn regardless is not shown
                 return _End("abort", guide.broken, silent=True)
-            if guide.ended:  # of a model without an end of text
+            if guide.ended:  # the model has no end-of-text id
                 return _End("stop")
         if count == params.max_tokens or request.known >= self._max_length:
             return _End("length")

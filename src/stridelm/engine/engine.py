@@ -1,4 +1,4 @@
-"""The engine: the rooms wired together, and the doors that callers use: add, abort, step."""
+"""The engine: wires the parts together and offers the operations that callers use: add, abort, step."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE = "the engine's own"
-"""Id of the request that shows whether the engine works."""
+"""Id of the test request that shows whether the engine works."""
 
 
 class Engine:
-    """One model, its KV, and the requests that share them. Not thread-safe: one caller steps it."""
+    """One model, its KV, and the requests that share them. Not thread-safe: only one caller may step it."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None) -> None:
         self.config = config
@@ -123,7 +123,7 @@ class Engine:
             self.capture.at_start()
 
     def capture_into(self, pool: GraphPool, segments: Segments | None) -> None:
-        """From now on, capture steps into this pool, and replay them."""
+        """From now on, capture steps into this pool and replay them."""
 
         def typical(params: SamplingParams) -> Request:
             return self.intake.request("", [0], params)
@@ -131,8 +131,8 @@ class Engine:
         self.steps.device = self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget)
 
     def time_steps(self, timed: bool) -> None:
-        """Say from now on in `stats.part_ms` how long the device takes for the parts of a step, or no longer. For
-        benchmarks: a timed step lands at once, and what was captured is captured anew."""
+        """Start or stop recording in `stats.part_ms` how long the device takes for each part of a step. For benchmarks:
+        a timed step lands at once, and steps already captured are captured anew."""
         self.device.timed = timed
         if self.capture is not None:
             self._capture_steps()
@@ -150,9 +150,9 @@ class Engine:
     ) -> Request:
         """Queue a request. Raises ValueError, with nothing changed, if it can never be served.
 
-        tenant: whose it is; where several have requests, they take turns. bad_words: tokens of the words that the
-        parameters forbid. seed: the one that a prompt's samples share, where the parameters name none. Text is not the
-        engine's business: stop strings are text_engine.py's.
+        tenant: owner of the request; if several have requests, they take turns. bad_words: tokens of the words that the
+        parameters forbid. seed: shared by a prompt's samples, if the parameters have none. The engine does not handle
+        text: stop strings belong to text_engine.py.
         """
         request = self.intake.request(
             id,
@@ -169,25 +169,24 @@ class Engine:
         return request
 
     def abort(self, id: str) -> bool:
-        """Drop a request, waiting or running; whatever it holds comes back at once. False if there is none."""
+        """Drop a waiting or running request and free all it holds at once. False if there is none with this id."""
         return self.roster.abort(id)
 
     def cut(self, request: Request, length: int, stop_reason: str) -> None:
-        """End a request after the first `length` tokens of its output, for a reason that only its text shows. Tokens
-        after those are dropped; it may have ended by them already."""
+        """End a request after the first `length` tokens of its output, for a reason found in its text. Later tokens
+        are dropped; they may already have ended it."""
         self.roster.cut(request, length, stop_reason)
 
     def fail(self, request: Request, error: BaseException) -> StepOutput:
-        """End a request, waiting, running or just finished, because of an error that is its own. Returns what it is
-        told."""
+        """End a waiting, running or just finished request because of an error of its own. Returns its last output."""
         return self.roster.fail(request, error)
 
     def step(self) -> list[StepOutput]:
-        """Run one step and return what it gave each request.
+        """Run one step and return its outputs.
 
         A request that makes the step fail ends alone, with the finish reason "error"; the others start over from the
-        tokens that were emitted so far, and may have to wait some steps until it is found (engine/doubts.py). Raises
-        EngineFault if the failure is nobody's, with the engine as it was before the step, and whatever `tracer` raises.
+        tokens emitted so far, and may have to wait some steps until it is found (engine/doubts.py). Raises EngineFault
+        if no single request is to blame, with the engine as it was before the step, and whatever `tracer` raises.
         """
         if self.doubts.look():
             self._start_over()
@@ -219,17 +218,17 @@ class Engine:
         self.ledger.check(self.queue.running)
 
     def forget(self) -> None:
-        """Drop what earlier requests left: the prefix cache, and what drafters learned from them. Under the exact rule
-        outputs are the same with or without; how soon they come may not be, so benchmarks start from here."""
+        """Drop all traces of earlier requests: the prefix cache, and what drafters learned from them. Under the exact
+        rule this does not change outputs, but it may change their speed, so benchmarks call it before each run."""
         self.ledger.flush()
         self.drafters.forget()
 
     def _search(self, error: Exception) -> None:
-        """After a step that failed, nobody knows why: try again, or find who makes it fail."""
+        """After a step that failed for an unknown reason: try again, or search for the request that makes it fail."""
         self.stats.failed_steps += 1
         involved = self.queue.running or list(chain.from_iterable(self.queue.plannable.values()))
         self._start_over()
-        if isinstance(error, PageFault):  # set as a trap for the engine's own faults
+        if isinstance(error, PageFault):  # raised by `check_pages`, to expose bugs of the engine
             raise error
         try:
             culprit = self.doubts.failed(involved)
@@ -238,12 +237,12 @@ class Engine:
         if culprit is None:
             logger.error("a step of %d requests failed; they start over", len(involved), exc_info=error)
         elif not self._works():
-            raise EngineFault("the engine fails whatever it is given") from error
+            raise EngineFault("the engine fails for every request") from error
         else:
             self.roster.outputs.append(self.fail(culprit, error))
 
     def _works(self) -> bool:
-        """Whether a request of the engine's own runs, with all others held back."""
+        """Whether a test request of the engine's own runs while all others are held back."""
         params = SamplingParams(temperature=0.0, max_tokens=1, speculation="off")
         probe = self.intake.request(PROBE, [0], params)
         self.queue.add(probe)
@@ -260,14 +259,14 @@ class Engine:
         return probe.finish_reason in ("stop", "length")
 
     def _start_over(self) -> None:
-        """After a step that broke off, the device may know tokens that the host never saw. Preempting everybody makes
-        the host's tokens the truth again."""
+        """After an interrupted step, the device may have tokens that the host never saw. Preempting all requests makes
+        the host's tokens authoritative again."""
         self.steps.flights.clear()
         self.roster.start_over()
 
     @property
     def tracer(self) -> Tracer | None:
-        """Shown every step. What it raises, `step` raises."""
+        """Called at every step; `step` raises what it raises."""
         return self.steps.tracer
 
     @tracer.setter
@@ -276,6 +275,6 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Made when the first request asks: reading the tokenizer's vocabulary takes a while."""
+        """Made for the first request that needs it: reading the tokenizer's vocabulary takes a while."""
         assert self.tokenizer is not None
         return Grammars(self.tokenizer, self.loaded.target.vocab_size, self.loaded.eos_ids)

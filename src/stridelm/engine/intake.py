@@ -1,6 +1,6 @@
-"""The border of the engine: a prompt and parameters become a Request, or a ValueError that names the remedy.
+"""Validation of new requests: a prompt and parameters become a Request, or a ValueError that names the remedy.
 
-Whatever could never run is refused here, before it is queued, so that nothing else in the batch is touched by it.
+A request that could never run is refused here, before it is queued, so that it cannot affect the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stridelm.values import token_ids
 from stridelm.verify import RULES
 
 SETTLED = 256
-"""Ways of speculating that are remembered: nearly all requests ask for one of a few."""
+"""Maximum number of speculations in the cache: nearly all requests use one of a few."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Intake:
     has_tokenizer: bool
     grammars: Callable[[], Grammars]
     _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
-    """What was asked for -> what came of it. So a head's files are looked at once, and may go while the engine runs."""
+    """Requested speculation -> its resolution. So a head's files are read once, and may be deleted while the engine
+    runs."""
 
     def request(
         self,
@@ -51,7 +52,7 @@ class Intake:
         bad_words: Sequence[Sequence[int]] = (),
         seed: int | None = None,
     ) -> Request:
-        """Build and check a request. Raises ValueError for whatever cannot be served."""
+        """Build and check a request. Raises ValueError if it cannot be served."""
         ids = self._prompt(prompt_ids)
         self._check_params(params)
         speculation, rows_by_depth = self.settled(params)
@@ -73,7 +74,7 @@ class Intake:
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
-            # A matcher reads what was said before it says what may follow.
+            # A grammar's matcher must read the output so far before it can mask the next token.
             host_bound=drafter.host_bound or params.structured_outputs is not None,
             draft_kv=drafter.draft_kv,
         )
@@ -82,18 +83,18 @@ class Intake:
         return request
 
     def check_default(self) -> None:
-        """Raise ValueError if a request that says nothing of its own could never be drafted as configured."""
+        """Raise ValueError if a request without settings of its own could never be drafted as configured."""
         self.settled(SamplingParams())
 
     def longest(self, request: Request) -> int:
-        """Most tokens that the request can come to have, prompt included."""
+        """Maximum number of tokens that the request can reach, prompt included."""
         limit = self.target.max_length
         if request.params.max_tokens is None:
             return limit
         return min(limit, len(request.prompt_ids) + request.params.max_tokens)
 
     def settled(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
-        """How the request is to be drafted, with nothing left open, and the rows that each depth of it needs."""
+        """How the request is to be drafted, with every field resolved, and the rows that each depth needs."""
         asked = Speculation.of(params.speculation)
         if asked not in self._settled:
             speculation = settle(asked.over(self.default), self.target)
@@ -130,8 +131,8 @@ class Intake:
                 )
             if WATCH.crowded:
                 raise ValueError(
-                    "structured_outputs: grammars of earlier requests are still being followed and take all the time "
-                    "that there is for them; send the request again"
+                    "structured_outputs: grammars of earlier requests are still being matched and take all the time "
+                    "available for grammars; send the request again"
                 )
             self.grammars().compile(params.structured_outputs)
 
@@ -159,7 +160,7 @@ class Intake:
 
 
 def _seed(own: int | None, shared: int | None) -> int:
-    """The parameters' own, else the one that a prompt's samples share, else a fresh one."""
+    """The parameters' own seed, else the one shared by a prompt's samples, else a fresh one."""
     if own is not None:
         return own
     return secrets.randbits(63) if shared is None else shared

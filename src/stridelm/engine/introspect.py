@@ -1,4 +1,4 @@
-"""What requests are told of a step's rows beside their tokens: log-probabilities of the raw logits, hidden states."""
+"""What requests get from a step's rows besides tokens: log-probabilities of the raw logits, and hidden states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entries = list[dict[int, Logprob]]
 
 @dataclass(slots=True)
 class OfTokens:
-    """What is told of the tokens that a step decided for one request, dropped ones included."""
+    """Data of the tokens that a step decided for one request, dropped tokens included."""
 
     logprobs: Entries | None = None
     states: torch.Tensor | None = None
@@ -27,7 +27,7 @@ class OfTokens:
 
 @dataclass(slots=True)
 class OfPrompt:
-    """What is known of a prompt so far; complete once its first token is there."""
+    """Data of a prompt's rows so far; complete once the first output token is there."""
 
     logprobs: PromptLogprobs
     states: torch.Tensor | None = None
@@ -39,7 +39,8 @@ class Introspection:
         self._prompts: dict[str, OfPrompt] = {}
 
     def read(self, detail: Detail) -> dict[int, OfTokens]:
-        """Span -> what is told of its tokens, for requests that want it; what there is of prompts is kept."""
+        """Span -> data of its tokens, for requests that want it. Data of prompt rows is stored until `prompt` reads
+        it."""
         self._read_prompts(detail)
         return self._read_tokens(detail)
 
@@ -103,7 +104,7 @@ class Introspection:
     def _scores(
         self, logits: torch.Tensor, tokens: torch.Tensor, each: Sequence[Request], counts: Sequence[int]
     ) -> HostLogprobs:
-        """Of each row of [M, V] logits what the request whose row it is asks for."""
+        """For each row of [M, V] logits, the log-probabilities that its request wants."""
         chosen = [request.params.logprob_token_ids or () for request in each]
         widest = max(map(len, chosen))
         padded = np.array([[*ids, *[0] * (widest - len(ids))] for ids in chosen], dtype=np.int64)
@@ -120,7 +121,7 @@ def _deciding(batch: ForwardBatch, wanted: Sequence[bool]) -> list[int]:
 
 
 def _told_positions(span: Span) -> range:
-    """Prompt positions that the span's real rows stand at and that are told of: all but the prompt's last."""
+    """Prompt positions of the span's real rows that are reported: all but the prompt's last."""
     request = span.request
     if not request.params.reads_prompt:
         return range(0)

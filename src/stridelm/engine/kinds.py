@@ -1,4 +1,4 @@
-"""What a graph is captured for, who stands in for its requests meanwhile, and the inputs that say whose turn it is."""
+"""What a graph is captured for, the stand-ins for its requests during capture, and the inputs that select requests."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from stridelm.upload import staging
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Sizes that a step's requests are padded to."""
 DRAFTING = (4, 16, 64, 256, 512)
-"""The same where only what is proposed is captured. Few: each is captured while somebody waits, and serves fewer
+"""The same if only the proposals are captured. Few, because each is captured while a request waits, and serves fewer
 steps."""
 BUFFERS = 4
-"""Host copies of the inputs that may be on their way at once; more than the steps that are in flight."""
+"""Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a graph is captured for."""
+    """What all steps that replay one graph have in common."""
 
     requests: int
     real: int
     draft: int
     depth: int
     reach: int
-    """A bound on every request's tokens."""
+    """Upper bound on every request's tokens."""
     speculation: Speculation
     features: Feature
     lists: int = 0
-    """The sampling table's generation, if lists of it are read: a graph of another one reads tensors that are gone, and
-    is never replayed again."""
+    """Generation of the sampling table, if the step reads lists of it: a graph of an older generation reads tensors
+    that no longer exist, and is never replayed again."""
     is_chain: bool | None = None
-    """Whether what the host proposes are chains; None: the device drafts, or nobody does."""
+    """Whether the host's proposals are chains; None: the device drafts, or there is no drafter."""
 
     def stand_ins(self, like: Request) -> tuple[Span, ...]:
-        """Spans of nobody's requests, for code that asks the host what they are like."""
+        """Placeholder spans, for host code that inspects spans during capture."""
         span = Span(replace(like, slot=-1), self.reach - self.real, self.real, self.depth, self.draft)
         return (span,) * self.requests
 
@@ -50,11 +50,11 @@ def padded_size(requests: int, sizes: Sequence[int] = REQUESTS) -> int:
 
 
 class Inputs:
-    """Slot, most real rows and most draft rows of each request, where a graph reads them."""
+    """Slot, maximum real rows and maximum draft rows of each request, where a graph reads them."""
 
     def __init__(self, requests: int, device: torch.device) -> None:
         self._rows = torch.zeros(3, requests, dtype=torch.int64, device=device)
-        self._rows[0] = -1  # until it is filled, nobody's
+        self._rows[0] = -1  # the padding slot, until it is filled
         self._rows[1] = 1
         self._staging = [staging(3, requests, device=device) for _ in range(BUFFERS)]
         self._turn = 0
@@ -62,7 +62,7 @@ class Inputs:
         self.slots, self.reals, self.drafts = self._rows.unbind(0)
 
     def fill(self, spans: tuple[Span, ...]) -> None:
-        """What is missing to the captured size is padding."""
+        """Write the spans' inputs, padded to the captured size."""
         rows = [(span.request.slot, span.real, span.draft) for span in spans]
         if rows == self._last:
             return
@@ -76,6 +76,6 @@ class Inputs:
         self._last = rows
 
     def within(self, draft: Draft) -> torch.Tensor:
-        """[R, W] bool: the draft's live rows that their spans have room for."""
+        """[R, W] bool: the draft's valid rows that their spans have room for."""
         row = torch.arange(draft.width, device=self._rows.device)
         return draft.valid & (row < self.drafts[:, None])

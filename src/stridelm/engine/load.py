@@ -1,5 +1,5 @@
-"""From a config to the heavy parts of an engine: model, tokenizer, KV pool, attention. Every choice made for the user
-is logged with its reason."""
+"""Loads the large parts of an engine from a config: model, tokenizer, KV pool, attention. Every automatic choice is
+logged with its reason."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class LoadedModel:
     model: Decoder
     tokenizer: Tokenizer | None
     eos_id: int | None
-    """The tokenizer's own end of text."""
+    """The tokenizer's own end-of-text id."""
     eos_ids: tuple[int, ...]
-    """All that end a text: the tokenizer's own and the checkpoint's."""
+    """All ids that end a text: the tokenizer's own and the checkpoint's."""
     target: TargetInfo
     pool: PagePool
     pages: dict[str, int]
     attention: AttentionBackend
     device: torch.device
     deterministic: bool
-    """Whether equal bits are promised whatever shares the batch."""
+    """Whether outputs are bitwise independent of the batch."""
 
 
 def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
-    """Load everything, of the model a rank's share. Raises ValueError for whatever does not fit together."""
+    """Load everything; of the model, one rank's share. Raises ValueError for settings that do not fit together."""
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
@@ -73,7 +73,7 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     attention.check(empty.layer_states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:
-        config.refuse_capture_options("steps are captured on a GPU with attention='triton' alone")
+        config.refuse_capture_options("steps are captured only on a GPU with attention='triton'")
         if config.enforce_eager:
             raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
     if device.type == "cpu":
@@ -88,20 +88,20 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
     room = MemoryBudget(device, free_memory(device), activations + kept + memory_need.parameters * dtype.itemsize)
     pages = count_pages(config, (*model.layer_states, *memory_need.layers), target.max_length, dtype, room)
-    if FULL not in pages and drafts_with_kv(target):  # page ids for KV that another drafter than the default's may keep
+    if FULL not in pages and drafts_with_kv(target):  # page ids for KV of drafters other than the default
         pages[FULL] = _useful_pages(config, {FULL: None}, target.max_length)[FULL]
     logger.info(
         "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
         path,
         device,
         dtype,
-        size(weight_bytes(empty, dtype)),  # the model's own may be packed by now
+        size(weight_bytes(empty, dtype)),  # of the empty model, since the loaded one's may be packed by now
         size(activations) if device.type == "cuda" else "not measured",
         size(sum(pages[state.group] * config.page_size * state.bytes_per_token(dtype) for state in model.layer_states)),
         pages,
         config.page_size,
     )
-    # Another directory's generation_config.json says what ends a text too; neutral defaults change nothing about that.
+    # A generation_config directory also defines end-of-text ids; neutral defaults leave the checkpoint's in place.
     ends = path if config.generation_config in ("auto", "vllm") else Path(config.generation_config)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(path, ends)
     return LoadedModel(
@@ -126,7 +126,7 @@ def drafts_with_kv(target: TargetInfo) -> bool:
 
 
 def check_given(target: TargetInfo, named: int) -> None:
-    """Raise ValueError if weights that the user named for a drafter, the first so many, are not for this model."""
+    """Raise ValueError if drafter weights that the user named, the first `named` heads, are not for this model."""
     for name in list(target.heads)[:named]:
         reason = DRAFTERS.get(name).why_not(target)
         if reason:
@@ -134,7 +134,7 @@ def check_given(target: TargetInfo, named: int) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one. Raises ValueError for a device that is not there."""
+    """ "auto" is the first GPU if there is one. Raises ValueError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -144,7 +144,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'")
+        raise ValueError(
+            f"no such device {name!r}: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'"
+        )
     return device
 
 
@@ -164,12 +166,12 @@ def pick_attention(name: str, device: torch.device, deterministic: bool) -> Atte
 
 
 def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: torch.device) -> TargetInfo:
-    """What drafters may know of the model. Raises ValueError for a context that it does not have or mask ids outside
-    its vocabulary."""
+    """What drafters may know about the model. Raises ValueError for a context longer than it supports or mask ids
+    outside its vocabulary."""
     spec = build_empty(hf_config, path).spec
     if config.max_model_len is not None and config.max_model_len > spec.max_length:
         raise ValueError(
-            f"max_model_len {config.max_model_len} is over the {spec.max_length} tokens that {path} supports; lower it"
+            f"max_model_len {config.max_model_len} exceeds the {spec.max_length} tokens that {path} supports; lower it"
         )
     masks = config.mask_token_id
     if masks is None:
@@ -193,15 +195,15 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
 
 
 def largest_step(config: EngineConfig, max_length: int) -> tuple[int, int]:
-    """(most rows that a step can have, most of them that decide)."""
+    """(maximum rows of a step, maximum decision rows of a step)."""
     rows = min(config.max_num_batched_tokens, config.max_num_seqs * (max_length + MAX_DRAFT_ROWS))
     return rows, min(rows, config.max_num_seqs * (1 + MAX_DRAFT_ROWS))
 
 
 def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.device) -> int:
-    """Bytes that a step of so many rows takes on a GPU at its peak, beside weights and KV. Measured by running one.
+    """Peak bytes that a step of this size takes on a GPU besides weights and KV. Measured by running one.
 
-    0 on a CPU, where nothing is measured: by default KV leaves three quarters of its memory alone.
+    0 on a CPU, where nothing is measured: by default KV leaves three quarters of its memory free.
     Raises ValueError if the step does not fit.
     """
     if device.type != "cuda":
@@ -221,12 +223,12 @@ def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.de
 
 @torch.inference_mode()
 def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
-    """The logits [decisions, V] of a step without KV, whose every tensor has the size of a real one's: in float32, as
-    they are copied where any request's are edited."""
+    """The logits [decisions, V] of a step without KV, whose tensors are as large as in a real step. The logits are
+    copied to float32, as happens whenever a request's logits are edited."""
 
     def mix(layer: int, inputs: HeadsInput) -> torch.Tensor:
         q_NHD = inputs.qkv_NXD[:, : inputs.rope.heads].contiguous()
-        return torch.zeros_like(q_NHD)  # beside the queries, as attention's own output is
+        return torch.zeros_like(q_NHD)  # allocated beside the queries, like attention's own output
 
     ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
     hidden_NH = model(ModelInput(ids_N, ids_N, mix))
@@ -236,8 +238,8 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
 def count_pages(
     config: EngineConfig, states: LayerStates, max_length: int, dtype: torch.dtype, room: MemoryBudget
 ) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are of use and fit the memory fraction, in the proportion in
-    which they are of use. Warns if they hold no whole context.
+    """Page group -> pages: as configured, else as many as are useful and fit the memory fraction, divided in proportion
+    to the useful numbers. Warns if they cannot hold a whole context.
 
     Raises ValueError if there is no room for them.
     """
@@ -257,7 +259,7 @@ def count_pages(
     whole = min((counts[group] for group, window in windows.items() if window is None), default=None)
     if whole is not None and whole * config.page_size < max_length:
         logger.warning(
-            "KV has room for %d tokens and a context may have %d; what is longer is refused: %s or lower max_model_len",
+            "KV holds %d tokens, but a context may have %d; longer requests are refused: %s or lower max_model_len",
             whole * config.page_size,
             max_length,
             "free memory" if config.num_pages is None else "raise num_pages",
@@ -266,8 +268,8 @@ def count_pages(
 
 
 def _useful_pages(config: EngineConfig, windows: Mapping[str, int | None], max_length: int) -> dict[str, int]:
-    """Page group -> pages beyond which there is nobody to use them: contexts of full length, or the windows and, of a
-    step in flight and the one behind it, the rows."""
+    """Page group -> maximum number of pages that can be in use: contexts of full length, or all windows plus the rows
+    of a step in flight and of the one after it."""
     longest = max_length + MAX_DRAFT_ROWS
 
     def pages(tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The CPU's one look at the device in a step: the verdict as plain lists."""
+"""The only data that the host reads from the device in a step: the verdict, as plain lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stridelm.types import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A Verdict on the host, one entry a span."""
+    """A Verdict on the host, one entry per span."""
 
     tokens: list[list[int]]
     kept: list[int]
@@ -22,16 +22,16 @@ class Outcome:
 
 
 def tabulate(verdict: Verdict, reals_R: torch.Tensor) -> torch.Tensor:
-    """[R, 6 + K] int64: what the host wants to know of a step, in one tensor."""
+    """[R, 6 + K] int64: what the host needs to know about a step, in one tensor."""
     columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
     return torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
 
 
 class Reading:
-    """A verdict on its way to the host: the copy starts here and is waited for by `outcome`."""
+    """A verdict on its way to the host: the copy starts on construction, and `outcome` waits for it."""
 
     def __init__(self, table: torch.Tensor) -> None:
-        """table: as `tabulate` makes it."""
+        """table: as made by `tabulate`."""
         self._arrived: torch.cuda.Event | None = None
         if table.is_cuda:
             self._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
@@ -39,7 +39,7 @@ class Reading:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._table = table.clone()  # a captured step's is overwritten by its next replay
+            self._table = table.clone()  # the next replay of a captured step overwrites its table
 
     def outcome(self) -> Outcome:
         if self._arrived is not None:

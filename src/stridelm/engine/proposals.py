@@ -1,7 +1,7 @@
-"""Drafts that cross the edge of a graph: what the host proposed goes into one, what a graph proposed comes out.
+"""Drafts as inputs and outputs of graphs: the host's proposals go into one, a graph's proposals come out.
 
-A step that is not captured whole, because prompts are read in it or drafters are mixed, has its drafters' own layers
-captured all the same: they are many small launches, for which the host would need longer than the device.
+Even in a step that is not captured whole, because it has prompt rows or several drafters, the drafters' own layers are
+captured: they are many small launches, for which the host would need longer than the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stridelm.types import Draft, Request, Span
 
 
 def packed(draft: Draft, valid: torch.Tensor) -> torch.Tensor:
-    """[6, R, W] int64: all that a draft says on the device, but for probabilities."""
+    """[6, R, W] int64: all device tensors of a draft except probabilities."""
     skeleton = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors)
     return torch.stack((*skeleton, valid.to(torch.int64)))
 
@@ -28,13 +28,13 @@ def unpacked(rows: torch.Tensor, candidates: np.ndarray, is_chain: bool, max_dep
 
 
 class FromHost:
-    """What the host proposed, where a captured step reads it."""
+    """The host's proposals, where a captured step reads them."""
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
         assert kind.is_chain is not None
         self._is_chain = kind.is_chain
         self._rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
-        """As `packed`. Padding is cut off by its bound, whatever is left here."""
+        """As made by `packed`. Rows left over from earlier steps are cut off by the bounds."""
         self._candidates = np.ones((kind.requests, kind.draft), dtype=bool)
 
     def draft(self) -> Draft:
@@ -46,14 +46,15 @@ class FromHost:
 
 
 class Proposing:
-    """One drafter's captured `propose`, for steps of which only that is captured. Drafts with probabilities are not:
-    those are too many to keep a copy of."""
+    """One drafter's captured `propose`, for steps that are not captured whole. Drafts with probabilities are excluded,
+    since those are too large to keep a copy of."""
 
     def __init__(self, device: DeviceStep, sampling: SamplingTable, kind: Kind, like: Request, pool: GraphPool) -> None:
         where = device.device
         self._inputs = inputs = Inputs(kind.requests, where)
         self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=where)
-        """As `packed`, not in the memory that graphs share: another runs before the draft is verified."""
+        """As made by `packed`; outside the memory that graphs share, since another runs before the draft is
+        verified."""
         spans = kind.stand_ins(like)
         sampling.assume(kind.features)
 
@@ -78,7 +79,7 @@ class Proposing:
         self._inputs.fill(spans)
         self._graph.replay()
         candidates, is_chain, max_depth = self._facts
-        # Of the captured size, each tensor of the copy begins where kernels like pointers to: they are compiled anew
-        # for others.
+        # Clone at the captured size before slicing: so each tensor starts at an aligned address, for which the kernels
+        # are already compiled.
         rows = self._rows.clone()[:, : len(spans)]
         return unpacked(rows, candidates[: len(spans)], is_chain, max_depth)

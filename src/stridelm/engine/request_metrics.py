@@ -1,4 +1,4 @@
-"""What a finished or a growing request cost, as callers are told."""
+"""Metrics of a finished or running request, as reported to callers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from stridelm.verify import RULES
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What a sample cost. steps counts the steps that emitted for it; times are in seconds.
+    """Metrics of one sample. steps counts the steps that emitted for it; times are in seconds.
 
     lossless: the acceptance rule promises the distribution of plain decoding.
-    simulated: acceptance was drawn, with a mean of acceptance_length tokens a step, and the tokens are not the model's.
+    simulated: acceptance was drawn at random, with a mean of acceptance_length tokens per step, and the tokens are not
+    the
+        model's.
     """
 
     steps: int

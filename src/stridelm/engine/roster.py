@@ -1,7 +1,6 @@
-"""Who waits, who runs and what each holds: the one place where requests enter the engine's tables and leave them.
+"""Waiting and running requests and what each holds: the only place where requests enter and leave the engine's tables.
 
-Whatever ends a request, all that it held is back when it is over: pages, slot, what its drafter and its
-log-probabilities kept.
+However a request ends, everything it held is freed: pages, slot, and the state of its drafter and log-probabilities.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Roster:
     inside: Introspection
     eos_ids: tuple[int, ...]
     guide: Callable[[Request], Guide]
-    """Follows the grammar of a request that has one."""
+    """Makes the grammar guide of a request that has a grammar."""
     stats: EngineStats = field(default_factory=EngineStats)
     outputs: list[StepOutput] = field(default_factory=list)
-    """What steps gave since the last look."""
+    """Outputs of steps since they were last collected."""
 
     def enter(self, plan: StepPlan) -> StepPlan:
         """Apply the plan to the queue, the ledger and the tables. Returns the plan without the requests that could not
@@ -58,7 +57,7 @@ class Roster:
         self.ledger.admit(request)
         self.tokens.admit(request.slot, request.token_ids, request.computed)
         guide = None if request.params.structured_outputs is None else self.guide(request)
-        # What `min_tokens` holds back: end-of-text and the request's own stop ids.
+        # The ids that `min_tokens` suppresses: end-of-text and the request's own stop ids.
         stop_ids = sorted({*self.eos_ids, *request.stop_ids})
         self.sampling.set(request.slot, request, stop_ids, request.bad_words, guide)
         self.drafters.admit(request)
@@ -71,7 +70,7 @@ class Roster:
         self.stats.finished += 1
 
     def abort(self, id: str) -> bool:
-        """Drop a request, waiting or running. False if there is none."""
+        """Drop a waiting or running request. False if there is none with this id."""
         request = self.queue.get(id)
         if request is None:
             return False
@@ -81,9 +80,8 @@ class Roster:
         return True
 
     def fail(self, request: Request, error: BaseException) -> StepOutput:
-        """End a request, waiting, running or just finished, because of an error that is its own. Returns what it is
-        told."""
-        logger.error("request %s failed and is ended; the others go on", request.id, exc_info=error)
+        """End a waiting, running or just finished request because of an error of its own. Returns its last output."""
+        logger.error("request %s failed and was ended; the others continue", request.id, exc_info=error)
         if not self._take_out(request):
             self._leave(request)
         request.error = f"{type(error).__name__} inside the engine"
@@ -92,8 +90,8 @@ class Roster:
         return StepOutput(request, [], finished=True)
 
     def cut(self, request: Request, length: int, stop_reason: str) -> None:
-        """End a request after the first `length` tokens of its output, for a reason that only its text shows. Tokens
-        after those are dropped; it may have ended by them already."""
+        """End a request after the first `length` tokens of its output, for a reason found in its text. Later tokens
+        are dropped; they may already have ended it."""
         self.stats.emitted -= len(request.output_ids) - length
         del request.output_ids[length:]
         if self._take_out(request):
@@ -102,14 +100,14 @@ class Roster:
         request.finish_reason, request.stop_reason = "stop", stop_reason
 
     def start_over(self) -> None:
-        """Preempt everybody: what the host knows of them is the truth again."""
+        """Preempt all running requests, so that the host's tokens are authoritative again."""
         running = tuple(self.queue.running)
         for request in running:
             self.ledger.release(request)
         self.queue.apply(StepPlan(preempted=running))
 
     def _take_out(self, request: Request) -> bool:
-        """Take back all that a request holds, if it is still here. Returns whether it was."""
+        """Free all that a request holds, if it is still queued. Returns whether it was."""
         if self.queue.get(request.id) is not request:
             return False
         self.queue.remove(request.id)
@@ -118,9 +116,9 @@ class Roster:
         return True
 
     def _leave(self, request: Request) -> None:
-        """Forget a request whose end is decided. What goes wrong here harms nobody."""
+        """Forget a request whose end is decided. Errors here are only logged."""
         self.inside.forget(request)
         try:
             self.drafters.leave(request)
         except Exception:
-            logger.exception("what request %s left with its drafter could not be taken in", request.id)
+            logger.exception("the drafter failed when request %s left it", request.id)

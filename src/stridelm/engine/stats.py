@@ -1,4 +1,4 @@
-"""What the engine has done so far, for metrics, benchmarks and `stride generate`'s line of figures."""
+"""Counters of the engine, for metrics, benchmarks and the summary line of `stride generate`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class EngineStats:
     failed: int = 0
     """Requests that ended because of an error of their own."""
     failed_steps: int = 0
-    """Steps that failed and were tried again, since nothing said whose fault it was."""
+    """Steps that failed and were retried because no request could be blamed yet."""
     part_ms: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of the device by part of a step (engine/step_timer.py), while `Engine.timed`."""
+    """Device milliseconds by part of a step (engine/step_timer.py), while `Engine.time_steps` is on."""
 
 
 def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:
-    """Add one step's acceptance by position to a request's own figures."""
+    """Add one step's acceptance by position to the request's stats."""
     stats = request.stats
     stats.drafted += drafted
     stats.accepted += accepted

@@ -1,10 +1,10 @@
-"""The step, whole. docs/path.md walks through it.
+"""A whole step. docs/path.md walks through it.
 
     plan -> reserve -> propose -> forward -> verify -> commit -> observe -> emit
 
 The device runs ahead of the host: a step is launched on bounds, and lands (its verdict is read, committed and emitted)
-when the lag says so. On a CPU the lag is zero and a step lands at once. From propose to observe everything is the
-device's (engine/device_step.py).
+when more steps are in flight than the lag allows. On a CPU the lag is zero and a step lands at once. Everything from
+propose to observe runs on the device (engine/device_step.py).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Flight:
 
 
 class Device(Protocol):
-    """Runs the device's half of a step: eagerly, or as far as it is captured by replay."""
+    """Runs the device's half of a step: eagerly, or by replay as far as it is captured."""
 
     def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
-        """detailed: what the step leaves is read, so that it must not be a replay's."""
+        """detailed: the step's tensors will be read, so it must not be a replay."""
         ...
 
 
 class Steps:
     def __init__(self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int) -> None:
-        """lag: launched steps that the host leaves unread while it plans the next."""
+        """lag: number of launched steps that the host leaves unread while it plans the next."""
         self.planner = planner
         self.roster = roster
         self.device = device
@@ -59,8 +59,8 @@ class Steps:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Launch a step and land those that are due: what they gave each request is in the roster's outputs. Nothing to
-        launch: land one."""
+        """Launch a step and land those that are due, which adds to the roster's outputs. If there is nothing to launch,
+        land all steps in flight."""
         flight = self.launch()
         if flight is not None:
             self.flights.append(flight)
@@ -69,7 +69,7 @@ class Steps:
             self.land(self.flights.popleft())
 
     def launch(self) -> Flight | None:
-        """Everything up to the host's look at the verdict. None if nothing could run."""
+        """Everything up to the host's reading of the verdict. None if nothing could run."""
         roster = self.roster
         plan = self.planner.plan(roster.queue, roster.ledger)
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
@@ -84,7 +84,7 @@ class Steps:
         return Flight(plan, transaction, run, reading)
 
     def land(self, flight: Flight) -> None:
-        """Commit what was accepted and emit what was said. Requests that left since get nothing."""
+        """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
         outcome = flight.reading.outcome()
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
@@ -92,8 +92,9 @@ class Steps:
         self.emitter.emit(flight.plan.spans, flight.run, outcome, alive)
 
     def _lag_behind(self, flight: Flight | None) -> int:
-        """Launched steps to leave unread behind this one. Log-probabilities, hidden states and traces are read off the
-        step's own tensors, so it lands at once; with nothing launched, what is in flight lands."""
+        """Number of launched steps to leave unread after this launch. Log-probabilities, hidden states and traces are
+        read from the step's own tensors, so such a step lands at once; if nothing was launched, all steps in flight
+        land."""
         if flight is None or self.tracer is not None or flight.run.timer.timed:
             return 0
         return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag

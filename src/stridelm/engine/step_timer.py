@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 PARTS = ("draft", "forward", "sampling")
-"""Proposing (but not on the host), laying out and observing; the model; everything from logits to commit."""
+"""draft: proposing (but not on the host), building the batch and observing. forward: the model. sampling: everything
+from logits to commit."""
 
 
 class StepTimer:
-    """Events between the parts of one step. A captured step records them anew in every replay. Does nothing unless
+    """Events between the parts of one step. A captured step records them again in every replay. A no-op unless
     `timed`."""
 
     def __init__(self, timed: bool) -> None:
@@ -18,7 +19,7 @@ class StepTimer:
         self.end("start")
 
     def end(self, part: str) -> None:
-        """What was put on the device since the last call belongs to `part`."""
+        """Attribute the device work launched since the last call to `part`."""
         if self._events is not None:
             event = torch.cuda.Event(enable_timing=True, external=True)
             event.record()

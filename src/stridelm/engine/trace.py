@@ -1,30 +1,30 @@
-"""Every step as lines of JSON, so that a wrong token can be followed by eye.
+"""Writes every step as JSON lines, so that a wrong token can be traced by eye.
 
-One line a step and request, written after the commit and before stop rules cut the output:
+One line per step and request, written after the commit and before stop rules cut the output:
 
     step         number of the step, from 1
     request      the request's id
     admitted     true in the step that (re)admits it; `computed.before` is then its prefix hit
     drafter, acceptance, depth
-    decides      false while prompt rows are still owed: such a step emits nothing
+    decides      false while prompt rows remain to be computed: such a step emits nothing
     computed     {before, after}: leading tokens whose KV is committed
     rows         the span's live rows, in order:
                    at        storage index: where in the request's KV the row is written
                    position  position in the text; a draft row's is its parent's plus one
                    role      real, candidate (a guess to be checked) or probe (a mask token)
                    token, text
-                   parent    `at` of the row that it stands behind; null for the first of all
-    proposals    the guessed tokens: {position, token, text}
+                   parent    `at` of the row before it; null for the request's first row
+    proposals    the drafted tokens: {position, token, text}
     verdict      emitted   tokens that became output: {position, token, text}
                  drafted, accepted, reached
-                              tokens guessed, guesses emitted, draft positions put to the test
+                              tokens drafted, drafted tokens emitted, draft positions checked
                  kept      draft rows whose KV is kept
-                 path      `at` of those rows, as they were in this step
+                 path      `at` of those rows, before they were compacted
     pages        page group -> {committed: ids of the pages that the request holds after the commit,
                  held: how many it held during the step, up to the bound of its draft,
                  pool: {free, cached, held, total}}
 
-`text` is what a token adds to a text, null without a tokenizer.
+`text` is the text of the token, null without a tokenizer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Line = dict[str, Any]
 
 
 class JsonTracer:
-    """What `Engine.tracer` calls. Reads the device at every step: for looking, not for speed."""
+    """A tracer for `Engine.tracer`. Reads the device at every step, which is slow: for debugging."""
 
     def __init__(self, ledger: Ledger, stats: EngineStats, tokenizer: Tokenizer | None, out: TextIO) -> None:
         self._ledger = ledger
@@ -81,7 +81,7 @@ class JsonTracer:
         }
 
     def _rows(self, index: int, first: int, draft: Draft, batch: ForwardBatch) -> list[Line]:
-        """The span's rows; those from `first` on in the batch. Draft rows that do not live are left out."""
+        """The span's rows, which begin at row `first` of the batch. Draft rows that are not valid are left out."""
         span = batch.spans[index]
         here = slice(first, first + batch.row_counts[index])
         base = span.start + int(batch.reals[index])
@@ -113,7 +113,7 @@ class JsonTracer:
         }
 
     def _pages(self, span: Span, before: int, pools: dict[str, dict[str, int]]) -> Line:
-        """Groups as they are after the commit; what the span held in the step follows from its bound."""
+        """Page groups after the commit; what the span held during the step follows from its bound."""
         ledger, request = self._ledger, span.request
         held = ledger.pages_for(before + span.rows)
         return {
@@ -131,9 +131,9 @@ def _proposals(rows: list[Line]) -> list[Line]:
 
 
 def _path(rows: list[Line], root: int, tokens: list[int]) -> list[int]:
-    """Storage indices of the candidates that hold `tokens`, one behind the other from `root` on.
+    """Storage indices of the candidates that hold `tokens`, each a child of the one before, from `root` on.
 
-    Siblings hold different tokens, so there is one such path.
+    Siblings hold different tokens, so there is exactly one such path.
     """
     path: list[int] = []
     for token in tokens:

@@ -135,7 +135,7 @@ def test_a_pool_without_room_for_a_context_is_warned_of(caplog: pytest.LogCaptur
     assert pages(MemoryBudget(CPU, MIB), num_pages=15) == 15
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "240 tokens and a context may have 256" in record.getMessage()
+    assert "240 tokens, but a context may have 256" in record.getMessage()
     assert "raise num_pages" in record.getMessage()
     assert pages(MemoryBudget(CPU, 2 * 15 * PAGE_BYTES), kv_memory_fraction=0.5) == 15
     assert "free memory" in caplog.records[-1].getMessage()
