@@ -1,1 +1,1 @@
-"""The command `stride`: one file a subcommand, each with `add_parser(subparsers)` and `run(args) -> int`."""
+"""The command `stride`: one file per subcommand, each with `add_parser(subparsers)` and `run(args) -> int`."""

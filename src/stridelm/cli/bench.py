@@ -1,5 +1,5 @@
-"""`stride bench latency` and `stride bench acceptance`: drafters against plain decoding, in one process on
-the same prompts. A table on the screen, a line of JSON on disk, and a chart, if asked for."""
+"""`stride bench latency` and `stride bench acceptance`: compare drafters with plain decoding, in one process on the
+same prompts. Prints a table and, if requested, appends a line of JSON to a file and draws a chart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PIPED_WIDTH = 200
-"""Columns of a table that goes to a file: nothing is folded."""
+"""Width in columns of a table that is piped, so that nothing is folded."""
 RESERVED = (
     "model",
     "drafter",
@@ -33,22 +33,22 @@ RESERVED = (
     "strict",
     "skip_tokenizer_init",
 )
-"""Fields of EngineConfig that a benchmark sets itself, beside the options of drafters and rules."""
+"""Fields of EngineConfig that a benchmark sets itself, in addition to the options of drafters and rules."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `bench` and its two benchmarks to the main command."""
-    parser = subparsers.add_parser("bench", help="measure drafters against plain decoding", description=__doc__)
+    parser = subparsers.add_parser("bench", help="compare drafters with plain decoding", description=__doc__)
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     latency = kinds.add_parser(
         "latency",
-        help="time plain decoding and drafters, and give the ratio",
-        description="Time what drafters gain.",
+        help="measure the speedup of drafters over plain decoding",
+        description="Measure the speedup of drafters over plain decoding.",
     )
     acceptance = kinds.add_parser(
         "acceptance",
-        help="count accepted tokens, by how much the text repeats itself",
-        description="Count what drafters get accepted, by how much the plain continuation repeats itself.",
+        help="count accepted tokens, by how repetitive the text is",
+        description="Count accepted draft tokens, by how repetitive the plain continuation is.",
     )
     for kind, settings in ((latency, LatencySettings), (acceptance, AcceptanceSettings)):
         kind.add_argument(
@@ -56,13 +56,13 @@ def add_parser(subparsers: Any) -> None:
         )
         add_options(kind.add_argument_group("benchmark"), settings)
         kind.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
-        kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart here: .png or .svg")
+        kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart into this file, .png or .svg")
         kind.add_argument("--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)")
         add_options(kind.add_argument_group("engine"), EngineConfig, skip=_reserved())
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen benchmark. Raises ValueError for anything that cannot be run, before it runs."""
+    """Run the chosen benchmark. Raises ValueError up front for anything that cannot be run."""
     _set_threads(args.threads)
     if args.plot is not None:
         from stridelm.bench.plot import check_plot
@@ -129,7 +129,7 @@ def _acceptance(args: argparse.Namespace) -> int:
 
 
 def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What was given for the engine; names that a benchmark has too are the benchmark's."""
+    """The options given for the engine, without names that belong to the benchmark."""
     return {name: value for name, value in options.items() if name not in _reserved()}
 
 
@@ -149,7 +149,7 @@ def _set_threads(threads: int | None) -> None:
 
 @contextmanager
 def _progress(runs: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that moves when a run starts; nothing where that is no terminal."""
+    """A bar on stderr that advances when a run starts; disabled if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,6 +1,6 @@
-"""`stride generate`: complete one prompt, streaming the text as it comes, and say what it cost.
+"""`stride generate`: complete one prompt, streaming the text, and print metrics.
 
-Text goes to stdout and everything else to stderr, so that a pipe gets the completion alone.
+Text goes to stdout and everything else to stderr, so that a pipe receives only the completion.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from stridelm.llm import LLM, RequestOutput
 
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "skip_tokenizer_init": False}
-"""EngineConfig for a single prompt given as text: nobody to share with."""
+"""EngineConfig for a single prompt given as text."""
 SEEN_BY_PROGRAMS = ("logprobs", "prompt_logprobs", "logprob_token_ids", "return_hidden_states")
 UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "structured_outputs", "speculation")
-"""SamplingParams without effect here: one sample is shown, as text, and nobody waits beside it."""
+"""SamplingParams without effect here, where one sample is shown as text and no other request waits."""
 DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0}
-"""Where the command differs from SamplingParams, and the checkpoint's makers say nothing: a passage rather than a line,
-and the same one each time."""
+"""Defaults of this command in place of SamplingParams', unless the checkpoint recommends others: a longer output, and
+the same one each time."""
 HARMLESS = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
-"""On a terminal a model's control characters are shown, not obeyed."""
+"""Replacements for control characters of the model's output, which a terminal would otherwise execute."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +48,9 @@ def add_parser(subparsers: Any) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="the text to complete")
     prompt.add_argument(
-        "--prompt-file", metavar="FILE", help="the same from a file, less the last line end; - reads standard input"
+        "--prompt-file",
+        metavar="FILE",
+        help="the same from a file, without its final newline; - for standard input",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write every step's rows and verdict as JSON lines")
@@ -57,9 +59,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Complete the prompt. Raises ValueError for whatever cannot be served."""
+    """Complete the prompt. Raises ValueError if it cannot be served."""
     prompt, params = _read_prompt(args), _read_params(args)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is no error
+    if isinstance(sys.stdout, io.TextIOWrapper):  # replace characters that the terminal lacks
         sys.stdout.reconfigure(errors="replace")
     with _trace_file(args.trace) as trace:
         llm = _load(args)
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_params(args: argparse.Namespace) -> SamplingParams:
-    """What was given, then what the checkpoint's makers recommend, then the command's own."""
+    """In order of precedence: the given options, the checkpoint's recommendations, the command's defaults."""
     config = EngineConfig(**given_options(args, EngineConfig), **ALONE)
     path = Path(config.model) if config.model is not None else builtin_path()
     recommended = read_generation_config(config.generation_config, path)
@@ -85,7 +87,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
     name = args.prompt_file
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        # Editors end a file with a line end; a model would take it for the end of what is to be completed.
+        # Editors end a file with a newline, which the model would take for part of the prompt.
         return data.decode("utf-8").removesuffix("\n")
     except OSError as error:
         raise ValueError(f"--prompt-file {name} cannot be read: {error.strerror}; name a text file") from error
@@ -95,7 +97,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
 
 @contextmanager
 def _trace_file(path: Path | None) -> Iterator[TextIO | None]:
-    """The file to trace to, opened before the model is loaded, so that a bad path is known at once."""
+    """The file to trace to, opened before the model is loaded, so that a bad path is reported at once."""
     if path is None:
         yield None
         return
@@ -108,7 +110,7 @@ def _trace_file(path: Path | None) -> Iterator[TextIO | None]:
 
 
 def _load(args: argparse.Namespace) -> LLM:
-    """The model and its engine; on a terminal, with a sign that something is happening."""
+    """The model and its engine; on a terminal, with a status message."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -120,7 +122,7 @@ def _load(args: argparse.Namespace) -> LLM:
 
 
 def _complete(llm: LLM, prompt: str, params: SamplingParams, as_json: bool) -> int:
-    """Stream the completion, or gather it for one JSON object; then the figures. Returns the exit code."""
+    """Stream the completion, or collect it for one JSON object; then print the metrics. Returns the exit code."""
     job: RequestOutput | None = None
     code, shown = 0, 0
     marks = HARMLESS if sys.stdout.isatty() else {}
@@ -134,7 +136,7 @@ def _complete(llm: LLM, prompt: str, params: SamplingParams, as_json: bool) -> i
                     sys.stdout.write(job.outputs[0].text[shown:].translate(marks))
                     sys.stdout.flush()
                     shown = len(job.outputs[0].text)
-        except KeyboardInterrupt:  # what there is so far is shown, and the request is given up
+        except KeyboardInterrupt:  # show the text so far and abort the request
             code = INTERRUPTED
     if job is None:
         return code
@@ -149,7 +151,7 @@ def _complete(llm: LLM, prompt: str, params: SamplingParams, as_json: bool) -> i
 
 
 def _echo(prompt: str) -> None:
-    """On a terminal the completion continues the prompt; in a pipe it stands alone."""
+    """Print the prompt on a terminal, so that the completion continues it; a pipe receives only the completion."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -158,9 +160,9 @@ def _echo(prompt: str) -> None:
 
 
 def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
-    """What was completed and what it cost, as the JSON object that `--json` prints.
+    """The completion and its metrics, as the JSON object that `--json` prints.
 
-    elapsed_s: time since the request was made, for a request that was given up.
+    elapsed_s: time since the request was made, used if it was aborted.
     """
     sample = job.outputs[0]
     metrics = sample.metrics
@@ -191,7 +193,7 @@ def _record(llm: LLM, job: RequestOutput, elapsed_s: float) -> dict[str, Any]:
 
 
 def _print_figures(record: dict[str, Any]) -> None:
-    """One line of figures, on stderr."""
+    """Print one line of metrics to stderr."""
     from rich.console import Console
     from rich.text import Text
 
@@ -200,7 +202,7 @@ def _print_figures(record: dict[str, Any]) -> None:
     parts = (
         f"{record['drafter']}, {rule}{lossy}",
         f"{record['completion_tokens']} tokens in {record['steps']} steps",
-        f"{record['tokens_per_step']:.2f} a step",
+        f"{record['tokens_per_step']:.2f} tokens/step",
         f"first token after {record['ttft_s']:.2f} s",
         f"{record['tokens_per_s']:.1f} tokens/s",
     )

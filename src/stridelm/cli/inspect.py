@@ -1,4 +1,4 @@
-"""`stride inspect`: what a checkpoint is, what its KV costs, what it can draft with. No weight is loaded."""
+"""`stride inspect`: describe a checkpoint, the size of its KV, and the drafters it can use. Loads no weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stridelm.draft.base import TargetInfo
     from stridelm.models.layers.decoder import Decoder
 
-HEARD = ("drafter_model", "mask_token_id", "max_model_len")
-"""Fields of EngineConfig that change what is said here."""
+RELEVANT = ("drafter_model", "mask_token_id", "max_model_len")
+"""Fields of EngineConfig that change the description."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,8 +29,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("inspect", help="describe a checkpoint", description=__doc__)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    unheard = [name for name in settings(EngineConfig) if name not in HEARD]
-    add_options(parser, EngineConfig, skip=unheard)
+    irrelevant = [name for name in settings(EngineConfig) if name not in RELEVANT]
+    add_options(parser, EngineConfig, skip=irrelevant)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(config: EngineConfig) -> dict[str, Any]:
-    """All that `stride inspect` says. Reads config.json and the headers of the weight files alone."""
+    """Everything that `stride inspect` prints. Reads only config.json and the headers of the weight files."""
     import torch
 
     from stridelm.builtin import builtin_path
@@ -62,7 +62,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     target = describe_target(config, hf_config, path, torch.device("cpu"))
     model = build_empty(hf_config, path)
     weights = dict(read_headers(path))
-    # On the meta device it compares names and shapes, and copies nothing.
+    # On the meta device this compares names and shapes and copies nothing.
     fill(model, iter(weights.items()), path, lambda name: ignorable(name, model))
     return {
         "model": str(path),
@@ -100,13 +100,13 @@ def _shape(model: Decoder) -> dict[str, Any]:
 
 
 def _of(parts: Sequence[Any], name: str) -> Any:
-    """What the parts that have such a thing say of it: one value, or a list of all if they differ."""
-    said = list(dict.fromkeys(getattr(part, name) for part in parts if hasattr(part, name)))
-    return said[0] if len(said) == 1 else said
+    """The value of the attribute `name` in the parts that have it; a list of all values if they differ."""
+    values = list(dict.fromkeys(getattr(part, name) for part in parts if hasattr(part, name)))
+    return values[0] if len(values) == 1 else values
 
 
 def _kv_bytes(model: Decoder) -> dict[str, int]:
-    """Dtype -> bytes that a token's KV takes over all layers."""
+    """Dtype -> bytes that one token's KV takes over all layers."""
     from stridelm.cache.layout import bytes_per_token
     from stridelm.models.loader import DTYPES
 
@@ -114,7 +114,7 @@ def _kv_bytes(model: Decoder) -> dict[str, int]:
 
 
 def _automatic(target: TargetInfo) -> str:
-    """What drafter "auto" comes to."""
+    """The drafter that "auto" resolves to."""
     from stridelm.draft.settle import settle
     from stridelm.params import Speculation
 
@@ -122,7 +122,7 @@ def _automatic(target: TargetInfo) -> str:
 
 
 def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
-    """Every registered drafter: whether it can serve this model and why not, and what it may be told."""
+    """Every registered drafter: whether it can serve this model, or why not, and its options."""
     from stridelm.draft import DRAFTERS
     from stridelm.verify import RULES
 
@@ -169,7 +169,7 @@ def _model_table(facts: dict[str, Any]) -> Table:
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
         "weights": f"{size(facts['weight_bytes'])}: {stored}",
-        "KV of a token": kv,
+        "KV per token": kv,
     }
     table = Table(title=Text(facts["model"]), title_justify="left", show_header=False)
     for name, value in lines.items():
@@ -181,7 +181,7 @@ def _drafter_table(facts: dict[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("drafter", "can it run", "acceptance", "depth", title="Drafters", title_justify="left")
+    table = Table("drafter", "available", "acceptance", "depth", title="Drafters", title_justify="left")
     for drafter in facts["drafters"]:
         name = drafter["name"]
         rules = [f"{rule} (lossy)" if rule in drafter["lossy"] else rule for rule in drafter["acceptance"]]

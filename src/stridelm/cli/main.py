@@ -1,6 +1,6 @@
-"""The door of the command line: finds the subcommand, runs it, and turns errors into exit codes.
+"""Entry point of the command line: finds the subcommand, runs it, and turns errors into exit codes.
 
-Only the chosen subcommand's file is imported, so that `stride --help` and a mistyped name answer at once.
+Only the chosen subcommand's file is imported, so that `stride --help` and a mistyped name respond at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NoReturn
 from stridelm import __version__
 
 COMMANDS = {
-    "generate": "complete a prompt, streaming the text as it comes",
+    "generate": "complete a prompt, streaming the text",
     "serve": "serve a model over HTTP, with OpenAI's API",
-    "bench": "measure drafters against plain decoding",
-    "train": "train a model, or what it drafts with, on text of your own",
-    "inspect": "say what a checkpoint is and what it can draft with",
+    "bench": "compare drafters with plain decoding",
+    "train": "train a model or a drafter on your own text",
+    "inspect": "describe a checkpoint and the drafters it can use",
 }
 """Subcommand -> what it does. `stridelm.cli.<subcommand>` holds it."""
 
@@ -29,7 +29,7 @@ BROKEN_PIPE = 141
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes no abbreviations: an option is spelt as documented, or refused."""
+    """An argument parser without abbreviations: an option is spelt as documented, or refused."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("allow_abbrev", False)
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(chosen: str | None = None) -> Parser:
-    """The parser of the whole command, with the options of `chosen` alone filled in."""
+    """The parser of the whole command, in which only the subcommand `chosen` has its options."""
     parser = Parser(prog="stride", description="Serve language models, with multi-token prediction as the normal case.")
     parser.add_argument("--version", action="version", version=f"stride {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader left (`stride ... | head`). Python would complain once more while it flushes on exit.
+        # The reader closed the pipe (`stride ... | head`). Without this, Python would report it again on its final
+        # flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 

@@ -1,16 +1,16 @@
-"""Command-line options made from the fields of a dataclass, so that no option is ever spelt twice.
+"""Command-line options generated from the fields of a dataclass, so that no option is declared twice.
 
-A field becomes `--kebab-case`, its help comes from `field(metadata={"help": ...})`, and an option that is not
-given leaves the field to its default. By type:
+A field becomes `--kebab-case`, its help comes from `field(metadata={"help": ...})`, and an option that is not given
+leaves the field at its default. By type:
 
     int, float, str         one value
     bool                    `--x` and `--no-x`
     Literal[...]            one of the values
-    tuple[X, ...]           values between commas that are not inside [...]; an empty string is the empty tuple
+    tuple[X, ...]           values separated by commas that are not inside [...]; an empty string is the empty tuple
     Sequence[int | float]   likewise
-    Sequence[other]         the option repeated, so that a string may hold a comma
+    Sequence[other]         the option repeated, so that a string may contain a comma
     Mapping[K, V]           the option repeated, each time KEY=VALUE
-    X | None                as X; for numbers the word `none` says None
+    X | None                as X; for numbers the word `none` means None
     X | Sequence[X]         as Sequence[X]
 """
 
@@ -28,7 +28,7 @@ from stridelm.options import settings
 T = TypeVar("T")
 Parse = Callable[[str], Any]
 COMMA = re.compile(r",(?![^\[]*\])")
-"""One that is not inside [...]."""
+"""A comma that is not inside [...]."""
 
 
 def add_options(
@@ -38,17 +38,17 @@ def add_options(
     skip: Collection[str] = (),
     shown: Mapping[str, Any] | None = None,
 ) -> None:
-    """Give `parser` an option for each field of the dataclass `cls`, but for those named in `skip`.
+    """Give `parser` an option for each field of the dataclass `cls`, except those named in `skip`.
 
-    shown: defaults of the command's own, which the help says. The command fills them in itself, for it may find others
-    elsewhere that come before its own and behind what was given.
+    shown: the command's own defaults, to be shown in the help. The command applies them itself, since defaults from
+    elsewhere may take precedence over them, though not over given options.
     """
     ours, known = shown or {}, settings(cls)
     unknown = {*skip, *ours} - known.keys()
     assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))}"
     for name, setting in known.items():
         if name not in skip:
-            # SUPPRESS: an option that was not given is absent, and the dataclass's own default holds.
+            # SUPPRESS: an option that was not given is absent, and the dataclass's own default applies.
             parser.add_argument(
                 "--" + name.replace("_", "-"),
                 dest=name,
@@ -64,19 +64,19 @@ def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def read_options(args: argparse.Namespace, cls: type[T], **extra: Any) -> T:
-    """A `cls` made from the command line. `extra` fills fields without an option, and wins over the rest."""
+    """A `cls` made from the command line. `extra` fills fields without an option, and takes precedence."""
     return cls(**{**given_options(args, cls), **extra})
 
 
 def _help(text: str, default: Any) -> str:
-    """A setting's help and default, `%` escaped because argparse formats the text."""
+    """A setting's help and default, with `%` escaped because argparse formats the text."""
     if default not in (None, ()):
         text = f"{text} (default: {default})"
     return text.strip().replace("%", "%%")
 
 
 def _settings(name: str, hint: Any) -> dict[str, Any]:
-    """The arguments of `add_argument` that make an option take values of type `hint`."""
+    """The arguments of `add_argument` for an option with values of type `hint`."""
     hint, optional = _without_none(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
@@ -97,7 +97,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     optional = len(members) < len(typing.get_args(hint))
     if len(members) > 1:
         members = [m for m in members if typing.get_origin(m) is Sequence and typing.get_args(m)[0] in members]
-    assert len(members) == 1, f"no option can be made of {hint}"
+    assert len(members) == 1, f"cannot make an option from {hint}"
     return members[0], optional
 
 
@@ -106,13 +106,13 @@ def _is_number(hint: Any) -> bool:
 
 
 def _parser(name: str, hint: Any) -> Parse:
-    """What turns a word of the command line into a value of type `hint`. argparse reports its ValueError."""
+    """A function from a command-line word to a value of type `hint`. argparse reports its ValueError."""
     if hint in (int, float, str):
         return typing.cast(Parse, hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return _choice(inner)
-    assert origin in (tuple, Sequence), f"{name}: no option can be made of {hint}; skip it"
+    assert origin in (tuple, Sequence), f"{name}: cannot make an option from {hint}; skip it"
     assert origin is Sequence or inner[1:] == (...,), f"{name}: a tuple needs the form tuple[X, ...]"
     return _listed(_parser(name, inner[0]), _metavar(inner[0]))
 
@@ -122,7 +122,7 @@ def _choice(values: tuple[Any, ...]) -> Parse:
 
     def parse(word: str) -> Any:
         if word not in by_word:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of: {', '.join(by_word)}")
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of: {', '.join(by_word)}")
         return by_word[word]
 
     return parse
@@ -133,7 +133,7 @@ def _listed(parse_one: Parse, noun: str) -> Parse:
         try:
             return tuple(parse_one(word.strip()) for word in COMMA.split(text)) if text else ()
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {noun} values between commas") from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {noun} values separated by commas") from error
 
     return parse
 
@@ -163,7 +163,7 @@ def _or_none(parse_one: Parse) -> Parse:
 
 
 def _metavar(hint: Any) -> str:
-    """How the help names a value of type `hint`."""
+    """The name of a value of type `hint` in the help."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "{" + ",".join(str(value) for value in inner) + "}"

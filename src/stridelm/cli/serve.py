@@ -1,7 +1,8 @@
 """`stride serve`: an HTTP server with OpenAI's API.
 
-Every option may also stand in a YAML file (--config), spelt like the option without its dashes, or in the environment,
-as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line wins over the environment, and that over the file.
+Every option may also be set in a YAML file (--config), spelt like the option without its leading dashes, or in the
+environment, as STRIDE_MAX_NUM_SEQS for --max-num-seqs. The command line takes precedence over the environment, and the
+environment over the file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from stridelm.server.service import Service
 
 FIXED: dict[str, Any] = {"skip_tokenizer_init": False}
-"""EngineConfig's fields that are no options: clients send text."""
+"""Fields of EngineConfig that are not options here, since clients send text."""
 PREFIX = "STRIDE_"
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Raises ValueError for whatever cannot be served."""
+    """Serve until a signal arrives. Raises ValueError if the configuration cannot be served."""
     import uvloop
 
     from stridelm.server.logs import set_up_logging
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("stridelm.access").setLevel(logging.INFO)
     if links := service_links(os.environ, PREFIX):
         logger.warning(
-            "ignored %s: a Kubernetes service's addresses, no options; enableServiceLinks: false in the pod's spec "
-            "keeps them out",
+            "ignored %s: addresses of a Kubernetes service, not options; set enableServiceLinks: false in the pod spec "
+            "to avoid them",
             ", ".join(links),
         )
     try:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_configs(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[ServerConfig, EngineConfig]:
-    """File, environment and command line put together. Raises ValueError for what is unknown or out of range."""
+    """Merge file, environment and command line. Raises ValueError for options that are unknown or out of range."""
     given: dict[str, Any] = {}
     if args.config is not None:
         given |= _from_file(args.config)
@@ -102,14 +103,14 @@ def _from_file(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ValueError(f"--config {path} holds no options; write lines such as max-num-seqs: 64")
+        raise ValueError(f"--config {path} contains no options; write lines such as max-num-seqs: 64")
     options = {name.replace("-", "_"): value for name, value in content.items()}
     _check_known(set(options), f"--config {path}")
     return options
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Values are read as the command line's are; a flag is true or false, a repeated option stands between commas."""
+    """Values are parsed as on the command line; a flag is true or false, a repeated option is separated by commas."""
     links = service_links(environment, PREFIX)
     ours = {
         name.removeprefix(PREFIX).lower(): value
@@ -134,7 +135,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _announce(service: Service, address: str) -> None:
-    """The one line that says it is up."""
+    """Print the line that reports that the server is up."""
     ready = service.ready
     depth = f", depth {ready.depth}" if ready.depth else ""
     print(

@@ -1,7 +1,7 @@
 """Variables that Kubernetes puts into a pod's environment for every service of its namespace.
 
-A service named `stride`, or `stride-` and something, brings STRIDE_SERVICE_HOST, STRIDE_PORT=tcp://10.0.0.1:80 and more
-of their kind, which begin as options do and are none.
+A service named `stride` or `stride-*` adds STRIDE_SERVICE_HOST, STRIDE_PORT=tcp://10.0.0.1:80 and similar variables,
+which have the prefix of options but are not options.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _SHAPES = (
     (r"PORT_\d+_(TCP|UDP|SCTP)_PORT", _NUMBER),
     (r"PORT_\d+_(TCP|UDP|SCTP)_ADDR", r".*"),
 )
-"""What stands behind the service's name, and what such a variable holds."""
+"""Suffixes after the service's name, and the values of such variables."""
 
 
 def service_links(environment: Mapping[str, str], prefix: str) -> list[str]:
-    """The names of those that begin with `prefix`, sorted. An option's own value, such as a port's number, is none."""
+    """The names of those that begin with `prefix`, sorted. A variable with an option's value, such as a port number, is
+    not one of them."""
     ours = ((name, value) for name, value in environment.items() if name.startswith(prefix))
     return sorted(name for name, value in ours if _is_link(name.removeprefix(prefix), value))
 

@@ -1,5 +1,5 @@
-"""`stride train base` and `stride train mask`: from a folder of text to a model that says several tokens a
-step. `stride train mtp` and `stride train eagle3`: to a head that drafts for a model."""
+"""`stride train base` and `stride train mask`: train a model that emits several tokens per step, from a folder of text.
+`stride train mtp` and `stride train eagle3`: train a head that drafts for a model."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ STAGES: dict[str, tuple[str, tuple[type, ...]]] = {
 """Stage -> what it does, and the settings that become its options."""
 
 HEADS: dict[str, tuple[str, type]] = {
-    "mtp": ("train a multi-token prediction module on what a model goes on to say", MtpSettings),
-    "eagle3": ("train an EAGLE-3 head on what a model goes on to say", EagleSettings),
+    "mtp": ("train a multi-token prediction module on a model's own continuations", MtpSettings),
+    "eagle3": ("train an EAGLE-3 head on a model's own continuations", EagleSettings),
 }
-"""Likewise, of heads that draft for a model; the settings beside those that all have."""
+"""The same for heads that draft for a model: each head's settings besides those that all heads share."""
 HEAD_SETTINGS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ContinuationSettings, ()),
     (HeadRunSettings, ("length", "short_length", "short_share")),
     (HeadOptimSettings, ()),
     (DataSettings, ("vocab_size",)),
 )
-"""With the fields that are no options: others decide them."""
+"""Settings that all heads share, with their fields that are not options because other settings determine them."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `train` and its stages to the main command."""
-    parser = subparsers.add_parser("train", help="train a model, or what it drafts with", description=__doc__)
+    parser = subparsers.add_parser("train", help="train a model or a drafter", description=__doc__)
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     for name, (summary, settings) in STAGES.items():
         stage = stages.add_parser(name, help=summary, description=summary)
         if name == "mask":
             stage.add_argument("--base", type=Path, required=True, help="checkpoint directory to start from")
         stage.add_argument("--data", type=Path, required=True, help="text, train/ and valid/ text, or token files")
-        stage.add_argument("--out", type=Path, required=True, help="directory of the new checkpoint")
+        stage.add_argument("--out", type=Path, required=True, help="directory for the new checkpoint")
         stage.add_argument("--tokenizer", type=Path, help="tokenizer directory (default: train one; mask: the base's)")
         for cls in settings:
             add_options(stage.add_argument_group(_title(cls)), cls)
@@ -70,9 +70,9 @@ def add_parser(subparsers: Any) -> None:
         stage = stages.add_parser(name, help=summary, description=summary)
         stage.add_argument("--target", type=Path, required=True, help="checkpoint directory of the model to draft for")
         prompts = stage.add_mutually_exclusive_group(required=True)
-        prompts.add_argument("--tokens", type=Path, help="token file to take prompts from, valid.bin beside it")
-        prompts.add_argument("--data", type=Path, help="text, or train/ and valid/ text, to take them from")
-        stage.add_argument("--out", type=Path, required=True, help="directory of the new head")
+        prompts.add_argument("--tokens", type=Path, help="token file to take prompts from, with valid.bin beside it")
+        prompts.add_argument("--data", type=Path, help="text, or train/ and valid/ text, to take prompts from")
+        stage.add_argument("--out", type=Path, required=True, help="directory for the new head")
         stage.add_argument(
             "--said", type=Path, help="folder of continuations, shared between heads (default: in --out)"
         )
@@ -85,7 +85,7 @@ def _title(cls: type) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen stage. Raises ValueError for settings or data that do not fit."""
+    """Run the chosen stage. Raises ValueError for settings or data that do not fit together."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     result = _train_head(args) if args.stage in HEADS else _train_model(args)
     print(f"{args.out}: best at step {result.best_step} of {result.step}", *_shown(result.best), sep="  ")
@@ -102,9 +102,9 @@ def _train_head(args: argparse.Namespace) -> Result:
     kind = KINDS[args.stage](read_options(args, HEADS[args.stage][1]))
     kind.check(check_target(args.target, said.length))  # before any text is encoded
     if args.tokens is not None:
-        idle = ", ".join("--" + name.replace("_", "-") for name in given_options(args, DataSettings))
-        if idle:
-            raise ValueError(f"{idle} would have no effect on a token file; leave it out, or give text with --data")
+        unused = ", ".join("--" + name.replace("_", "-") for name in given_options(args, DataSettings))
+        if unused:
+            raise ValueError(f"{unused} would have no effect on a token file; leave it out, or give text with --data")
         prompts = prompts_in(args.tokens, args.target)
     else:
         text = read_options(args, DataSettings)

@@ -80,5 +80,5 @@ def read_generation_config(which: str, model: Path) -> GenerationDefaults:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; correct the file, or start with generation_config vllm") from error
     values = {name: getattr(settled, name) for name in values}
-    most = values.get("max_tokens") if which != "auto" else None
-    return GenerationDefaults(values, most, str(path))
+    limit = values.get("max_tokens") if which != "auto" else None
+    return GenerationDefaults(values, limit, str(path))

@@ -76,8 +76,8 @@ def test_values(argv: list[str], name: str, value: Any) -> None:
     [
         (["--batch-size", "x"], "invalid int value"),
         (["--limit", "x"], "invalid int value"),
-        (["--rule", "x"], "'x' is none of: exact, trust"),
-        (["--batch", "1,x"], "'1,x' is not INT values between commas"),
+        (["--rule", "x"], "'x' is not one of: exact, trust"),
+        (["--batch", "1,x"], "'1,x' is not a list of INT values separated by commas"),
         (["--bias", "5"], "'5' does not have the form INT=FLOAT"),
         (["--bias", "a=1"], "'a=1' does not have the form INT=FLOAT"),
         (["--batch_size", "1"], "unrecognized arguments"),
