@@ -144,9 +144,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"no such device {name!r}: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'"
-        )
+        raise ValueError(f"no such device {name!r}: torch sees {torch.cuda.device_count()} GPUs; use device='cpu'")
     return device
 
 
