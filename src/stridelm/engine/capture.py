@@ -85,8 +85,8 @@ class Capture:
         typical: Callable[[SamplingParams], Request],
         budget: Budget,
     ) -> None:
-        """segments: the forward passes of steps that are not captured whole. typical: makes a
-        representative request with these parameters, which is never queued. budget: limits of a step."""
+        """segments: the forward passes of steps that are not captured whole. typical: makes a representative request
+        with these parameters, which is never queued. budget: limits of a step."""
         self.device = device
         self.pool = pool
         self._sampling = sampling
@@ -186,7 +186,7 @@ class Capture:
         for span in spans:
             request = span.request
             if not span.decides or span.real > (window_leftover(request) if request.all_or_nothing else 1):
-                return None  # a prompt chunk: all other requests would be padded to as many rows
+                return None  # a prompt, or its end: all other requests would be padded to as many rows
             if request.params.reads_rows:
                 return None
         kind = self._about(spans)
@@ -224,16 +224,14 @@ class Capture:
 
 
 def _like(spans: Sequence[Span]) -> Request:
-    """A representative request. All are of one kind but may differ in reading histories: if one does, so does the
-    graph."""
+    """A representative request. All are of one kind, but if any reads histories, this one does, and so the graph."""
     return max((span.request for span in spans), key=lambda request: request.params.uses_history)
 
 
 def _half(
     device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: RowLayout, proposed: FromHost | None
 ) -> Run:
-    """The step of `kind.requests` requests like `like`, read from `inputs`. proposed: the host's proposals, if it
-    drafts."""
+    """The step of `kind.requests` requests like `like`, read from `inputs`. proposed: the host's proposals, if any."""
     spans, slots = kind.stand_ins(like), inputs.slots
     layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
 

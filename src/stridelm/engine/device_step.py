@@ -74,8 +74,7 @@ class DeviceStep:
         return self.finish(plan, self.begin(plan, transaction))
 
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
-        """What the host has to do first: update page tables, and draft if all of the step's drafters run on the
-        host."""
+        """What the host has to do first: update page tables, and draft if all the drafters run on the host."""
         self.pages.update(plan.spans, transaction)
         if not self.drafters.on_host(plan.spans):
             return None

@@ -93,8 +93,7 @@ class Steps:
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Log-probabilities, hidden states and traces are
-        read from the step's own tensors, so such a step lands at once; if nothing was launched, all steps in flight
-        land."""
+        read from the step's own tensors, so such a step lands at once; if nothing was launched, all in flight land."""
         if flight is None or self.tracer is not None or flight.run.timer.timed:
             return 0
         return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag
