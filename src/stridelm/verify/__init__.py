@@ -1,6 +1,6 @@
-"""Accepting: the one door through which tokens become output, and the rules beside it.
+"""Verification: the one place where logits become tokens (verifier.py), and the acceptance rules by name.
 
-A rule with options is a folder of its own; one that was deleted is simply not listed.
+A rule with options has a folder of its own; a rule whose file was deleted is simply not listed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What rules share that weigh a draft by probabilities: the target's at a node, noise of their own, and the way from
-where the draft was left to a Verdict.
+"""Shared by the rules that weigh a draft by probabilities: the target's distribution at a node, noise of their own, and
+the Verdict for the leaf at which the draft ends.
 
-Each step is one attempt to extend a request. Its noise is not the target's own (stream 0), which belongs to a position
-whoever draws there: it is keyed by the attempt too (kernels/noise.py), and accepting and the token drawn behind what
-was accepted have a stream each.
+Each step is one attempt to extend a request. Its noise is not the target's own (stream 0), which depends on the
+position and not on the attempt: it is keyed by the attempt too (kernels/noise.py). Accepting and drawing the token
+after what was accepted have a stream each.
 
 Legend: R spans, W draft rows, K = W + 1 nodes (the last real row, then the draft rows), V vocabulary, S slots.
 """
@@ -24,7 +24,7 @@ from stridelm.verify.rule import Rule, VerifyInput
 
 
 class Weighing(Rule):
-    """Base of these rules. They decide the rows that the exact rule does."""
+    """Base of these rules. They decide the same rows as the exact rule."""
 
     like = "exact"
 
@@ -40,13 +40,13 @@ def candidates_of(draft: Draft) -> torch.Tensor:
 
 
 def tokens_at(draft: Draft, row: int) -> torch.Tensor:
-    """[R, 1] a row's tokens, fit to be an index: padding's may be -1."""
+    """[R, 1] a row's tokens, made safe to index with: padding's may be -1."""
     return draft.tokens[:, row, None].clamp(min=0)
 
 
 def target_at(inputs: VerifyInput, row: int, *, certain: bool = True) -> torch.Tensor:
-    """[R, V] float32: what the token behind a draft row (-1: the last real row) is drawn from. Anything where the row
-    does not live. certain: a greedy request's is its argmax; otherwise it is as if at temperature 1."""
+    """[R, V] float32: the distribution of the token after a draft row (-1: the last real row). Undefined where the row
+    is not valid. certain: a greedy request puts all mass on its argmax; if False, it counts as at temperature 1."""
     batch, draft = inputs.batch, inputs.draft
     rows = inputs.nodes[:, row + 1].clamp(min=0)
     extra = None
@@ -62,14 +62,14 @@ def target_at(inputs: VerifyInput, row: int, *, certain: bool = True) -> torch.T
 
 
 def chances(inputs: VerifyInput) -> torch.Tensor:
-    """[R, K] float64: the uniform number by which each node is accepted, its own."""
+    """[R, K] float64: the uniform random number that decides whether a node is accepted, one per node."""
     sampling, known = inputs.sampler.table, inputs.table.known[inputs.slots]
     seeds, samples = sampling.seed[inputs.slots], sampling.sample_index[inputs.slots]
     return uniforms(seeds, known, samples, inputs.nodes.shape[1], attempt_stream(ACCEPT, known))
 
 
 def end_at(inputs: VerifyInput, leaf: torch.Tensor, weights_RV: torch.Tensor) -> Verdict:
-    """Accept the draft as far as `leaf` [R] (-1: nothing of it), and draw the token behind by these weights."""
+    """Accept the draft down to `leaf` [R] (-1: none of it), and draw the next token by these weights."""
     draft, known = inputs.draft, inputs.table.known[inputs.slots]
     positions = known
     if draft.width:
@@ -81,7 +81,7 @@ def end_at(inputs: VerifyInput, leaf: torch.Tensor, weights_RV: torch.Tensor) ->
 def draw(
     inputs: VerifyInput, logs_RV: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
 ) -> torch.Tensor:
-    """[R] int64: a draw for each span by these log-weights, at temperature 1; anything for padding."""
+    """[R] int64: one draw per span by these log-weights, at temperature 1; undefined for padding."""
     sampling = inputs.sampler.table
     return inputs.sampler.ops.draw_weighted(
         logs_RV, inputs.slots, positions, sampling.seed, sampling.sample_index, stream
@@ -89,7 +89,7 @@ def draw(
 
 
 def path_to(draft: Draft, leaf: torch.Tensor) -> torch.Tensor:
-    """[R, W] bool: the leaf and its ancestors; none of -1."""
+    """[R, W] bool: the leaf and its ancestors; no row for -1."""
     if not draft.width:
         return draft.valid
     mask = torch.where(leaf >= 0, draft.ancestors.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
@@ -97,9 +97,9 @@ def path_to(draft: Draft, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def follow(inputs: VerifyInput, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -> Verdict:
-    """Down the first child of each node among the rows kept, whatever it holds, and then the token drawn at the end.
+    """Follow the first child of each node among the kept rows, whatever its token; the token drawn at the end is last.
 
-    The accepted rows' own tokens are emitted, so that the kept KV is that of the output.
+    The accepted rows' own tokens are emitted, so the kept KV is that of the output.
     """
     draft = inputs.draft
     if not draft.width:
@@ -109,7 +109,7 @@ def follow(inputs: VerifyInput, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -
 
 
 def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
-    """[R, K] the token drawn at each node; at a node with live children, the first child's."""
+    """[R, K] the token drawn at each node; at a node with valid children, the first child's token."""
     width = draft.width
     row = torch.arange(width, device=drawn_RK.device)
     child = torch.where(candidates_of(draft), row, width)
@@ -118,7 +118,7 @@ def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
 
 
 def _recounted(verdict: Verdict, draft: Draft) -> Verdict:
-    """The walk saw a draft cut short; what was drafted and put to the test is counted over all of it."""
+    """The walk saw a shortened draft; count drafted and tested candidates over the whole draft."""
     candidates = candidates_of(draft)
     tested = (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
     decided = verdict.counts > 0

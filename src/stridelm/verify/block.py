@@ -1,13 +1,13 @@
-"""Block verification: a chain is accepted or refused as a whole, not token by token, which accepts more of it at the
-same distribution of the output (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
+"""Block verification: a chain is verified as a whole, not token by token, which accepts more of it while the output
+keeps its distribution (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
 
-With p and q the target's and the draft's distributions behind the first i tokens of the draft, n of them in all:
+With p and q the target's and the draft's distributions after the first i of the draft's n tokens:
 
     w_0 = 1,  w_i = min(w_{i-1} p(x_i) / q(x_i), 1)         how much of the target these i tokens may stand for
     S_i = sum over tokens of (w_i p - q)+                   what is left of it if the draft ends here
     h_i = S_i / (S_i + 1 - w_i) for i < n,  h_n = w_n       chance that the first i are accepted
 
-The largest i that is accepted counts, and the next token is drawn from (w_i p - q)+, or from p behind all n.
+The largest accepted i counts, and the next token is drawn from (w_i p - q)+, or from p after all n.
 
 Legend: R spans, V vocabulary.
 """
@@ -30,11 +30,11 @@ class Block(Weighing):
 
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft, chance_RK = inputs.draft, chances(inputs)
-        # Drafters that branch are refused when a request is settled. Beside one of them, whose spans another rule
-        # decides, the step's draft is not a chain, and nothing says so of ours alone.
+        # Drafters that branch are refused when a request is settled. Where another rule's spans have such a drafter,
+        # the step's draft is not a chain, and there is no flag for these spans alone.
         assert draft.is_chain or len(inputs.spans) < len(inputs.batch.spans), "block verification takes chains"
         candidates_RW = candidates_of(draft)
-        last = leaf = torch.full_like(inputs.slots, -1)  # of the tokens looked at, of those accepted
+        last = leaf = torch.full_like(inputs.slots, -1)  # newest row looked at; newest row accepted
         w, p_RV = torch.ones_like(chance_RK[:, 0]), target_at(inputs, -1)
         weights_RV = p_RV
 
@@ -44,7 +44,7 @@ class Block(Weighing):
             q_RV = None if draft.probs is None else draft.probs[:, row]
             rest_RV = less(w.float()[:, None] * p_RV, q_RV, token)
             mass = rest_RV.sum(-1)
-            # A chain's row has the number of the node before it. If nothing is left, this is no place to end.
+            # In a chain, row i hangs from node i. Where no mass is left, the draft cannot end.
             enough = child & (chance_RK[:, row] * (mass + 1 - w) < mass)
             leaf = torch.where(enough, last, leaf)
             weights_RV = torch.where(enough[:, None], rest_RV, weights_RV)
@@ -52,6 +52,6 @@ class Block(Weighing):
             p_RV = torch.where(child[:, None], target_at(inputs, row), p_RV)
             last = torch.where(child, row, last)
 
-        all_or_nothing = chance_RK.gather(1, last[:, None] + 1)[:, 0] <= w
-        leaf = torch.where(all_or_nothing, last, leaf)
-        return end_at(inputs, leaf, torch.where(all_or_nothing[:, None], p_RV, weights_RV))
+        accepts_all = chance_RK.gather(1, last[:, None] + 1)[:, 0] <= w
+        leaf = torch.where(accepts_all, last, leaf)
+        return end_at(inputs, leaf, torch.where(accepts_all[:, None], p_RV, weights_RV))

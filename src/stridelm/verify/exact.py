@@ -1,8 +1,8 @@
 """The default rule: a candidate is accepted when it equals the token that its parent row draws.
 
-The draw at a row depends on that row's processed logits, the request's seed and the position alone (design of the
-noise in kernels/noise.py), so the output is what plain decoding gives, whatever was drafted. "Drafter-invariant
-speculative decoding", arXiv 2408.07978. An empty draft is plain decoding.
+The draw at a row depends only on that row's processed logits, the request's seed and the position (kernels/noise.py
+describes the noise), so the output is that of plain decoding, whatever was drafted. "Drafter-invariant speculative
+decoding", arXiv 2408.07978. An empty draft is plain decoding.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def walk_and_append(inputs: VerifyInput, draft: Draft, drawn_RK: torch.Tensor) -
 
 
 def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
-    """[R, K] the token drawn at the last real row and at each live candidate; anything at probes and padding."""
+    """[R, K] the token drawn at the last real row and at each valid candidate; undefined at probes and padding."""
     batch, draft = inputs.batch, inputs.draft
-    # Counts alone would not do: other rules' spans may have as many decision rows as this one has spans.
+    # Comparing counts is not enough: other rules' spans may have as many decision rows as this one has spans.
     one_each = not draft.width and len(batch.decision_host) == len(batch.spans)
     if inputs.covers_step and (one_each or batch.grid):
         return _draw_all(inputs)
@@ -55,8 +55,8 @@ def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
 
 
 def _draw_all(inputs: VerifyInput) -> torch.Tensor:
-    """Every decision row of the step drawn at once, nothing looked up on the host: probes too, whose tokens nobody
-    reads."""
+    """Draw at every decision row of the step at once, without any look-up on the host. Probes are drawn too, though
+    their tokens are never read."""
     batch, columns = inputs.batch, inputs.nodes.shape[1]
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in inputs.spans for _ in range(columns)]
@@ -66,18 +66,18 @@ def _draw_all(inputs: VerifyInput) -> torch.Tensor:
 
 
 def _extra(inputs: VerifyInput, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
-    """`candidate_history`, where any request's processors look at it."""
+    """`candidate_history`; None if no request's processors read it."""
     if not inputs.draft.max_depth or not inputs.uses_history:
         return None
     return candidate_history(inputs.draft, spans, own)
 
 
 def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
-    """(decision rows to draw at [m], the inputs' span of each [m]), known on the host."""
+    """(decision rows to draw at [m], the index of each one's span among the inputs [m]), found on the host."""
     span, row = inputs.batch.decision_host.T
-    mine = np.full(len(inputs.batch.spans), -1, dtype=np.int64)
-    mine[inputs.places] = np.arange(len(inputs.places))
-    local = mine[span]
+    local_of = np.full(len(inputs.batch.spans), -1, dtype=np.int64)
+    local_of[inputs.places] = np.arange(len(inputs.places))
+    local = local_of[span]
     drawn = row < 0
     if inputs.draft.width:
         drawn = drawn | inputs.draft.candidates[local, np.maximum(row, 0)]
@@ -86,14 +86,15 @@ def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
 
 
 def candidate_history(draft: Draft, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """[m, E] tokens of each row's path through the draft, itself included, in order; -1 behind the end.
+    """[m, E] tokens of each row's path through the draft, itself included, in order; -1 after the end.
 
     spans, own: [m] span and draft row (-1: the last real row, whose path is empty).
     """
-    width, most = draft.width, draft.max_depth
+    width, max_depth = draft.width, draft.max_depth
     masks = torch.where(own >= 0, draft.ancestors[spans, own.clamp(min=0)], 0)
     bits = torch.arange(width, device=own.device)
     member = ((masks[:, None] >> bits) & 1) == 1
-    column = torch.where(member, draft.depths[spans] - 1, most)
-    path = torch.full((own.shape[0], most + 1), -1, dtype=torch.int64, device=own.device)
-    return path.scatter_(1, column.clamp(max=most), draft.tokens[spans])[:, :most]
+    # What is not on the path, or lies deeper than any candidate, goes to a spare last column.
+    column = torch.where(member, draft.depths[spans] - 1, max_depth)
+    path = torch.full((own.shape[0], max_depth + 1), -1, dtype=torch.int64, device=own.device)
+    return path.scatter_(1, column.clamp(max=max_depth), draft.tokens[spans])[:, :max_depth]

@@ -1,5 +1,5 @@
-"""What the lossy rules of candidates share: a token is taken that the target might well have said, and of all paths of
-such tokens the longest. What comes behind it is drawn as the exact rule draws it there.
+"""Shared by the lossy rules for candidates: a token that the target finds likely enough is acceptable, and the longest
+path of such tokens is accepted. The token after it is drawn as under the exact rule.
 
 Legend: R spans, W draft rows, V vocabulary.
 """
@@ -19,7 +19,7 @@ from stridelm.verify.rule import VerifyInput
 class Lenient(Weighing):
     lossless = False
     certain: ClassVar[bool] = True
-    """A greedy request's target is certain of its argmax; otherwise it is as sure as at temperature 1."""
+    """A greedy request's target puts all mass on its argmax; if False, its distribution is that of temperature 1."""
 
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft = inputs.draft
@@ -33,16 +33,16 @@ class Lenient(Weighing):
         return follow(inputs, path_to(draft, leaf), draw_nodes(inputs))
 
     def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
-        """[R, W] bool: which tokens may stand where the target says p_RV, which gives them p_RW."""
+        """[R, W] bool: which tokens are acceptable where the target's distribution is p_RV; it gives them p_RW."""
         raise NotImplementedError
 
 
 def deepest(draft: Draft, taken_RW: torch.Tensor) -> torch.Tensor:
-    """[R] the end of the longest path of rows that are taken, the first of several; -1 if there is none."""
+    """[R] the end of the longest path of acceptable rows, the first of several; -1 if there is none."""
     if not draft.width:
         return draft.tokens.new_full((len(draft.tokens),), -1)
     bit = 1 << torch.arange(draft.width, device=taken_RW.device)
-    # A bit a row, so that the sum is the union.
+    # One bit per row, so the sum is the union.
     taken = torch.where(taken_RW, bit, 0).sum(1, keepdim=True)
     whole_RW = taken_RW & ((draft.ancestors & ~taken) == 0)
     length, leaf = torch.where(whole_RW, draft.depths, 0).max(1)

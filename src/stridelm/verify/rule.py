@@ -1,4 +1,4 @@
-"""What an acceptance rule is: from the logits of a span's decision rows to its part of the Verdict."""
+"""The acceptance rule's interface: from the logits of its spans' decision rows to their part of the Verdict."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stridelm.upload import upload
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """The spans of one step that one rule decides: R of them, every tensor but the batch's own and the logits already
-    cut down to them."""
+    """The spans of one step that one rule decides, R of them. All tensors are cut down to these spans, except the
+    batch's own and the logits."""
 
     spans: tuple[Span, ...]
     places: list[int]
-    """Place of each span in the whole step."""
+    """Index of each span in the whole step."""
     slots: torch.Tensor
     """[R] int64 rows of the request table."""
     draft: Draft
     nodes: torch.Tensor
-    """[R, K] int64 decision row of the last real row and of each draft row; -1 where none."""
+    """[R, K] int64 decision row of the last real row and of each draft row; -1 where there is none."""
     decides: torch.Tensor
     """[R] bool."""
     batch: ForwardBatch
@@ -44,7 +44,7 @@ class VerifyInput:
 
     @property
     def longest(self) -> int:
-        """What the host knows no request's length to exceed."""
+        """An upper bound on every request's length, known on the host."""
         return max(span.start + span.real for span in self.spans)
 
     @property
@@ -53,8 +53,8 @@ class VerifyInput:
         return any(span.request.params.uses_history for span in self.spans)
 
     def asked(self, number: Callable[[Speculation], float]) -> torch.Tensor:
-        """[R] float32: a number that each span's request asks for. Equal ones, which is all that a captured step has,
-        need no copy."""
+        """[R] float32: a number from each request's speculation. Equal numbers need no copy from the host; a captured
+        step has only such."""
         values = [number(span.request.speculation) for span in self.spans]
         if len(set(values)) == 1:
             return torch.full((len(values),), values[0], dtype=torch.float32, device=self.slots.device)
@@ -66,21 +66,22 @@ class Rule:
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    """The output has the distribution of plain decoding's."""
+    """The output has the same distribution as plain decoding's."""
     coupled: ClassVar[bool] = False
-    """It is plain decoding's, token for token."""
+    """The output is plain decoding's, token for token."""
     all_or_nothing: ClassVar[bool] = False
-    """The depth is semantics: spans are scheduled at full depth or deferred."""
+    """The depth changes the output: spans are scheduled at full depth or deferred."""
     trusts_probes: ClassVar[bool] = False
-    """What probes say is emitted: a draft is a window of them."""
+    """The probes' own tokens are emitted: a draft is a window of probes."""
     simulated: ClassVar[bool] = False
-    """How many tokens come out is drawn, whatever the model says of them. For benchmarks."""
+    """The number of emitted tokens is drawn at random, whatever the logits are. For benchmarks."""
     like: ClassVar[str | None] = None
-    """The rule whose rows this one decides too."""
+    """The rule whose draft rows this one decides too."""
     reads_probs: ClassVar[bool] = False
-    """It weighs a guess by the distribution that it was drawn from: who has one draws with noise of its own."""
+    """It weighs a guess by the distribution that the guess was drawn from: a drafter that has one draws with noise of
+    its own."""
     chains_only: ClassVar[bool] = False
-    """It can decide no draft that branches."""
+    """It cannot decide a draft that branches."""
 
     @classmethod
     def works_with(cls, rules: frozenset[str], branches: bool = False) -> bool:
@@ -88,5 +89,5 @@ class Rule:
         return (cls.like or cls.name) in rules and not (cls.chains_only and branches)
 
     def decide(self, inputs: VerifyInput) -> Verdict:
-        """Say what is emitted, and append it to the token table. At least one of the spans decides."""
+        """Decide what is emitted, and append it to the token table. At least one of the spans decides."""
         raise NotImplementedError

@@ -1,14 +1,14 @@
-"""Simulated acceptance, for benchmarks only: how many tokens a step emits is drawn, whatever the drafts are worth.
+"""Simulated acceptance, for benchmarks only: how many tokens a step emits is random, however good the drafts are.
 
 With random weights no draft would ever be accepted; with `acceptance="synthetic:2.5"` a step whose draft is full emits
 2.5 tokens on average. vLLM's synthetic rejection sampling is the same idea.
 
-The number is 1 to D + 1, where D is the depth asked for: each further token is accepted with one probability p, and
-the first that is not ends the step. That is a geometric distribution cut off at D + 1, and p is what gives it the mean
-asked for. A draft with fewer live levels emits fewer.
+The number is 1 to D + 1, where D is the requested depth: each further token is accepted with the same probability p,
+and the first rejected one ends the step. That is a geometric distribution truncated at D + 1, and p is chosen to give
+it the requested mean. A draft with fewer valid levels emits fewer.
 
-The number is drawn by the same noise as tokens (kernels/noise.py), in a stream of its own: it depends on the request's
-seed, its sample index and the position of the step's first token, and on nothing that shares the batch.
+The number is drawn with the same noise as tokens (kernels/noise.py), in a stream of its own: it depends on the
+request's seed, its sample index and the position of the step's first token, and not on the rest of the batch.
 
 Legend: R spans, K nodes, A = MAX_DRAFT_ROWS + 1 numbers of accepted tokens.
 """
@@ -30,7 +30,8 @@ NUMBERS = MAX_DRAFT_ROWS + 1
 
 
 class Synthetic(Rule):
-    """Candidates: down the first live child of each node, as many levels as were drawn, then what the leaf draws."""
+    """For candidates: follow the first valid child of each node for the drawn number of levels, then emit the token
+    drawn at the leaf."""
 
     name = "synthetic"
     lossless = False
@@ -43,12 +44,12 @@ class Synthetic(Rule):
 
 
 def draw_accepted(inputs: VerifyInput) -> torch.Tensor:
-    """[R] int64 how many drafted tokens each span accepts if its draft is full; anything for padding."""
+    """[R] int64 how many drafted tokens each span accepts if its draft is full; undefined for padding."""
     return draw(inputs, _log_odds(inputs), inputs.table.known[inputs.slots], STREAM)
 
 
 def _log_odds(inputs: VerifyInput) -> torch.Tensor:
-    """[R, A] float32. Requests that ask for the same, which is all that a captured step has, need no copy."""
+    """[R, A] float32. Requests with equal options need no copy; a captured step has only such."""
     asked = [span.request.speculation for span in inputs.spans]
     rows = [inputs.table.arena.keep(log_odds, s.acceptance_length or 1.0, s.depth or 0) for s in asked]
     alike = all(row is rows[0] for row in rows)
@@ -56,7 +57,7 @@ def _log_odds(inputs: VerifyInput) -> torch.Tensor:
 
 
 def log_odds(mean: float, depth: int, device: torch.device) -> torch.Tensor:
-    """[A] float32: log-probability of 0, 1, .. accepted tokens, where 1 + accepted has the mean; -inf over `depth`."""
+    """[A] float32: log-probability of 0, 1, .. accepted tokens, where 1 + accepted has this mean; -inf over `depth`."""
     p = chance_of_another(mean, depth)
     odds = [p**n * (1 - p) for n in range(depth)] + [p**depth]
     logs = [math.log(chance) if chance else -math.inf for chance in odds]

@@ -1,4 +1,4 @@
-"""The door. Every token of every output comes through `Verifier.verify`, whatever proposed it."""
+"""The one place where logits become tokens: every token of every output comes from `Verifier.verify`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Verifier:
         parts = []
         for name, indices in by_rule.items():
             inputs = self._inputs(batch, draft, logits_MV, indices)
-            # Where prompts are read and nothing else, there may be no logits at all.
+            # A step that only runs prompt chunks may have no logits at all.
             decides = any(span.decides for span in inputs.spans)
             parts.append((indices, self._rule(name).decide(inputs) if decides else _undecided(inputs)))
         return parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
@@ -43,22 +43,22 @@ class Verifier:
     def _inputs(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> VerifyInput:
         spans, nodes, slots, decides = batch.spans, batch.decision_index, batch.request_slots, batch.decides
         if len(indices) < len(spans):
-            where = upload(indices, slots.device)
+            index = upload(indices, slots.device)
             spans = tuple(spans[i] for i in indices)
-            nodes, slots, decides = nodes[where], slots[where], decides[where]
-            draft = _select(draft, where, indices)
+            nodes, slots, decides = nodes[index], slots[index], decides[index]
+            draft = _select(draft, index, indices)
         return VerifyInput(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler, self._table)
 
 
-def _select(draft: Draft, where: torch.Tensor, indices: list[int]) -> Draft:
+def _select(draft: Draft, index: torch.Tensor, indices: list[int]) -> Draft:
     """The draft of some of the step's spans."""
     values = {f.name: getattr(draft, f.name) for f in fields(draft)}
-    cut: dict[str, Any] = {name: value[where] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    cut: dict[str, Any] = {name: value[index] for name, value in values.items() if isinstance(value, torch.Tensor)}
     return replace(draft, **cut, candidates=draft.candidates[indices])
 
 
 def _undecided(inputs: VerifyInput) -> Verdict:
-    """The verdict on spans that do not reach their last known token: nothing is emitted and no draft row kept."""
+    """The verdict on spans that do not reach their last known token: nothing is emitted and no draft row is kept."""
     none_R = torch.zeros_like(inputs.slots)
     return Verdict(
         tokens=none_R[:, None],
@@ -74,7 +74,7 @@ def _undecided(inputs: VerifyInput) -> Verdict:
 
 
 def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
-    """One Verdict of several rules' parts, padded to the widest."""
+    """The parts of several rules as one Verdict, padded to the widest."""
     device = parts[0][1].counts.device
     merged: dict[str, torch.Tensor] = {}
     for name in (f.name for f in fields(Verdict)):
@@ -82,10 +82,10 @@ def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
         shape = (spans,) if values[0].dim() == 1 else (spans, max(v.shape[1] for v in values))
         target = torch.zeros(shape, dtype=torch.int64, device=device)
         for (indices, _), value in zip(parts, values, strict=True):
-            where = upload(indices, device)
+            index = upload(indices, device)
             if value.dim() == 1:
-                target[where] = value
+                target[index] = value
             else:
-                target[where, : value.shape[1]] = value
+                target[index, : value.shape[1]] = value
         merged[name] = target
     return Verdict(**merged)

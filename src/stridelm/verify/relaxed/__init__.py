@@ -1,4 +1,4 @@
-"""Relaxed acceptance (rule.py), and what requests may ask of it."""
+"""Options of relaxed acceptance (rule.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stridelm.values import option
 class RelaxedOptions(Options):
     """The defaults are TensorRT-LLM's recommendation for DeepSeek-R1."""
 
-    relaxed_topk: int = option(10, "with relaxed: take only the target's so many likeliest tokens", low=1)
+    relaxed_topk: int = option(10, "with relaxed: accept only the target's most likely tokens, this many", low=1)
     relaxed_delta: float = option(
-        0.6, "with relaxed: and none that is more than this less likely than the likeliest", low=0.0, high=1.0
+        0.6, "with relaxed: how far below the highest an accepted probability may be", low=0.0, high=1.0
     )

@@ -1,4 +1,4 @@
-"""Trusted windows (rule.py), and what requests may ask of them."""
+"""Options of trusted windows (rule.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stridelm.values import option
 
 @dataclass(frozen=True)
 class TrustOptions(Options):
-    """None emits whole windows."""
+    """Without `confidence`, whole windows are emitted."""
 
     confidence: float | None = option(
         None,

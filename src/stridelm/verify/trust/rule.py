@@ -1,8 +1,8 @@
-"""Trusted mask-token decoding (arXiv 2602.06019): what the probes say is emitted, unchecked. Lossy.
+"""Trusted mask-token decoding (arXiv 2602.06019): the probes' tokens are emitted unchecked. Lossy.
 
 The window of a span is its last real row and its probes. It is drawn left to right, each row's processors seeing the
 tokens just drawn. Static k emits the whole window; with `confidence` tau, its longest prefix in which every row's
-largest raw softmax is at least tau, and always one token. Probes are never committed: the emitted tokens are run
+largest raw softmax is at least tau, and at least one token. Probes are never committed: the emitted tokens are run
 again as real rows.
 """
 
@@ -37,7 +37,7 @@ class Trust(Rule):
         )
 
     def sureness(self, inputs: VerifyInput) -> Sureness | None:
-        """How sure each row of the windows is, and how sure it must be to be emitted; None: emit all of them."""
+        """Confidence of each row of the windows, and the least at which a row is emitted; None: emit all rows."""
         if not any(_level(span.request.speculation) for span in inputs.spans):
             return None
         rows = inputs.nodes.clamp(min=0)
@@ -51,7 +51,7 @@ def _level(speculation: Speculation) -> float:
 
 
 def _draw_window(inputs: VerifyInput) -> torch.Tensor:
-    """[R, K] tokens drawn at each row of the window; padding draws whatever row 0 of the step says."""
+    """[R, K] tokens drawn at each row of the window; padding draws from row 0 of the step."""
     spans, columns = inputs.nodes.shape
     rows = inputs.nodes.clamp(min=0)
     if not inputs.uses_history:

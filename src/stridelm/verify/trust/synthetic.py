@@ -18,7 +18,7 @@ class SyntheticTrust(Trust):
     like = "trust"
 
     def sureness(self, inputs: VerifyInput) -> Sureness:
-        """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
+        """Row j of a window has confidence -j, and the threshold is that of the last row to emit."""
         rows, columns = inputs.nodes.shape
         place = torch.arange(0, -columns, -1, dtype=torch.float32, device=inputs.nodes.device)
         return place.expand(rows, -1), -draw_accepted(inputs).float()

@@ -1,4 +1,4 @@
-"""Typical acceptance (rule.py), and what requests may ask of it."""
+"""Options of typical acceptance (rule.py)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from stridelm.values import option
 class TypicalOptions(Options):
     """The defaults are the paper's, and vLLM's."""
 
-    posterior_threshold: float = option(0.09, "with typical: take what is likelier than this", low=0.0, high=1.0)
-    posterior_alpha: float = option(0.3, "with typical: or than this times exp(-entropy), whichever is less", low=0.0)
+    posterior_threshold: float = option(0.09, "with typical: accept tokens more likely than this", low=0.0, high=1.0)
+    posterior_alpha: float = option(0.3, "with typical: or than this times exp(-entropy), whichever is lower", low=0.0)

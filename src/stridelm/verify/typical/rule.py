@@ -1,6 +1,6 @@
-"""Typical acceptance (Cai et al. 2024, arXiv 2401.10774): a candidate is taken when the target gives it more
-than min(epsilon, alpha exp(-H)), H being the entropy of what the target says. The less sure the target is, the less it
-takes. Lossy."""
+"""Typical acceptance (Cai et al. 2024, arXiv 2401.10774): a candidate is accepted if the target gives it a probability
+above min(epsilon, alpha exp(-H)), where H is the entropy of the target's distribution. The less sure the target is, the
+lower the threshold. Lossy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Typical(Lenient):
 
     def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:
         entropy = torch.special.entr(p_RV).sum(-1)
-        threshold = inputs.asked(lambda asked: asked.read(TypicalOptions).posterior_threshold)
+        epsilon = inputs.asked(lambda asked: asked.read(TypicalOptions).posterior_threshold)
         alpha = inputs.asked(lambda asked: asked.read(TypicalOptions).posterior_alpha)
-        least = torch.minimum(threshold, alpha * (-entropy).exp())
-        return p_RW > least[:, None]
+        threshold = torch.minimum(epsilon, alpha * (-entropy).exp())
+        return p_RW > threshold[:, None]
