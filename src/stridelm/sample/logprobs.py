@@ -1,6 +1,6 @@
-"""Log-probabilities of the raw logits: computed on the device, made vLLM's dictionaries when they are looked at.
+"""Log-probabilities of the raw logits: computed on the device, and turned into vLLM's dictionaries when they are read.
 
-Legend: M rows, V vocabulary, N alternatives and K chosen tokens reported a row.
+Legend: M rows, V vocabulary, N alternatives and K chosen tokens reported per row.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _LOW32 = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class RawLogprobs:
-    """Log-probabilities of some rows' tokens and of their likeliest alternatives."""
+    """Log-probabilities of some rows' tokens and of their most likely alternatives."""
 
     tokens: torch.Tensor
     """[M] int64: the token reported first."""
     logprobs: torch.Tensor
     """[M] float32, natural logarithm, of the softmax of the raw logits."""
     ranks: torch.Tensor
-    """[M] int64: place among all tokens, the likeliest first, the lowest id first among equals."""
+    """[M] int64: rank among all tokens, the most likely first, the lowest id first among equals."""
     top_ids: torch.Tensor
-    """[M, N] int64, the likeliest first, the lowest id first among equals."""
+    """[M, N] int64, the most likely first, the lowest id first among equals."""
     top_logprobs: torch.Tensor
     """[M, N] float32."""
     chosen_ids: torch.Tensor
-    """[M, K] int64: the tokens that were asked for by id."""
+    """[M, K] int64: the tokens that were requested by id."""
     chosen_logprobs: torch.Tensor
     """[M, K] float32."""
 
@@ -41,7 +41,7 @@ class RawLogprobs:
 def raw_logprobs(
     logits_MV: torch.Tensor, tokens_M: torch.Tensor, top: int = 0, chosen_MK: torch.Tensor | None = None
 ) -> RawLogprobs:
-    """Report `tokens_M`, the `top` likeliest tokens and those of `chosen_MK` (int64 ids), of each row."""
+    """Report each row's token of `tokens_M`, its `top` most likely tokens and those of `chosen_MK` (int64 ids)."""
     own_M1 = tokens_M[:, None]
     if chosen_MK is None:
         chosen_MK = own_M1[:, :0]
@@ -63,10 +63,10 @@ def raw_logprobs(
 
 
 def top_tokens(logits_MV: torch.Tensor, count: int) -> torch.Tensor:
-    """[M, count] int64: the likeliest tokens, the lowest id first among equals.
+    """[M, count] int64: the most likely tokens, the lowest id first among equals.
 
-    `topk` leaves the order of equals open, so it is given whole numbers that are never equal: the float's
-    bits, turned so that they are ordered as integers, above the complement of the id.
+    `topk` does not define the order of equals, so it gets integers that are never equal: the float's bits, mapped to
+    an integer of the same order, above the complement of the id.
     """
     if not count:
         return torch.empty(logits_MV.shape[0], 0, dtype=torch.int64, device=logits_MV.device)
@@ -78,11 +78,11 @@ def top_tokens(logits_MV: torch.Tensor, count: int) -> torch.Tensor:
 
 
 class HostLogprobs:
-    """RawLogprobs on the host. A row's dictionary is made when it is asked for: those of a prompt's rows, with many
-    alternatives each, would be millions of objects at once.
+    """RawLogprobs on the host. A row's dictionary is made on request: those of all rows of a prompt, with many
+    alternatives each, would be millions of objects.
 
     counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. Reads the
-    device: make it after the step.
+    device: create it after the step.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class HostLogprobs:
         return len(self._own[0])
 
     def row(self, m: int) -> dict[int, Logprob]:
-        """vLLM's shape: first the reported token, which is always there, then the likeliest, then those asked for by
-        id. A token among the alternatives has its place there as its rank."""
+        """In vLLM's format: first the reported token, which is always there, then the most likely tokens, then those
+        requested by id. A token among the alternatives has its place there as its rank."""
         token, logprob, rank = (column[m].item() for column in self._own)
         count = None if self._counts is None else self._counts[m]
         chosen = None if self._chosen_counts is None else self._chosen_counts[m]
@@ -120,15 +120,15 @@ def as_dicts(
 
 
 class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
-    """Log-probabilities of a prompt's tokens by position, each made when it is looked at; None for the first, before
-    which nothing comes."""
+    """Log-probabilities of a prompt's tokens by position, each made when it is read; None for the first token, which
+    has no context."""
 
     def __init__(self, length: int) -> None:
         """length: of the prompt, in tokens."""
         self._length = length
         self._rows: dict[int, tuple[HostLogprobs, int]] = {}
         self.text_of: Callable[[int], str] | None = None
-        """A token's text, where entries are to have it."""
+        """Returns a token's text; None: entries have no text."""
 
     def put(self, position: int, rows: HostLogprobs, m: int) -> None:
         """Row `m` of `rows` reports the token at `position`."""
@@ -148,10 +148,10 @@ class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
             return [self[index] for index in range(*position.indices(self._length))]
         if not 0 <= position < self._length:
             raise IndexError(position)
-        found = self._rows.get(position)
-        if found is None:
+        source = self._rows.get(position)
+        if source is None:
             return None
-        rows, m = found
+        rows, m = source
         entry = rows.row(m)
         if self.text_of is not None:
             for token, logprob in entry.items():

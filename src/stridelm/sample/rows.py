@@ -1,9 +1,9 @@
-"""Rows of logits: from whose a token is to be drawn, and after which history.
+"""Rows of logits from which tokens are drawn, and the token history of each.
 
-Nothing is remembered between steps: a history is read afresh from the token table, so a rejected draft, a preemption or
-another order of steps cannot leave anything behind.
+Nothing is carried over between steps: a history is read from the token table each time, so a rejected draft, a
+preemption or another order of steps leaves nothing behind.
 
-Legend: M rows, S slots, L columns of the token table, E extra tokens a row.
+Legend: M rows, S slots, L columns of the token table, E extra tokens per row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TokenHistory(Protocol):
 
 @dataclass(slots=True)
 class Rows:
-    """From whose logits a token is to be drawn, and after which history.
+    """Rows of logits from which tokens are drawn, and the token history of each.
 
     The history of row m is `tokens[slots[m], :known]`, then the entries of `extra[m]` that are not -1.
     """
@@ -35,13 +35,13 @@ class Rows:
     positions: torch.Tensor
     """[M] int64: absolute position of the token to be drawn, which is the length of the row's history."""
     extra: torch.Tensor | None = None
-    """[M, E] int64: tokens behind the known ones that lead to this row (candidate ancestors, or tokens drawn
+    """[M, E] int64: tokens after the known ones that lead to this row (candidate ancestors, or tokens drawn
     earlier in a trusted window), in order, padded at the end with -1."""
     longest: int | None = None
-    """What the host knows `known` not to exceed in these slots: spares reading the token table beyond it."""
+    """An upper bound on `known` in these slots, from the host: the token table is not read beyond it."""
 
     def select(self, index: torch.Tensor | None) -> Rows:
-        """These rows only; None: all."""
+        """Only the rows at `index`; None: all."""
         if index is None:
             return self
         extra = None if self.extra is None else self.extra.index_select(0, index)

@@ -28,7 +28,7 @@ from stridelm.upload import upload
 
 class Sampler:
     """Draws tokens for rows of requests whose parameters are in `table` and whose tokens are in `history`. The host
-    says only which features occur at all; whose they are is read from the device's tables."""
+    knows only which features occur in a call; which rows need them is read from the tables on the device."""
 
     def __init__(self, table: SamplingTable, history: TokenHistory, ops: StepOps | None = None) -> None:
         self.table = table
@@ -38,14 +38,14 @@ class Sampler:
     def draw(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
     ) -> torch.Tensor:
-        """The rows' tokens [M] int64; the logits stay untouched.
+        """The rows' tokens [M] int64; the logits are not changed.
 
-        row_slots: `rows.slots` as the host knows them. Rows that are plain greedy take the argmax of the raw
-        logits in whatever precision they come. stream: one number, or int64 [M]; see kernels/noise.py.
+        row_slots: `rows.slots` on the host. Plain greedy rows take the argmax of the raw logits, in the precision they
+        come in. stream: one number, or int64 [M]; see kernels/noise.py.
         """
         table, wanted = self.table, self._wanted(row_slots)
-        # Rows without edits draw the same from the copy: all is computed in float32 whatever is read, and a 16-bit
-        # logit is the same number there.
+        # Rows without edits draw the same token from the float32 copy: everything is computed in float32 anyway, and a
+        # 16-bit logit is exact in it.
         logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
         return self.ops.draw(
             logits_MV,
@@ -61,9 +61,9 @@ class Sampler:
         )
 
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
-        """float32 [M, V] whose softmax the sampled rows are drawn from.
+        """float32 [M, V] logits, from whose softmax the sampled rows are drawn.
 
-        Greedy rows have all but temperature and truncation applied: their token is the argmax.
+        For greedy rows, temperature and truncation are not applied: their token is the argmax.
         """
         wanted = self._wanted(row_slots)
         logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
@@ -74,13 +74,13 @@ class Sampler:
         return scaled_MV
 
     def likeliest(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
-        """int64 [M] what each row draws if there is no noise: a valid id, for padding too."""
-        # The likeliest is so at any temperature, and is never cut off.
+        """int64 [M] the token that each row draws without noise: a valid id, for padding too."""
+        # The argmax is the same at any temperature, and truncation never removes it.
         return likeliest(self._edited(logits_MV, rows, row_slots, self._wanted(row_slots)))
 
     def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
-        """float32 [M, V] with which each row's token is drawn. A greedy row is certain of its argmax; a row left with
-        nothing but -inf has nan."""
+        """float32 [M, V] probabilities with which each row's token is drawn. A greedy row has 1 at its argmax; a row
+        of nothing but -inf has nan."""
         scores_MV = self.processed(logits_MV, rows, row_slots)
         certain_MV = torch.zeros_like(scores_MV).scatter_(1, likeliest(scores_MV)[:, None], 1.0)
         if not self._wanted(row_slots) & Feature.SAMPLED:
@@ -90,8 +90,8 @@ class Sampler:
     def log_probs(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], *, noisy: bool = True
     ) -> torch.Tensor:
-        """float32 [M, V] log-probabilities of what each row draws; if noisy, to one who knows the noise that it will be
-        drawn with but has the logits from hearsay."""
+        """float32 [M, V] log-probabilities of the token each row draws. If noisy, the position's noise is added to the
+        logits first: it is known when drafting, while the target's logits are only approximated."""
         scores_MV = self.processed(logits_MV, rows, row_slots)
         if noisy and self._wanted(row_slots) & Feature.SAMPLED:
             table, slots = self.table, rows.slots
@@ -100,7 +100,7 @@ class Sampler:
         return scores_MV.log_softmax(-1)
 
     def _wanted(self, row_slots: Sequence[int]) -> Feature:
-        """What any of the rows needs."""
+        """All features that any of the rows needs."""
         wanted = Feature(0)
         for slot in set(row_slots):
             wanted |= self.table.features(slot)
@@ -114,7 +114,8 @@ class Sampler:
         return self.ops.truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
 
     def _edited(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], wanted: Feature) -> torch.Tensor:
-        """float32 [M, V]: a copy of the logits with what is wanted of EDITED; the logits themselves if that is nothing.
+        """float32 [M, V]: a copy of the logits with the wanted edits (Feature.EDITED); the logits themselves if there
+        are none.
 
         Order and meaning are vLLM's: grammar, bad words, logit bias, minimum tokens, penalties; then temperature,
         min-p, top-k, top-p.
@@ -146,19 +147,19 @@ class Sampler:
 
 
 def mask_by_grammar(logits_MV: torch.Tensor, rows: Rows, guides: Sequence[Guide | None], history: TokenHistory) -> None:
-    """Forbid what the requests' grammars do not let stand behind the rows' outputs. Matchers run on the host, so it
-    waits for the device."""
+    """Forbid the tokens that the requests' grammars do not allow after the rows' histories. Matchers run on the host,
+    so this waits for the device."""
     known, positions = history.known[rows.slots].tolist(), rows.positions.tolist()
     extra = [[]] * len(known) if rows.extra is None else rows.extra.tolist()
     asked: dict[int, tuple[Guide, list[int]]] = {}
     for row, guide in enumerate(guides):
         path = [token for token in extra[row] if token >= 0]
-        # A drafter may look further than it has tokens to show: what may stand there nobody can say.
+        # A drafter may draw at a position without giving all tokens before it: what is allowed there is not known.
         if guide is None or known[row] + len(path) != positions[row]:
             continue
         with on_behalf_of(guide.request):
             guide.catch_up()
-            if guide.read < known[row]:  # drawn, and not emitted yet
+            if guide.read < known[row]:  # tokens drawn but not emitted yet
                 path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
         asked[row] = guide, path
     masks = {row: mask for row, mask in zip(asked, WATCH.masks(list(asked.values()))) if mask is not None}

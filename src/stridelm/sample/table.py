@@ -1,9 +1,9 @@
-"""The sampling parameters of the running requests as device tensors, a row a slot.
+"""The sampling parameters of the running requests as device tensors, one row per slot.
 
-A row is written once, when its request is admitted. The host keeps which features each slot needs, so that a
-step does only the work that some request in it asked for, and never reads the device to find out.
+A row is written once, when its request is admitted. The host keeps which features each slot needs, so that a step does
+only the work that some request in it needs, and never reads the device to find out.
 
-Legend: S slots, P stop ids, C logit biases, B bad words, L tokens of a slot's bad words in all.
+Legend: S slots, P stop ids, C logit biases, B bad words, L tokens of all bad words of a slot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the most likely token, without noise."""
 _ROOM = 8
-"""Entries that a list has room for when it is first needed."""
+"""Entries per slot of a list when it is first needed."""
 
 
 class Feature(enum.IntFlag):
@@ -46,13 +46,13 @@ class Feature(enum.IntFlag):
 
 
 class SamplingTable:
-    """One row of parameters a slot, and one for padding. `check_token_ids` guards the border: every id is in
+    """One row of parameters per slot, and one for padding. `check_token_ids` has made sure that every id is in
     [0, vocab_size)."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        slots += 1  # the last row is nobody's: padding has slot -1
+        slots += 1  # the last row is padding's, which has slot -1
         self._floats = torch.ones(slots, 6, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(slots, 6, dtype=torch.int64, device=self.device)
         (
@@ -73,12 +73,12 @@ class SamplingTable:
         self.bias = self._list(slots, 0, dtype=torch.float32)
         """[S, C] float32 to be added at bias_ids [S, C] int64; padding adds 0 to token 0."""
         self.bad_tokens = self._list(slots, 0)
-        """[S, L] int64 the bad words' tokens, one word after the other: a long one costs its own length alone."""
+        """[S, L] int64 the bad words' tokens, concatenated, so that no word is padded to the longest."""
         self.bad_ends = self._list(slots, 0)
-        """[S, B] int64 where each word ends in them; 0: there is none."""
+        """[S, B] int64 end of each word in `bad_tokens`; 0: no word."""
         self.generation = 0
-        """Counts how often a list has grown, which makes another tensor of it: a captured step that reads lists
-        (Feature.LISTED) is good for the generation in which it was captured, and for no other."""
+        """Counts how often a list has grown, which replaces its tensor: a captured step that reads lists
+        (Feature.LISTED) is valid only for the generation in which it was captured."""
         self._features = [Feature(0)] * slots
         self._guides: list[Guide | None] = [None] * slots
 
@@ -92,7 +92,7 @@ class SamplingTable:
     ) -> None:
         """Write a request's parameters.
 
-        stop_ids: every token that ends it, eos and its own. bad_words: each one's token ids. guide: its grammar's.
+        stop_ids: every token that ends it, eos and its own. bad_words: token ids of each. guide: that of its grammar.
         """
         params = request.params
         features = _features(params, bool(bad_words), bool(stop_ids), self.vocab_size)
@@ -118,14 +118,14 @@ class SamplingTable:
         return self._guides[slot]
 
     def assume(self, features: Feature) -> None:
-        """Let nobody's slot stand for requests with these features, while a step is captured."""
+        """Let the padding slot stand for requests with these features while a step is captured."""
         self._features[-1] = features
 
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
-        # A tokenizer may know an eos that the model has no logit for: never drawn, it needs no mask.
-        kept = [i for i in stop_ids if 0 <= i < self.vocab_size]
-        self.stop_ids = self._widened(self.stop_ids, len(kept), fill=-1)
-        _copy(self.stop_ids[slot], _padded(kept, self.stop_ids.shape[1], -1))
+        # A tokenizer may have an eos that the model has no logit for: it is never drawn and needs no mask.
+        drawable = [i for i in stop_ids if 0 <= i < self.vocab_size]
+        self.stop_ids = self._widened(self.stop_ids, len(drawable), fill=-1)
+        _copy(self.stop_ids[slot], _padded(drawable, self.stop_ids.shape[1], -1))
 
     def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
         assert all(0 <= i < self.vocab_size for i in bias), "logit_bias outside the vocabulary"
@@ -139,7 +139,7 @@ class SamplingTable:
         tokens = [token for word in bad_words for token in word]
         ends = list(itertools.accumulate(len(word) for word in bad_words))
         tables = (self._widened(self.bad_tokens, len(tokens), fill=0), self._widened(self.bad_ends, len(ends), fill=0))
-        self.bad_tokens, self.bad_ends = tables  # both or neither: there may be no memory for one
+        self.bad_tokens, self.bad_ends = tables  # both or neither: allocating the second may fail
         _copy(self.bad_tokens[slot], _padded(tokens, self.bad_tokens.shape[1], 0))
         _copy(self.bad_ends[slot], _padded(ends, self.bad_ends.shape[1], 0))
 
@@ -147,7 +147,7 @@ class SamplingTable:
         return torch.full(shape, fill, dtype=dtype, device=self.device)
 
     def _widened(self, table: torch.Tensor, width: int, fill: int) -> torch.Tensor:
-        """The table with room for `width` entries a slot; it doubles, so that growing stays rare."""
+        """The table with room for `width` entries per slot; the width doubles, so that growing stays rare."""
         slots, have = table.shape
         if width <= have:
             return table
@@ -168,7 +168,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int, bad_words: Sequence
 
 
 def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, vocab_size: int) -> Feature:
-    """Truncation never changes which token is the most likely, so a greedy request is spared it."""
+    """What a request needs. Truncation never removes the most likely token, so a greedy request does not need it."""
     sampled = params.temperature >= GREEDY_BELOW
     needs = {
         Feature.BAD_WORDS: has_bad_words,
@@ -189,7 +189,7 @@ def _features(params: SamplingParams, has_bad_words: bool, has_stop_ids: bool, v
 
 
 def _float_row(params: SamplingParams) -> list[float]:
-    """In the order of the columns. A greedy row's temperature is never used; 1 keeps it finite."""
+    """The columns of `_floats`, in order. A greedy row's temperature is never used; 1 keeps it finite."""
     return [
         params.temperature if params.temperature >= GREEDY_BELOW else 1.0,
         params.top_p,
@@ -201,7 +201,7 @@ def _float_row(params: SamplingParams) -> list[float]:
 
 
 def _int_row(request: Request, features: Feature) -> list[int]:
-    """In the order of the columns."""
+    """The columns of `_ints`, in order."""
     params = request.params
     seed = _signed64(request.seed)
     return [seed, request.sample_index, params.top_k, len(request.prompt_ids), params.min_tokens, features.value]
