@@ -12,8 +12,8 @@ BACKENDS: Registry[type[AttentionBackend]] = Registry("attention backend")
 BACKENDS.add("reference", "stridelm.attention.reference:ReferenceAttention")
 BACKENDS.add("host", "stridelm.attention.host:HostAttention")
 MADE_FOR = {"cpu": "host", "cuda": "triton"}
-"""Device type -> the backend made for it, if it is registered: said here, so that choosing one imports no other."""
-if find_spec("triton"):  # which torch brings along where it brings CUDA
+"""Device type -> the backend made for it, if it is registered: listed here, so that choosing one imports no other."""
+if find_spec("triton"):  # torch installs it along with CUDA
     BACKENDS.add("triton", "stridelm.attention.triton:TritonAttention")
 if find_spec("flashinfer"):  # the extra `flashinfer`
     BACKENDS.add("flashinfer", "stridelm.attention.flash_infer:FlashInferAttention")

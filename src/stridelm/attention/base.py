@@ -1,7 +1,7 @@
-"""What an attention backend is: geometry in, values out. It never learns why a row is there.
+"""The interface of an attention backend: geometry in, values out. It is never told why a row is there.
 
-A layer mixes rows by what it remembers (cache/layout.py). A backend offers a mixer for each kind of layer state that it
-can serve; a model with another kind is refused when it is loaded.
+How a layer mixes rows depends on the state it keeps (cache/layout.py). A backend has a mixer for each kind of layer
+state that it can serve; a model with another kind is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ S = TypeVar("S", bound=LayerState)
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class HeadsInput:
-    """What a layer of HeadsKV mixes."""
+    """Input of a layer with HeadsKV."""
 
     qkv_NXD: torch.Tensor
-    """Projections: H query heads before G key and G value heads."""
+    """Projections: H query heads, then G key and G value heads."""
     rope: QKRope
-    """How queries and keys are made of theirs."""
+    """Turns the projections into queries and keys."""
 
 
 class Mix(Protocol):
-    """What a model calls to let a layer's rows see one another, and whatever KV the caller keeps."""
+    """What a model calls so that a layer's rows attend to one another and to the KV that the caller keeps."""
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
-        """inputs: of the kind that the layer's state takes. Returns what each row is given, [N, H, D] of heads."""
+        """inputs: of the type that the layer's state takes. Returns each row's values, for heads [N, H, D]."""
         ...
 
 
 class Mixer(Generic[S]):
-    """One step's layers of one kind of state."""
+    """Serves all layers with one kind of state, for one step."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
-        """Work done once a step, shared by all layers."""
+        """Work done once per step, shared by all layers."""
         raise NotImplementedError
 
     @classmethod
@@ -60,15 +60,15 @@ class Mixer(Generic[S]):
         ops: Ops,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the rows' entries to the layer's pool at `slots`, then look.
+        """Write the rows' entries to the layer's pool at `slots`, then attend.
 
-        wanted_M: int64 rows that look, for which the step's geometry is; all, if None is given.
+        wanted_M: int64 rows that attend, which are those of the step's geometry; None: all.
         """
         raise NotImplementedError
 
 
 class HeadsMixer(Mixer[HeadsKV]):
-    """Keys and values by head: what backends differ in is how they attend."""
+    """Keys and values by head: backends differ only in `attend`."""
 
     @classmethod
     def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
@@ -93,7 +93,7 @@ class HeadsMixer(Mixer[HeadsKV]):
     def attend(
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        """Queries of all rows against a layer's pool, the rows' own KV already written: [N, H, D]."""
+        """[N, H, D]: attend with all rows' queries to a layer's pool, in which the rows' own KV is already written."""
         raise NotImplementedError
 
 
@@ -101,11 +101,11 @@ class AttentionBackend:
     device: ClassVar[str | None] = None
     """Device type that the backend is made for; None: any."""
     reads_device: ClassVar[bool] = False
-    """It finds lengths and pages on the device, so that steps may be planned on bounds; otherwise the host looks."""
+    """It reads lengths and pages on the device, so that steps may be planned on bounds; if False, on the host."""
     mixers: ClassVar[Mapping[type[LayerState], type[Mixer[Any]]]]
 
     def __init__(self, deterministic: bool) -> None:
-        """deterministic: a row's bits must not depend on what runs beside it."""
+        """deterministic: a row's bits must not depend on the other rows of the batch."""
         self.deterministic = deterministic
 
     def check(self, states: LayerStates, dtype: torch.dtype) -> None:
@@ -120,27 +120,27 @@ class AttentionBackend:
             self.mixers[type(state)].check(state, dtype, self.deterministic)
 
     def prepare(self, geometry: Geometry) -> PreparedAttention:
-        """One step made ready. Valid until the next call."""
+        """Prepare one step. Valid until the next call."""
         return PreparedAttention(self, geometry)
 
     def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Hashable | None:
-        """What a captured forward pass of such a step depends on beside its size; None: it cannot be captured."""
+        """What a captured forward pass of such a step depends on besides its size; None: it cannot be captured."""
         return None
 
     def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: Geometry) -> StaticAttention:
-        """What captured layers are to read, for so many rows of so many spans, none of which reaches further. like: a
-        step of this kind, for the width of its tables."""
+        """What captured layers read, for up to `rows` rows and `spans` spans with no more than `reach` keys each. like:
+        a step of this kind, for the width of its tables."""
         raise NotImplementedError
 
 
 class StaticAttention(Protocol):
-    """A geometry of a fixed size, into which steps are copied: what is missing to the size is padding."""
+    """A geometry of a fixed size, into which steps are copied and padded."""
 
     geometry: Geometry
     nbytes: int
 
     def fill(self, geometry: Geometry) -> None:
-        """Let the layers that were captured over it read this step from now on."""
+        """Copy a step in; the captured layers read it from now on."""
         ...
 
 

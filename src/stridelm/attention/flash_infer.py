@@ -1,11 +1,11 @@
 """Attention over paged KV by FlashInfer's kernels (https://github.com/flashinfer-ai/flashinfer): an optional backend
-for GPUs, and a peer to compare with. Kernels are compiled at their first use, which takes minutes and a CUDA compiler.
+for GPUs, also used for comparison. Kernels are compiled at their first use, which takes minutes and a CUDA compiler.
 
-The pool is FlashInfer's paged layout as it stands. A step in which every row sees all that is stored before it and
-itself is plain causal attention; any other gets a mask, one bit for each row and entry of its span. Windows count
-positions. In a plain step those are storage indices, and FlashInfer cuts the window; elsewhere the mask does.
+The pool already has FlashInfer's paged layout. A step in which every row sees itself and all that is stored before it
+is plain causal attention; any other step gets a mask, one bit for each row and entry of its span. Windows count
+positions. In a plain step those are storage indices, and FlashInfer applies the window; otherwise the mask does.
 
-On a GPU no draft row is left out of a batch, so a span's rows are its request's storage from `start` on.
+On a GPU a batch contains every draft row, so a span's rows are its request's storage from `start` on.
 
 Legend: R spans.
 """
@@ -25,16 +25,16 @@ from stridelm.types import Geometry
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE = 256 << 20
-"""Bytes for the parts of rows whose keys are split. The largest plan on a GPU of 132 processors takes 17 MiB for each
-query head of a KV head."""
+"""Bytes for partial results of rows whose keys are split. The largest plan on a GPU of 132 multiprocessors takes 17 MiB
+for each query head of a KV head."""
 LONG = 64
-"""Most rows of a span for which a step stays with FlashInfer's kernels for decode, `fa2`: they take the query heads of
-a KV head into one tile, and split keys. Those it chooses for prompts on Hopper, `fa3`, do neither, in tiles of 128
-rows."""
+"""Up to this many rows per span, a step uses FlashInfer's kernels for decode, `fa2`: they put the query heads of a KV
+head into one tile, and split keys. The kernels that it chooses for prompts on Hopper, `fa3`, do neither, in tiles of
+128 rows."""
 
 
 class FlashInferHeads(HeadsMixer):
-    """One step, planned at the first layer of each kind."""
+    """One step, planned when its first layer of each kind runs."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         assert isinstance(backend, FlashInferAttention)
@@ -72,7 +72,7 @@ class FlashInferHeads(HeadsMixer):
             kernels = "auto" if max(self.view.counts) > LONG else "fa2"
             sight = {"causal": True, "window_left": -1 if state.window is None else state.window - 1}
         else:
-            kernels = "fa2"  # the others take no mask
+            kernels = "fa2"  # the only ones that take a mask
             sight = {"custom_mask": visible(self.view, state.window)}
             tables = tuple(table.to(device) for table in tables)  # the mask is packed by them, on its own device
         wrapper = self.backend.wrapper(state, kernels, device)
@@ -97,7 +97,7 @@ class FlashInferAttention(AttentionBackend):
     mixers: ClassVar = {HeadsKV: FlashInferHeads}
 
     def __init__(self, deterministic: bool) -> None:
-        """Raises ValueError if `deterministic`: where FlashInfer splits a row's keys depends on the other rows."""
+        """Raises ValueError if `deterministic`: FlashInfer splits a row's keys depending on the other rows."""
         if deterministic:
             raise ValueError(
                 "the flashinfer backend cannot promise equal bits; use attention='triton', or deterministic=False"
@@ -107,7 +107,7 @@ class FlashInferAttention(AttentionBackend):
         self._wrappers: dict[tuple[HeadsKV, str], Any] = {}
 
     def wrapper(self, state: HeadsKV, kernels: str, device: torch.device) -> Any:
-        """The object that plans and runs layers like this. They share one workspace, being used one after another."""
+        """The object that plans and runs layers like this. All share one workspace, as they run one after another."""
         if (state, kernels) not in self._wrappers:
             from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
@@ -119,8 +119,8 @@ class FlashInferAttention(AttentionBackend):
 
 
 def paged_tables(view: HostView, group: str) -> tuple[torch.Tensor, ...]:
-    """On the host, int32: ([R + 1] first row of each span, [R + 1] its first place among the page ids, the page ids
-    [sum of pages], [R] entries on each span's last page). Last of both firsts is the end of all."""
+    """On the host, int32: ([R + 1] first row of each span, [R + 1] first index of each span in the page ids, the page
+    ids [sum of pages], [R] entries on each span's last page). The last element of the first two is the total."""
     ends = np.add(view.starts, view.counts)
     pages = -(-ends // view.geometry.page_size)
     ids = [table[:count] for table, count in zip(view.tables(group), pages, strict=True)]
@@ -134,8 +134,8 @@ def paged_tables(view: HostView, group: str) -> tuple[torch.Tensor, ...]:
 
 
 def is_causal(view: HostView) -> bool:
-    """Whether every live row sees all that is stored before it, and itself. Rows of padding are asked nothing: what
-    comes of them nobody reads. Waits for the device if the step has draft rows."""
+    """Whether every valid row sees itself and all that is stored before it. Padding rows do not count: their results
+    are never read. Waits for the device if the step has draft rows."""
     if view.counts == view.reals:
         return True
     chain = (2 << view.geometry.draft_rows.clamp(min=0)) - 1
@@ -143,8 +143,8 @@ def is_causal(view: HostView) -> bool:
 
 
 def visible(view: HostView, window: int | None) -> torch.Tensor:
-    """[sum over the spans of rows x entries] bool: whether a row sees an entry of its request, span after span and row
-    after row. A row of padding sees the real entries that the window leaves it, and its own."""
+    """[sum over the spans of rows x entries] bool: whether a row sees an entry of its request, span by span and row by
+    row. A padding row sees itself and the real entries within the window."""
     device = view.geometry.positions.device
     ends = np.add(view.starts, view.counts)
     bases = np.repeat(np.add(view.starts, view.reals), view.counts)

@@ -17,8 +17,8 @@ from stridelm.kernels.host.attention import attend
 from stridelm.types import Geometry
 
 TILE_QUERIES = 48
-"""Most query vectors in a tile. They share what is read of the pool; more would not fit the second-level cache beside
-it."""
+"""Most query vectors in a tile. They share the keys and values read from the pool; more of them would not fit into the
+second-level cache beside those."""
 
 
 class HostHeads(HeadsMixer):
@@ -68,7 +68,7 @@ class HostHeads(HeadsMixer):
 
 
 class HostAttention(AttentionBackend):
-    """Deterministic whether asked for or not."""
+    """Always deterministic."""
 
     device = "cpu"
     mixers: ClassVar = {HeadsKV: HostHeads}
@@ -78,15 +78,15 @@ class HostAttention(AttentionBackend):
 
 
 def _slots(tables_RP: np.ndarray[Any, Any], page_size: int) -> np.ndarray[Any, Any]:
-    """[R, L] pool slot of every storage entry; behind a request's own pages stands the null slot."""
+    """[R, L] pool slot of every storage entry; after a request's own pages come slots of the null page."""
     pages_RP = tables_RP.astype(np.int64)
     return (pages_RP[:, :, None] * page_size + np.arange(page_size)).reshape(len(pages_RP), -1)
 
 
-def _tiles(counts: list[int], most: int) -> np.ndarray[Any, Any]:
-    """[T, 3] (span, first row, rows): each span's rows in runs of at most `most`."""
+def _tiles(counts: list[int], max_rows: int) -> np.ndarray[Any, Any]:
+    """[T, 3] (span, first row, rows): each span's rows in runs of at most `max_rows`."""
     tiles, row = [], 0
     for span, count in enumerate(counts):
-        tiles += [(span, row + first, min(most, count - first)) for first in range(0, count, most)]
+        tiles += [(span, row + first, min(max_rows, count - first)) for first in range(0, count, max_rows)]
         row += count
     return np.array(tiles, dtype=np.int64)

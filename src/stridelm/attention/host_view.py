@@ -1,5 +1,5 @@
-"""What backends that plan on the host read of a step's geometry. On a CPU looking costs nothing; on a GPU it waits for
-the device."""
+"""A step's geometry for backends that plan on the host. On a CPU reading it costs nothing; on a GPU it waits for the
+device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class HostView:
 
     @property
     def ordered(self) -> torch.Tensor:
-        """[N] bool: rows whose ancestors do not lie in storage in order of position. Found anew each time: not every
-        backend asks."""
+        """[N] bool: rows whose ancestors do not lie in storage in order of position. Computed on each call: not every
+        backend needs it."""
         ancestors = self.geometry.ancestors
         if self.geometry.is_chain:
             return torch.zeros_like(ancestors, dtype=torch.bool)
@@ -35,5 +35,5 @@ class HostView:
         return (ancestors != 0) & (ancestors != in_place)
 
     def tables(self, group: str) -> np.ndarray:
-        """[R, P] int32 page ids of each span's request; behind its own stands the null page."""
+        """[R, P] int32 page ids of each span's request, padded with the null page."""
         return self.geometry.tables[group].cpu().numpy()

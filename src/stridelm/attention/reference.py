@@ -1,11 +1,11 @@
-"""Attention over pages in plain torch: the oracle for every other backend, and the one that runs on a CPU.
+"""Attention over pages in plain torch: the oracle for every other backend, on any device.
 
 Row-invariant by construction: every product has fixed key blocks and a padded query count (tiles.QUERY_STEP), each
 block's sum is one reduction of fixed length, and blocks are added one after another. Blocks that a row does not see
-add exact zeros, so the length of the longest request in the batch does not reach its neighbours' bits. Scores and
+add exact zeros, so the length of the longest request in the batch does not change its neighbours' bits. Scores and
 sums are float32 for 16-bit inputs, and the input's own type otherwise.
 
-Legend: T tiles, n rows a tile, M query vectors a tile and KV head, G KV heads, H query heads, B BLOCK, D head size.
+Legend: T tiles, n rows per tile, M query vectors per tile and KV head, G KV heads, H query heads, B BLOCK, D head size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH = 64
 
 
 class ReferenceHeads(HeadsMixer):
-    """Tile groups, built once for each page group and number of queries a KV head, and shared by the layers."""
+    """Tile groups, built once for each page group, queries per KV head and window, and shared by the layers."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         self.view = HostView.of(geometry)
@@ -37,7 +37,7 @@ class ReferenceHeads(HeadsMixer):
 
     @classmethod
     def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
-        """Any will do."""
+        """Any layer can be served."""
 
     def attend(
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
@@ -63,7 +63,7 @@ class ReferenceHeads(HeadsMixer):
 
 
 class ReferenceAttention(AttentionBackend):
-    """Deterministic whether asked for or not."""
+    """Always deterministic."""
 
     mixers: ClassVar = {HeadsKV: ReferenceHeads}
 
@@ -79,7 +79,7 @@ def _values(
     values_PGD: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Attention values of a group's rows, [T * n, H, D], in slices that bound the memory for scores."""
+    """[T * n, H, D] attention of a group's rows, computed in slices that bound the memory for scores."""
     scores = state.kv_heads * group.bias[0].numel()
     step = max(1, MAX_SCORES // scores)
     if step >= group.tiles:
@@ -125,10 +125,11 @@ def _slice_values(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
-    """Batched product, b's matrices transposed if asked, a's height a multiple of QUERY_STEP.
+    """Batched product; b's matrices may be transposed, and a's height is a multiple of QUERY_STEP.
 
-    Libraries choose their kernel by the shape, and another kernel adds in another order. Every call has the same: of a
-    matrix on a CPU, where the batch was not seen to matter, and of all of it on a GPU, where there is one step.
+    Libraries choose their kernel by the shape, and another kernel sums in another order. So every call has the same
+    shape: that of one matrix on a CPU, where the batch size was not seen to matter, and that of the whole batch on a
+    GPU, where a has a height of one QUERY_STEP.
     """
     if a.device.type == "cpu":
         b = b.transpose(1, 2) if transposed else b
@@ -148,9 +149,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> t
 def _blocks(pool_PGD: torch.Tensor, slots: torch.Tensor, tiles: int, dtype: torch.dtype) -> torch.Tensor:
     """Gather slots from the pool as [T * G * blocks, BLOCK, D] in the dtype of the computation."""
     heads, dim = pool_PGD.shape[1:]
-    taken = pool_PGD.index_select(0, slots).view(tiles, -1, BLOCK, heads, dim)
-    out = torch.empty(tiles, heads, taken.shape[1], BLOCK, dim, dtype=dtype, device=pool_PGD.device)
-    return out.copy_(taken.permute(0, 3, 1, 2, 4)).view(-1, BLOCK, dim)
+    gathered = pool_PGD.index_select(0, slots).view(tiles, -1, BLOCK, heads, dim)
+    out = torch.empty(tiles, heads, gathered.shape[1], BLOCK, dim, dtype=dtype, device=pool_PGD.device)
+    return out.copy_(gathered.permute(0, 3, 1, 2, 4)).view(-1, BLOCK, dim)
 
 
 def _add_blocks(parts: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,15 @@
 """How the reference backend cuts a step's rows into tiles, so that a row's bits do not depend on its neighbours.
 
-A tile is a run of rows of one span with the list of KV slots that they look at, cut into blocks of a fixed number of
-tokens. Tiles of like size are stacked and computed together.
+A tile is a run of rows of one span with the list of KV slots that they attend to, cut into blocks of a fixed number of
+tokens. Tiles of similar size are stacked and computed together.
 
     storage of a span's request      rows of the span
     0 ............ start  base       real rows: storage [0, own index]
     [ committed   ][real ][draft]    draft rows: storage [0, base) and the draft rows named in the bitmask
 
 A draft row whose ancestors lie in storage in order of position sums the same keys in the same order as the real row
-that will one day stand in its place. One whose ancestors do not (a candidate on a side branch) gets a tile of its own
-whose key list is written out in order of position.
+that will take its place if it is accepted. A row whose ancestors do not (a candidate on a side branch) gets a tile of
+its own, whose key list is written out in order of position.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stridelm.cache.layout import HeadsKV
 from stridelm.types import MAX_DRAFT_ROWS
 
 BLOCK = 128
-"""Tokens in a block: keys are summed within a block by one product of fixed shape, and block after block."""
+"""Tokens in a block: keys are summed within a block by one product of fixed shape, then block after block."""
 QUERY_STEP = 16
-"""Query vectors of a tile are padded to a multiple of this, and multiplied so many at once: products of one height kept
-a row's bits wherever it was tried."""
+"""Query vectors of a tile are padded to a multiple of this, and multiplied this many at a time: wherever it was tried,
+products of one fixed height kept a row's bits."""
 STACK_QUERIES, STACK_KEYS = 64, 4 * BLOCK
-"""Tiles of up to this many query vectors and keys are stacked together, larger ones by powers of two: what is computed
-for nothing costs less than a second stack."""
+"""Tiles of up to this many query vectors and keys are stacked together, larger ones by powers of two: computing the
+padding costs less than a second stack."""
 MAX_QUERIES = {"cpu": 256, "cuda": 16}
 """Most query vectors in a tile; longer spans are cut. On a GPU all tiles, and so all products, have one shape."""
 MASKED = -1e30
-"""Added to scores that must not count: finite, so that a padding row stays free of NaN."""
+"""Added to the scores of masked keys: finite, so that a padding row stays free of NaN."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Tile:
 
 
 def tile_groups(view: HostView, state: HeadsKV, queries_per_row: int, dtype: torch.dtype, rows: int) -> list[TileGroup]:
-    """All tiles of a step as stacks for layers like this, ordered ones last, the layer's window in their bias.
+    """All tiles of a step as stacks for layers like this, ordered ones last, with the layer's window in the bias.
 
     rows: N, the number of rows of the batch.
     """
@@ -114,7 +114,7 @@ def _tiles(view: HostView, limit: int) -> Iterator[_Tile]:
 def stack(
     view: HostView, tiles: list[_Tile], group: str, queries_per_row: int, dtype: torch.dtype, rows: int
 ) -> TileGroup:
-    """Turn tiles of like shape into tensors.
+    """Turn tiles of similar shape into tensors.
 
     rows: N, the number of rows of the batch; later groups overwrite earlier ones, so ordered tiles come last.
     """
@@ -169,11 +169,11 @@ def fold_bias(bias_TnL: torch.Tensor, queries_per_row: int, blocks: int) -> torc
 def _sight(
     view: HostView, tiles: list[_Tile], rows_Tn: torch.Tensor, base_T: torch.Tensor, keys: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(position of each key [T, L], whether row sees key [T, n, L]), keys in order of storage."""
+    """(position of each key [T, L], whether a row sees a key [T, n, L]), keys in order of storage."""
     storage = torch.arange(keys, device=base_T.device)
     own = view.geometry.draft_rows[rows_Tn]
     real = own < 0
-    # A real row stands at its own storage index, which is its position; a draft row sees all real entries.
+    # A real row's storage index is its position; a draft row sees all real entries.
     bound = torch.where(real, view.geometry.positions[rows_Tn] + 1, base_T[:, None])
     visible = storage < bound[:, :, None]
     key_positions = storage.expand(len(tiles), keys)
@@ -188,15 +188,15 @@ def _sight(
 def _draft_key_positions(
     view: HostView, tiles: list[_Tile], base_T: torch.Tensor, key_positions: torch.Tensor
 ) -> torch.Tensor:
-    """Key positions with each span's draft rows at their own: siblings share one."""
+    """Key positions, with those of each span's draft rows filled in: siblings share a position."""
     keys = key_positions.shape[1]
     spans = torch.repeat_interleave(
         torch.arange(len(view.counts), device=base_T.device),
         torch.tensor(view.counts, device=base_T.device),
     )
     owner = torch.tensor([tile.span for tile in tiles], device=base_T.device)
-    mine = (spans[None] == owner[:, None]) & (view.geometry.draft_rows >= 0)[None]
-    index = torch.where(mine, base_T[:, None] + view.geometry.draft_rows[None], keys).clamp(max=keys)
+    is_own = (spans[None] == owner[:, None]) & (view.geometry.draft_rows >= 0)[None]
+    index = torch.where(is_own, base_T[:, None] + view.geometry.draft_rows[None], keys).clamp(max=keys)
     padded = torch.cat((key_positions, key_positions[:, :1]), 1)
     return padded.scatter(1, index, view.geometry.positions.expand(len(tiles), -1))[:, :keys]
 
@@ -212,7 +212,7 @@ def _in_order(
     source = (base_T[:, None] + bits).clamp(max=keys - 1)
     target = torch.where(member, base_T[:, None] + rank, keys)
     storage = torch.arange(keys, device=base_T.device).expand(tiles, keys)
-    # Entries behind the path are nobody's: they point at the null slot and are masked.
+    # Entries after the path are unused: they point at the null slot and are masked.
     real = torch.where(storage < base_T[:, None], slots_TL, 0)
     padded = torch.cat((real, real[:, :1]), 1)
     ordered = padded.scatter(1, target, slots_TL.gather(1, source))[:, :keys]

@@ -1,9 +1,9 @@
 """Attention over paged KV by the Triton kernel: the backend for GPUs.
 
-A step's spans fall into launches: short spans in low tiles and long ones in full tiles, so that a decode step beside a
-prompt chunk still shares its keys among many programs; and last, one row a tile, the draft rows whose ancestors may not
-lie in storage in order of depth, which overwrite what the first launches gave them. Tiles are cut by the bounds that
-the host knows; a tile beyond what its span turns out to have ends at once.
+A step's spans are divided into launches: short spans in low tiles and long ones in full tiles, so that a decode span in
+a step with a prompt chunk still splits its keys among many programs. Draft rows whose ancestors may not lie in storage
+in order of depth run last, one row per tile, and overwrite their results of the first launches. Tiles are cut by the
+bounds that the host knows; a tile past its span's actual rows exits at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from stridelm.upload import upload
 
 SHORT = 16
-"""Rows of a span up to which it counts as short."""
+"""Most rows of a short span."""
 NOWHERE = 1 << 30
-"""First row of a tile that has none."""
+"""First row of a tile without rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Launch:
 
 
 class TritonHeads(HeadsMixer):
-    """One step's launches, for each number of queries a KV head."""
+    """One step's launches, for each number of queries per KV head."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         assert isinstance(backend, TritonAttention)
@@ -115,7 +115,7 @@ class TritonHeads(HeadsMixer):
 
 
 class TritonAttention(AttentionBackend):
-    """deterministic: kernels/attention.py says how."""
+    """kernels/attention.py describes what `deterministic` changes."""
 
     device = "cuda"
     reads_device = True
@@ -131,8 +131,8 @@ class TritonAttention(AttentionBackend):
     def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
         heads = (state for state in states if isinstance(state, HeadsKV))
         most = {max_rows_per_tile(state.heads // state.kv_heads, dtype, self.deterministic) for state in heads}
-        # In deterministic mode rows on side branches have tiles of their own, which are not captured. Nor are models
-        # whose tiles have room for a single row.
+        # In deterministic mode rows on side branches have tiles of their own, which are not captured. Neither are
+        # models whose tiles have room for only one row.
         if (self.deterministic and not geometry.is_chain) or 1 in most:
             return None
         short = max((bound for bound in geometry.bounds if bound <= SHORT), default=0)
@@ -147,13 +147,13 @@ class TritonAttention(AttentionBackend):
 
 
 Tiling = tuple[tuple[int, int, int], ...]
-"""For each number of rows that a tile may have at most, the rows of a tile of short spans, and of the others: 0 where
-there are none."""
+"""For each maximum of rows per tile: (that maximum, rows per tile of short spans, rows per tile of long spans); 0 where
+there are no such spans."""
 
 
 class StaticTiles:
-    """The launches of a step of so many rows and spans, and all that they read. Padding is rows without ancestors, and
-    tiles beyond what their span has."""
+    """The launches of a step with this many rows and spans, and the tensors they read. Padding is rows without
+    ancestors, and tiles past their span's rows."""
 
     def __init__(
         self, backend: TritonAttention, tiling: Tiling, rows: int, spans: int, reach: int, like: Geometry
@@ -205,7 +205,7 @@ class StaticTiles:
 def tile_tables(
     bounds: tuple[int, ...], tiling: Tiling, rows: int, spans: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """[2, T] int32 span and first row of each tile, for each of the tiling's launches; padded with tiles of no rows."""
+    """[2, T] int32 span and first row of each tile, for each launch of the tiling; padded with tiles without rows."""
     tables = []
     for _, *heights in tiling:
         for height, short in zip(heights, (True, False), strict=True):
@@ -235,7 +235,7 @@ def tiles_of(bounds: tuple[int, ...], rows: int, *, short: bool) -> list[tuple[i
     """(span, first row) of the tiles, `rows` high, of the short spans or of the long ones."""
     spans = [span for span, bound in enumerate(bounds) if bound and (bound <= SHORT) == short]
     tiles = [(span, row) for span in spans for row in range(0, bounds[span], rows)]
-    tiles.sort(key=lambda tile: -tile[1])  # within a prompt the last rows have the most keys: they start first
+    tiles.sort(key=lambda tile: -tile[1])  # a prompt's last rows have the most keys, so they start first
     return tiles
 
 
