@@ -1,4 +1,4 @@
-"""Drafters by name, each a folder of its own. A folder that was deleted is simply not listed."""
+"""Drafters by name, each in a folder of its own. A drafter whose folder was deleted is simply not listed."""
 
 from __future__ import annotations
 

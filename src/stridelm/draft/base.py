@@ -1,7 +1,7 @@
-"""What a drafter is, and the shapes of trees.
+"""The drafter's interface, and the shapes of trees.
 
-A drafter turns the device state of all its requests into one Draft, before the forward pass, and may look at what came
-of it afterwards. It is chosen per request; a batch may hold requests of several. docs/add_a_drafter.md is the
+Before the forward pass, a drafter turns the device state of all its requests into one Draft; afterwards it may observe
+the verdict. Drafters are chosen per request, so a batch may contain requests of several. docs/add_a_drafter.md is the
 checklist for a new one.
 """
 
@@ -46,9 +46,9 @@ class TargetInfo:
     config: Any = None
     """Its transformers config."""
     heads: Mapping[str, Path] = field(default_factory=dict)
-    """Drafter -> directory of the weights that it was given, or that lie beside the model's own."""
+    """Drafter -> directory of its weights, named by the user or found in the model's own directory."""
     weighted: bool = True
-    """Whether weights are read; otherwise they are random."""
+    """Whether weights are read from files; otherwise they are random."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Group:
 
     spans: tuple[Span, ...]
     places: list[int]
-    """Place of each in the whole step."""
+    """Index of each span in the whole step."""
     indices: torch.Tensor
-    """[R] int64 the same, on the device."""
+    """[R] int64 `places` on the device."""
     slots: torch.Tensor
     """[R] int64 rows of the request table."""
     table: TokenTable
@@ -71,12 +71,12 @@ class Group:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a drafter takes of the device's memory."""
+    """The device memory that a drafter needs."""
 
     parameters: int = 0
-    """Numbers of its weights."""
+    """Number of its parameters."""
     layers: LayerStates = ()
-    """Of its layers with KV in the target's pages."""
+    """States of its layers that keep KV in the target's pages."""
 
 
 class Drafter:
@@ -87,24 +87,24 @@ class Drafter:
     """Acceptance rules that the drafter's rows are made for."""
     default_depth: ClassVar[int] = 0
     takes: ClassVar[str | None] = None
-    """What weights of its own it can be given as drafter_model, in a few words; None: it has none."""
+    """A few words on the weights that drafter_model may name for it; None: it has none of its own."""
     branches: ClassVar[bool] = False
     """Its candidates may have siblings."""
     host_bound: ClassVar[bool] = False
-    """It proposes on the host, from tokens that the host has read. Its requests are planned only when nothing of them
-    is in flight, and their steps are captured from behind the draft on; all others work on device tensors alone."""
+    """It proposes on the host, from tokens that the host has read. Its requests are planned only when they have nothing
+    in flight, and a captured step of theirs begins after the draft. All other drafters work on device tensors alone."""
     keeps_kv: ClassVar[bool] = False
-    """It keeps KV of its own beside the target's: it observes prompt chunks too, all its spans as one Group, and pages
-    that it has not written are a miss for its requests."""
+    """It keeps KV of its own: it observes prompt chunks too, with all its spans as one Group, and pages that it has not
+    written are a prefix miss for its requests."""
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
-        """serving: there wherever a model is."""
+        """runtime: the target as it runs; None where there is no model."""
         self.target = target
         self.sampler = sampler
 
     @property
     def draft_kv(self) -> DraftKV | None:
-        """What the ledger must know of its KV; None if it keeps none."""
+        """What the ledger must know about its KV; None if it keeps none."""
         return None
 
     @classmethod
@@ -119,12 +119,12 @@ class Drafter:
 
     @classmethod
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
-        """What room to leave for it, if it is the one that the engine is started with."""
+        """The memory to reserve for it, if the engine is started with this drafter."""
         return MemoryNeed()
 
     @classmethod
     def usual_depth(cls, target: TargetInfo) -> int:
-        """The depth of a request that asks for none."""
+        """The depth of a request that does not specify one."""
         return cls.default_depth
 
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
@@ -132,31 +132,31 @@ class Drafter:
         return (0,)
 
     def depth_of(self, speculation: Speculation) -> int:
-        """The depth asked for, or the usual one. Raises ValueError for more levels than a draft may have rows."""
+        """The requested depth, or the default. Raises ValueError for more levels than a draft may have rows."""
         depth = self.default_depth if speculation.depth is None else speculation.depth
         if depth > MAX_DRAFT_ROWS:
             raise ValueError(f"depth {depth} is over {MAX_DRAFT_ROWS}, the most rows a draft may have; lower it")
         return depth
 
     def admit(self, request: Request) -> None:
-        """A request takes its slot, new or back from preemption."""
+        """Called when a request takes its slot, whether it is new or was preempted."""
 
     def leave(self, request: Request) -> None:
-        """A request is done, or gone: what is kept of it may go. Not called at preemption."""
+        """Called when a request has finished or was aborted: drop its state. Not called at preemption."""
 
     def forget(self) -> None:
-        """Drop what was learned from requests that left, as if there had been none. What is running keeps its own."""
+        """Drop all that was learned from requests that have left. Running requests keep their state."""
 
     def kind(self, span: Span) -> Hashable:
-        """Spans of one kind may share a Group; drafts of different skeletons may not."""
+        """Spans of one kind may share a Group; spans whose drafts differ in skeleton must differ in kind."""
         return None
 
     def propose(self, group: Group) -> Draft:
-        """Fill the bounds of the group's spans. The draft is as wide as the widest bound among them."""
+        """Draft for the group's spans, up to each one's bound. The draft is as wide as the widest bound among them."""
         raise NotImplementedError
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        """Learn from the step. `batch` and `verdict` are the whole step's; `group.indices` are this drafter's spans."""
+        """Learn from the step. `batch` and `verdict` cover the whole step; `group.indices` are this drafter's spans."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class TreeShape:
         )
 
     def draft(self, tokens_RW: torch.Tensor, live_RW: torch.Tensor, probs_RWV: torch.Tensor | None = None) -> Draft:
-        """A draft of this shape for R requests; probs_RWV: what the tokens were drawn from, None if from nothing."""
+        """A draft of this shape for R requests. probs_RWV: what the tokens were drawn from; None: point masses."""
         rows = tokens_RW.shape[0]
         return Draft(
             tokens=tokens_RW,
@@ -223,19 +223,19 @@ def within_bounds(group: Group, width: int) -> torch.Tensor:
 
 
 def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """[R] int64 from the host. Equal values, which is all that a captured step has, need no copy."""
+    """[R] int64 from the host. Equal values need no copy; a captured step has only such."""
     if len(set(values)) == 1:
         return torch.full((len(values),), values[0], dtype=torch.int64, device=device)
     return upload(values, device)
 
 
 def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[R, W, V] float32: every row certain of its token."""
+    """[R, W, V] float32: every row has all its probability on its token."""
     certain = torch.zeros(*tokens_RW.shape, vocab_size, device=tokens_RW.device)
     return certain.scatter_(2, tokens_RW[:, :, None], 1.0)
 
 
 def empty_draft(rows: int, arena: Arena) -> Draft:
-    """No draft at all, for `rows` spans: what plain decoding verifies."""
+    """An empty draft for `rows` spans, as plain decoding has it."""
     tokens = torch.zeros(rows, 0, dtype=torch.int64, device=arena.device)
     return arena.keep(chain, 0, CANDIDATE).draft(tokens, tokens.bool())

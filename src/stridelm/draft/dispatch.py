@@ -1,4 +1,4 @@
-"""All drafters of an engine as one: each span goes to its request's drafter, and their drafts share one batch."""
+"""All drafters of an engine as one: each span goes to its request's drafter, and the drafts are merged into one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "valid")
 
 
 class Drafters:
-    """Drafters are made when the first request asks for them and live as long as the engine."""
+    """Drafters are created when a request first uses them, and live as long as the engine."""
 
     def __init__(
         self, target: TargetInfo, sampler: Sampler, table: TokenTable, runtime: TargetRuntime | None = None
@@ -48,12 +48,12 @@ class Drafters:
         self._of(request).leave(request)
 
     def forget(self) -> None:
-        """Drop what earlier requests left, in every drafter."""
+        """Drop what every drafter has learned from earlier requests."""
         for drafter in self._made.values():
             drafter.forget()
 
     def on_host(self, spans: tuple[Span, ...]) -> bool:
-        """Whether something is drafted, and nothing of it on the device."""
+        """Whether there is a draft, and all of it is made on the host."""
         return any(span.draft for span in spans) and all(self._of(span.request).host_bound for span in spans)
 
     def propose(
@@ -62,8 +62,8 @@ class Drafters:
         slots: torch.Tensor,
         ask: Callable[[Drafter, Group], Draft] | None = None,
     ) -> Draft:
-        """One Draft for all spans of the step; slots: [R] rows of the request table. ask: how a drafter is asked for
-        what it proposes, if there is a quicker way than to call it."""
+        """One Draft for all spans of the step. slots: [R] rows of the request table. ask: replaces the call of a
+        drafter's `propose`, if there is a quicker way."""
         drafting = [i for i, span in enumerate(spans) if span.draft]
         if not drafting:
             return empty_draft(len(spans), self._table.arena)
@@ -81,7 +81,7 @@ class Drafters:
         logits: Logits,
         verdict: Verdict,
     ) -> None:
-        """Show every drafter what came of its spans."""
+        """Let every drafter observe the verdict on its spans."""
         looked_at = [i for i, span in enumerate(spans) if span.decides or self._of(span.request).keeps_kv]
         for drafter, group in self._groups(spans, slots, looked_at, observing=True):
             drafter.observe(group, batch, logits, verdict)
@@ -93,7 +93,7 @@ class Drafters:
     def _groups(
         self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int], *, observing: bool = False
     ) -> list[tuple[Drafter, Group]]:
-        """The chosen spans by drafter and kind. A follower observes all its spans at once."""
+        """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once."""
         members: dict[tuple[str, Hashable], list[int]] = {}
         for i in chosen:
             drafter = self._of(spans[i].request)
@@ -116,7 +116,7 @@ def everyone(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
-    """Drafts of several groups as one of the widest's width; what is not covered is not live."""
+    """Drafts of several groups as one of the widest's width; rows that no group has are not valid."""
     width = max(draft.width for _, draft in parts)
     device = parts[0][1].tokens.device
     merged = {
@@ -137,7 +137,7 @@ def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
 
 
 def _merged_probs(rows: int, width: int, parts: list[tuple[Group, Draft]]) -> torch.Tensor | None:
-    """[rows, width, V]; beside rows that were drawn, those of parts without probabilities are certain."""
+    """[rows, width, V]; rows of drafts without probabilities become point masses. None if no draft has any."""
     drawn = next((draft.probs for _, draft in parts if draft.probs is not None), None)
     if drawn is None:
         return None

@@ -1,17 +1,17 @@
 """Drafts that branch, grown by a head level by level.
 
-Dynamic trees (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2): of each level the `draft_topk` likeliest nodes, by the
-product of the probabilities down to them, get as many children each; of all that came up in the end, the
-`num_draft_tokens` likeliest are the draft. A child is never likelier than its parent, so they hang together.
+Dynamic trees (EAGLE-2, arXiv 2406.16858, sections 4.1 and 4.2): at each level the `draft_topk` most likely nodes, by
+the product of the probabilities along their paths, get `draft_topk` children each; the `num_draft_tokens` most likely
+of all nodes are the draft. A child is never more likely than its parent, so they form a tree.
 
-Static trees have the same shape every time: a node is the path of ranks that leads to it, `(0, 1)` the second likeliest
-child of the likeliest.
+Static trees have the same shape every time: a node is the path of ranks that leads to it; `(0, 1)` is the second most
+likely child of the most likely one.
 
-What "likely" means at temperature above 0, under the exact rule, is the head's logits with the noise that the target
-will meet at that position: what wins there is what the target is likeliest to draw. Other rules, and greedy guesses,
-take the logits as they are.
+At temperatures above 0, under the exact rule, "likely" is measured on the head's logits plus the noise that the target
+will use at that position: the highest is the token that the target will most likely draw. Other rules, and greedy
+guesses, use the logits as they are.
 
-Legend: R requests, E nodes of a level that grow, B children of each, C nodes that came up, W rows of the draft.
+Legend: R requests, E nodes of a level that grow, B children of each, C nodes generated, W rows of the draft.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
 
 @dataclass(frozen=True)
 class Sprout:
-    """Nodes of one level that grow: what is known of them on the device, all [R, E] but for `hidden`."""
+    """The nodes of one level that get children, as device tensors, all [R, E] except `hidden`."""
 
     tokens: torch.Tensor
     hidden_REH: torch.Tensor
-    """What came out where they were guessed."""
+    """The head's output from which the nodes were guessed."""
     ancestors: torch.Tensor
     """int64 bitmask over all nodes that have grown so far, themselves included."""
     first: int
-    """Number of the first of them among those."""
+    """Index of the first of these nodes among all that have grown."""
     level: int
     """1 for children of the last known token."""
 
 
 Grow = Callable[[Sprout], torch.Tensor]
-"""[R, E, H] what comes out behind the nodes."""
+"""Returns [R, E, H] the head's output at the nodes."""
 Scores = Callable[[torch.Tensor, int], torch.Tensor]
 """([R, E, H], level) -> [R, E, V] float32 log-probabilities of the tokens one level further on."""
 
 
 def dynamic_rows(depth: int, branches: int, most: int) -> int:
-    """Rows of a dynamic tree of this depth: all that come up, or `most`."""
+    """Rows of a dynamic tree of this depth: all nodes generated, at most `most`."""
     return min(most, branches + (depth - 1) * branches**2) if depth else 0
 
 
 def grow_dynamic(
     hidden_RH: torch.Tensor, depth: int, branches: int, rows: int, scores: Scores, grow: Grow, ready: torch.Tensor
 ) -> Draft:
-    """A dynamic tree of so many levels and rows. ready: [R] requests that have a draft at all."""
+    """A dynamic tree with `depth` levels and `rows` rows. ready: [R] requests that have a draft at all."""
     requests, device = hidden_RH.shape[0], hidden_RH.device
     values, tokens = _finite(scores(hidden_RH[:, None], 1)[:, 0]).topk(branches)
     all_values, all_tokens = [values], [tokens]
     parents = [torch.full_like(tokens, -1)]
-    index = torch.arange(branches, device=device).expand(requests, -1)  # of the growing nodes among all that came up
+    index = torch.arange(branches, device=device).expand(requests, -1)  # of the growing nodes among all generated
     hidden, above = hidden_RH[:, None].expand(-1, branches, -1), torch.zeros_like(tokens)
     for level in range(1, depth):
         first = (level - 1) * branches
@@ -84,7 +84,7 @@ def grow_dynamic(
 
 
 def _finite(scores: torch.Tensor) -> torch.Tensor:
-    """What is no number is never likely: it would come before its parent."""
+    """NaN becomes -inf: it would otherwise rank before its parent."""
     return scores.nan_to_num(nan=float("-inf"), neginf=float("-inf"))
 
 
@@ -96,13 +96,13 @@ def _pick(
     rows: int,
     ready: torch.Tensor,
 ) -> Draft:
-    """The likeliest nodes as a draft, in the order in which they came up."""
+    """The most likely nodes as a draft, in the order in which they were generated."""
     requests, count = values_RC.shape
-    # Stable: of a parent and a child that are as likely, the parent came up before.
+    # Stable: of an equally likely parent and child, the parent was generated first.
     chosen = values_RC.sort(dim=1, descending=True, stable=True).indices[:, :rows].sort(1).values
     row = torch.arange(rows, device=chosen.device).expand(requests, -1)
     row_of = torch.full((requests, count + 1), -1, device=chosen.device).scatter_(1, chosen + 1, row)
-    parents = row_of.gather(1, parents_RC.gather(1, chosen) + 1)  # the root stands in front, at -1
+    parents = row_of.gather(1, parents_RC.gather(1, chosen) + 1)  # shifted by one for the root, -1
     ancestors, depths = torch.ones_like(row) << row, torch.ones_like(row)
     above = parents
     for _ in range(depth - 1):
@@ -124,18 +124,18 @@ def _pick(
 
 @dataclass(frozen=True)
 class StaticTree:
-    """The paths of a tree's nodes, level by level; each node's parent is there, and its elder siblings."""
+    """The paths of a tree's nodes, level by level. Every node's parent and its siblings of lower rank are included."""
 
     paths: tuple[Path, ...]
 
     @classmethod
     def of(cls, paths: tuple[Path, ...]) -> StaticTree:
-        """Raises ValueError for paths that make no tree, or a tree of more than 64 rows."""
+        """Raises ValueError for paths that do not form a tree, or form one of more than 64 rows."""
         ordered = tuple(sorted(set(paths), key=lambda path: (len(path), path)))
         known = {(), *ordered}
         for path in ordered:
             if not path or any(rank < 0 for rank in path):
-                raise ValueError(f"token_tree: {path} is no path of ranks, such as (0, 1)")
+                raise ValueError(f"token_tree: {path} is not a path of ranks, such as (0, 1)")
             elder = (*path[:-1], path[-1] - 1)
             lacking = path[:-1] if path[:-1] not in known else elder if path[-1] and elder not in known else None
             if lacking is not None:
@@ -149,7 +149,7 @@ class StaticTree:
         return len(self.paths[-1])
 
     def rows(self, depth: int) -> int:
-        """Nodes of the first so many levels."""
+        """Number of nodes in the first `depth` levels."""
         return sum(len(path) <= depth for path in self.paths)
 
     def cut(self, depth: int) -> StaticTree:
@@ -165,7 +165,7 @@ class StaticTree:
 def grow_static(
     hidden_RH: torch.Tensor, tree: StaticTree, scores: Scores, grow: Grow, ready: torch.Tensor, arena: Arena
 ) -> Draft:
-    """A tree of this shape. ready: as above."""
+    """A draft of this tree's shape. ready: [R] requests that have a draft at all."""
     requests = hidden_RH.shape[0]
     mothers: tuple[Path, ...] = ((),)
     hidden_REH = hidden_RH[:, None]
@@ -192,12 +192,12 @@ class _Plan:
     """A level of a static tree on the device."""
 
     mother: torch.Tensor
-    """Each node's mother among the nodes that grew."""
+    """Index of each node's parent among the nodes that grew in the level above."""
     rank: torch.Tensor
     inner: torch.Tensor
-    """Which of the nodes grow."""
+    """Indices of the nodes that grow."""
     ancestors: torch.Tensor
-    """[1, E] of those, over all that have grown."""
+    """[1, E] their bitmasks over all nodes that have grown."""
 
 
 def _plan(
@@ -220,7 +220,7 @@ def _shape(tree: StaticTree, device: torch.device) -> TreeShape:
 
 @dataclass(frozen=True)
 class Branching:
-    """What a request asked for: a chain, unless one of the others is given."""
+    """The shape that a request asks for: a chain, unless `topk` is over 1 or `tree` is given."""
 
     topk: int = 1
     rows: int = 0
@@ -228,7 +228,7 @@ class Branching:
 
     @classmethod
     def of(cls, speculation: Speculation, depth: int) -> Branching:
-        """Raises ValueError for what does not go together, or is wider than a draft may be."""
+        """Raises ValueError for options that conflict, or for more rows than a draft may have."""
         asked = speculation.read(BranchingOptions)
         if asked.branches and speculation.read(LookupOptions).looks_up:
             raise ValueError(
@@ -252,8 +252,8 @@ class Branching:
         attainable = dynamic_rows(depth, topk, MAX_DRAFT_ROWS)
         if depth and rows > attainable:
             raise ValueError(
-                f"num_draft_tokens {rows} is over {attainable}, all that comes up at depth {depth} with draft_topk "
-                f"{topk}; lower it, or raise one of the others"
+                f"num_draft_tokens {rows} is over {attainable}, all the nodes there are at depth {depth} with "
+                f"draft_topk {topk}; lower it, or raise one of the others"
             )
         grown = topk * (depth - 1)
         if grown > min(rows + 1, MAX_DRAFT_ROWS):
@@ -273,8 +273,8 @@ class Branching:
     def grow(
         self, hidden_RH: torch.Tensor, depth: int, scores: Scores, grow: Grow, ready: torch.Tensor, arena: Arena
     ) -> Draft:
-        """A tree of so many levels, not for a chain. fed_RH: what comes out behind the last known tokens. ready: [R]
-        requests that have a draft at all."""
+        """A tree with `depth` levels; not for a chain. hidden_RH: the head's output that guesses the first level.
+        ready: [R] requests that have a draft at all."""
         if self.tree is not None:
             return grow_static(hidden_RH, self.tree.cut(depth), scores, grow, ready, arena)
         return grow_dynamic(hidden_RH, depth, self.topk, dynamic_rows(depth, self.topk, self.rows), scores, grow, ready)

@@ -1,7 +1,8 @@
-"""Directories of weights for drafters: what they hold.
+"""Directories of weights for drafters, and what they contain.
 
 Published heads come as safetensors or as a pickle of plain tensors, and their config.json is often that of another
-architecture. So a drafter recognises its own by both, names of tensors and config; nothing is run of what they bring.
+architecture. So a drafter recognises its weights by tensor names and config together. No code from the directory is
+run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 class Given:
-    """A directory that somebody named, or that lies beside a model. Raises ValueError where it cannot be read."""
+    """A directory that the user named, or one in the model's directory. Raises ValueError where it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -40,12 +41,12 @@ class Given:
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} cannot be read ({error}); copy it again") from error
         if not isinstance(config, dict):
-            raise ValueError(f"{file} is no JSON object; copy it again")
+            raise ValueError(f"{file} is not a JSON object; copy it again")
         return config
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """Of every tensor, by name."""
+        """Shape of every tensor, by name."""
         if self._is_safe:
             return {name: header.shape for name, header in read_headers(self.path)}
         return {name: tensor.shape for name, tensor in self._unpickled("meta").items()}
@@ -63,7 +64,7 @@ class Given:
         return any(self.path.glob("*.safetensors"))
 
     def _unpickled(self, device: torch.device | str) -> dict[str, torch.Tensor]:
-        """Only plain tensors are read: a pickle that brings anything else is refused, and nothing of it is run."""
+        """Reads plain tensors only: a pickle with anything else in it is refused, and none of its code is run."""
         files = sorted(file for pattern in PICKLES for file in self.path.glob(pattern))
         if not files:
             raise ValueError(f"{self.path} has no *.safetensors, *.bin or *.pt; copy the head's weights there")
@@ -73,7 +74,7 @@ class Given:
                 content = torch.load(file, map_location=device, weights_only=True)
             except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
                 raise ValueError(
-                    f"{file} is no pickle of plain tensors; save the head's state_dict as safetensors"
+                    f"{file} is not a pickle of plain tensors; save the head's state_dict as safetensors"
                 ) from error
             if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
                 raise ValueError(f"{file} holds more than plain tensors; save the head's state_dict as safetensors")
@@ -82,7 +83,7 @@ class Given:
 
 
 def given(path: Path) -> Given:
-    """The directory, read once for as long as its files stay as they are. Raises ValueError if there is none."""
+    """The directory, read only once unless its files change. Raises ValueError if it does not exist."""
     path = path.resolve()
     if not path.is_dir():
         return Given(path)

@@ -1,9 +1,9 @@
-"""Drawing guesses from a drafter's own logits, as the rule that will judge them wants it.
+"""Drawing guesses from a drafter's own logits, in the way that the acceptance rule needs.
 
-For the exact rule a guess meets the noise that the target's token will meet, so that both are likely to be the same.
-For rules that weigh a guess by the distribution it was drawn from, it has noise of its own, and the distribution goes
-along (kernels/noise.py says why the two must not be the same). A greedy guess has no noise under any rule, and nothing
-goes along: a draft without probabilities is certain of its tokens (verify/rejection.py).
+For the exact rule a guess is drawn with the same noise as the target's token, so that both are likely to be equal. For
+rules that weigh a guess by the distribution it was drawn from, it is drawn with noise of its own, and the draft carries
+the distribution (kernels/noise.py explains why the two noises must differ). A greedy guess has no noise under any rule,
+and its draft has no probabilities, which means point masses (verify/rejection.py).
 
 Legend: R requests of a group, V vocabulary.
 """
@@ -26,21 +26,21 @@ from stridelm.types import CANDIDATE, Draft
 from stridelm.verify import RULES
 
 LONG_MATCH = 6
-"""Tokens from which on a match counts as long, if only its longest is said."""
+"""Default for prompt_lookup_min where only prompt_lookup_max is given."""
 NEVER = 1 << 30
 """Longer than any match."""
 
 
 class Guessing(Enum):
-    """How guesses come out of a drafter's logits. Spans that differ in it share no group."""
+    """How guesses are drawn from a drafter's logits. Spans that differ in it do not share a group."""
 
-    COUPLED = "by the noise that the target's token will meet"
-    DRAWN = "by noise of their own, and what they were drawn from goes along"
+    COUPLED = "with the noise that the target's token will be drawn with"
+    DRAWN = "with noise of their own; the draft carries their distributions"
     LIKELIEST = "without noise"
 
     @classmethod
     def of(cls, speculation: Speculation) -> Guessing:
-        """As the request asks, and its rule needs."""
+        """What the request asks for and its rule needs."""
         if speculation.read(GuessOptions).takes_likeliest:
             return cls.LIKELIEST
         return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
@@ -48,7 +48,7 @@ class Guessing(Enum):
 
 @dataclass
 class Chain:
-    """A chain of guesses in the making, one for each request and level; all of the group's spans guess alike."""
+    """A chain under construction, one guess for each request and level; all spans of the group have one Guessing."""
 
     group: Group
     sampler: Sampler
@@ -64,7 +64,7 @@ class Chain:
         self._looks_back = any(span.request.params.uses_history for span in spans)
 
     def draw(self, logits_RV: torch.Tensor) -> None:
-        """Guess one level further. Penalties see the guesses before."""
+        """Guess the next level. Penalties see the earlier guesses."""
         extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
         rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
         if self._guessing is Guessing.LIKELIEST:
@@ -72,29 +72,29 @@ class Chain:
             return
         drawn = self._guessing is Guessing.DRAWN
         stream = attempt_stream(DRAFT, self.known) if drawn else 0
-        # Padding draws -1, which is nobody's token and no index.
+        # Padding draws -1, which is not a valid index.
         self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream).clamp(min=0))
         if drawn:
             self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
 
     def draft(self, ready_R: torch.Tensor) -> Draft:
-        """ready: requests that have a draft at all. Where the text repeats itself for long enough, what followed is the
-        draft instead."""
+        """The chain as a Draft. ready: requests that have a draft at all. Where prompt lookup finds a long enough
+        match, what followed it replaces the guesses."""
         tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.read(LookupOptions).looks_up for span in self.group.spans):
-            found, there = lookup(
+            looked_up, exists = lookup(
                 self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
             )
-            instead = there[:, :1]
-            tokens, valid = torch.where(instead, found, tokens), torch.where(instead, there, valid)
-            if probs is not None:  # of what was looked up it is certain
-                probs = torch.where(instead[:, :, None], point_masses(tokens, probs.shape[2]), probs)
+            replaces = exists[:, :1]
+            tokens, valid = torch.where(replaces, looked_up, tokens), torch.where(replaces, exists, valid)
+            if probs is not None:  # tokens that were looked up are point masses
+                probs = torch.where(replaces[:, :, None], point_masses(tokens, probs.shape[2]), probs)
         return self.group.arena.keep(chain, self.depth, CANDIDATE).draft(tokens, valid, probs)
 
 
 def replacing_lengths(speculation: Speculation) -> tuple[int, int]:
-    """Shortest and longest match that replaces a draft; none does where none is asked for.
+    """Shortest and longest match that replaces a draft; lengths that never match if the request does not look up.
 
     Raises ValueError for lengths that no match can have.
     """

@@ -1,24 +1,24 @@
-"""Drafters whose layers follow the target: they grow from its states and keep KV of their own beside its.
+"""Drafters whose layers follow the target: they read its hidden states and keep KV of their own in the same pages.
 
-An entry of a head's KV at storage index i is made of the target's state at position i and of token i + 1, and what
-comes out of it guesses token i + 2. So of a request with n known tokens, the entries 0 .. n - 2 can be made, and the
-last of them gives the first guess:
+An entry of a head's KV at storage index i is computed from the target's hidden state at position i and token i + 1, and
+its output guesses token i + 2. So for a request with n known tokens, entries 0 .. n - 2 can be computed, and the last
+of them gives the first guess:
 
     token        0   1   2  ...  n-2   n-1 | g0     g1
     state        0   1   2  ...  n-2       |
     entry        0   1   2  ...  n-2       | n-1    n
     guesses      2   3   4  ...  n = g0    | n+1 = g1
 
-Everything is folded in as soon as it can be, when a step is observed: its rows' states are at hand then, and every row
-that stays has its next token. Nothing is left to catch up with at whatever depth the next step is drafted, and the
-last entry's output is the first guess's, so that folding is the first of a chain's forward passes and no extra one.
-Guesses make entries too, behind what is folded; the next fold overwrites them.
+A head catches up as early as possible, when a step is observed: the step's hidden states are available then, and every
+row that is kept has its next token. So nothing is left to catch up on, at whatever depth the next step is drafted. The
+last entry's output gives the first guess, so catching up is the first forward pass of a chain and not an extra one.
+Guesses get entries too, after those of known tokens; the next catch-up overwrites them.
 
-A head is one module applied again and again, or several in turn: module k makes its entry i of module k - 1's output
-there and of token i + k. Its entries reach k - 1 tokens less far; those that were made of guesses are made again when
-the tokens are known, for which the states of the last rows are kept.
+A head is one module applied repeatedly, or several applied in turn: module k computes its entry i from module k - 1's
+output there and token i + k. Its entries end k - 1 tokens earlier; those computed from guesses are computed again when
+the tokens are known, for which the features of the last rows are kept.
 
-Legend: R requests of the group, N rows of a fold, H hidden width, S slots, T modules.
+Legend: R requests of the group, N rows of a catch-up, H hidden width, S slots, T modules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from stridelm.types import (
 
 
 class HeadDrafter(Drafter):
-    """Base of drafters with such a head: subclasses load it."""
+    """Base of drafters with such a head; subclasses load it."""
 
     keeps_kv: ClassVar[bool] = True
     default_depth = 3
@@ -66,21 +66,21 @@ class HeadDrafter(Drafter):
         slots, width = target.max_num_seqs + 1, self.head.spec.hidden_size
         num_modules = self.head.num_modules
         self._hidden = torch.zeros(slots, max(1, num_modules - 1), width, dtype=runtime.dtype, device=target.device)
-        """[S, max(1, T - 1), H] what came out of each module's last folded entry; nothing grows from the last's."""
+        """[S, max(1, T - 1), H] each module's output at its newest entry; with T > 1 without the last module's."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
-        """[S] whether it did."""
+        """[S] whether `_hidden` is set."""
         self._tail = torch.zeros(slots, num_modules - 1, width, dtype=runtime.dtype, device=target.device)
-        """[S, T - 1, H] features of the last folded rows, the last one last."""
-        self._tailed = torch.zeros(slots, dtype=torch.int64, device=target.device)
-        """[S] how many of them there are since the request was admitted."""
+        """[S, T - 1, H] features of the newest rows, the newest last."""
+        self._tail_rows = torch.zeros(slots, dtype=torch.int64, device=target.device)
+        """[S] how many of them are valid since the request was admitted."""
 
     @classmethod
     def empty(cls, target: TargetInfo, model: Decoder) -> DraftHead:
-        """The head without its weights. Raises ValueError for a config that describes none."""
+        """The head without its weights. Raises ValueError for a config that does not describe one."""
         raise NotImplementedError
 
     def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
-        """The same with its weights, on the target's device. Raises ValueError if they do not fit."""
+        """The head with its weights, on the target's device. Raises ValueError if they do not fit."""
         raise NotImplementedError
 
     @classmethod
@@ -100,7 +100,7 @@ class HeadDrafter(Drafter):
         replacing_lengths(speculation)
         branching = Branching.of(speculation, depth)
         if num_modules > 1 and branching != Branching():
-            raise ValueError("modules that are applied in turn draft chains; leave draft_topk and token_tree out")
+            raise ValueError("modules that are applied in turn draft only chains; leave draft_topk and token_tree out")
         return branching.rows_by_depth(depth)
 
     def kind(self, span: Span) -> Guessing | tuple[Branching, int, Guessing]:
@@ -111,7 +111,7 @@ class HeadDrafter(Drafter):
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
-        self._tailed[request.slot] = 0
+        self._tail_rows[request.slot] = 0
 
     # Drafting
 
@@ -123,14 +123,14 @@ class HeadDrafter(Drafter):
         slots, known = group.slots, group.table.known[group.slots]
         ready = self._ready[slots]
         host_slots = [span.request.slot for span in group.spans]
-        most = max(span.end for span in group.spans)
+        max_end = max(span.end for span in group.spans)
 
         def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
             each = hidden_REH.shape[1]
             rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
             logits = self.head.logits(hidden_REH.flatten(0, 1))
             repeated = [slot for slot in host_slots for _ in range(each)]
-            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
+            # Coupled guesses take the token that wins with the target's noise; all others go by likelihood alone.
             noisy = guessing is Guessing.COUPLED
             return self.sampler.log_probs(logits, rows, repeated, noisy=noisy).view(len(known), each, -1)
 
@@ -138,7 +138,7 @@ class HeadDrafter(Drafter):
             nodes = sprout.tokens.shape[1]
             layout, base = head_layout((nodes,) * len(known), group.arena), (known - 1).clamp(min=0)
             rows = place_nodes(
-                layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, most
+                layout, slots, base, sprout.first, sprout.level, sprout.ancestors, self.runtime, max_end
             ).only(ready.repeat_interleave(nodes))
             hidden_NH = sprout.hidden_REH.flatten(0, 1)
             out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.mix(rows))
@@ -149,14 +149,15 @@ class HeadDrafter(Drafter):
     def _chain(self, group: Group) -> Draft:
         guesses = Chain(group, self.sampler)
         known, hidden_RTH, ready = guesses.known, self._hidden[group.slots], self._ready[group.slots]
-        last, beside = hidden_RTH[:, 0], hidden_RTH[:, :0]
+        last, states = hidden_RTH[:, 0], hidden_RTH[:, :0]
         for level in range(guesses.depth):
             if level and self.head.num_modules == 1:
                 last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None], ready)[:, -1]
             elif level:
-                beside = torch.cat((hidden_RTH[:, level - 1 : level], beside), 1)
-                beside = self._grow(group, level, known - 1 - level, guesses.tokens, beside, ready)
-                last = beside[:, -1]
+                # Module `level` reads module `level` - 1's outputs: that of its newest known entry, then of guesses.
+                states = torch.cat((hidden_RTH[:, level - 1 : level], states), 1)
+                states = self._grow(group, level, known - 1 - level, guesses.tokens, states, ready)
+                last = states[:, -1]
             guesses.draw(self.head.logits(last))
         return guesses.draft(ready)
 
@@ -169,13 +170,13 @@ class HeadDrafter(Drafter):
         hidden_REH: torch.Tensor,
         ready: torch.Tensor,
     ) -> torch.Tensor:
-        """[R, E, H] what a module makes of the E newest guesses: entries from storage index `starts` [R] on. Of a
-        request that is not ready, that was never folded, what lies there is another's."""
+        """[R, E, H] a module's outputs for the E newest guesses, whose entries begin at storage index `starts` [R]. A
+        request that is not ready has not caught up since it was admitted: what is stored there is another request's."""
         requests, entries, width = hidden_REH.shape
-        # All are run to one depth: behind its own rows a request has null pages.
-        most = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
+        # All requests run to the same depth: after its own rows a request has null pages.
+        max_end = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
         rows = place(
-            head_layout((entries,) * requests, group.arena), group.slots, starts, None, self.runtime, most, ready
+            head_layout((entries,) * requests, group.arena), group.slots, starts, None, self.runtime, max_end, ready
         )
         ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
         return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(rows)).view_as(hidden_REH)
@@ -183,33 +184,33 @@ class HeadDrafter(Drafter):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        fresh = batch.reals[group.indices] + verdict.kept[group.indices]
-        tailed = self._tailed[group.slots]
+        new_rows = batch.reals[group.indices] + verdict.kept[group.indices]
+        tail_rows = self._tail_rows[group.slots]
         tail = self._tail.shape[1]
         bounds = tuple(tail + span.real + min(span.draft, span.depth) for span in group.spans)
-        counts = fresh + tailed
-        starts, most = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
-        rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, most)
-        # What the last module says of a row goes no further: its entries are all that is wanted, but for the row that
-        # the next draft grows from where there is one module.
-        leaves = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, most)
-        features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tailed))
+        counts = new_rows + tail_rows
+        starts, max_end = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
+        rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end)
+        # The last module's output at a row is not read by another module: only its KV entries are needed, and with one
+        # module its output at the row that the next draft grows from.
+        last_rows = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, max_end)
+        features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
         if tail:
-            features = self._with_tail(group, rows, features, tailed)
-            self._tailed[group.slots] = counts.clamp(max=tail)
-        self._hidden[group.slots] = self._catch_up(group, rows, leaves, features)
-        # In turn, the modules' last entries lie behind one another: nothing grows from fewer rows than that takes.
+            features = self._with_tail(group, rows, features, tail_rows)
+            self._tail_rows[group.slots] = counts.clamp(max=tail)
+        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, features)
+        # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
         self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
 
     def _sources(
-        self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tailed: torch.Tensor
+        self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tail_rows: torch.Tensor
     ) -> torch.Tensor:
-        """[N] the step's row that each row of the fold stands for."""
+        """[N] the row of the step that each row of the catch-up corresponds to."""
         return self.runtime.ops.sources(
             group.indices,
             rows.span_N,
             rows.offset_N,
-            tailed,
+            tail_rows,
             batch.geometry.firsts,
             batch.reals,
             verdict.path,
@@ -218,20 +219,22 @@ class HeadDrafter(Drafter):
             batch.ids.shape[0],
         )
 
-    def _with_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tailed: torch.Tensor) -> torch.Tensor:
-        """The features with those of rows folded before in front, of which the last are kept for the next time."""
+    def _with_tail(
+        self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tail_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Put the kept features of earlier rows first; the newest features are kept for the next catch-up."""
         width = self._tail.shape[1]
         slot_N = group.slots[rows.span_N]
-        early = rows.offset_N < tailed[rows.span_N]
-        column = (width - tailed[rows.span_N] + rows.offset_N).clamp(0, width - 1)
+        early = rows.offset_N < tail_rows[rows.span_N]
+        column = (width - tail_rows[rows.span_N] + rows.offset_N).clamp(0, width - 1)
         features_NH = torch.where(early[:, None], self._tail[slot_N, column], features_NH)
         back = torch.arange(width - 1, -1, -1, device=slot_N.device)
         self._tail[group.slots] = features_NH[(rows.last_R[:, None] - back).clamp(min=0)]
         return features_NH
 
-    def _catch_up(self, group: Group, rows: HeadRows, leaves: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Make every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] what comes out of the
-        last of each."""
+    def _catch_up(self, group: Group, rows: HeadRows, last_rows: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Compute every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] the output at the
+        newest entry of each."""
         table, slot_N, head = group.table, group.slots[rows.span_N], self.head
         outputs = []
         for module in range(head.num_modules):
@@ -239,8 +242,8 @@ class HeadDrafter(Drafter):
             within = rows.only(token_N < table.known[slot_N]) if module else rows
             ids_N = table.tokens[slot_N, token_N]
             if module == head.num_modules - 1:
-                mix = self._runner.mix(within, leaves)
-                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, mix, leaves.rows_R))
+                mix = self._runner.mix(within, last_rows)
+                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, mix, last_rows.rows_R))
             else:
                 hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])

@@ -1,6 +1,6 @@
-"""What a head is that follows the target, and from a directory to one that is ready to serve.
+"""The interface of a head that follows the target, and loading one from its directory.
 
-Whatever is wrong with weights is said before the first token. Serving and training use the same classes.
+Anything wrong with the weights is reported before the first token. Serving and training use the same classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stridelm.types import States
 
 
 class LoadableModule(ModelPart):
-    """What has a checkpoint of its own, and row operations that are exchanged for serving."""
+    """A module with a checkpoint of its own, whose row operations are replaced for serving."""
 
     ops: Ops
 
@@ -35,22 +35,22 @@ class LoadableModule(ModelPart):
 
 
 class DraftHead(LoadableModule):
-    """Layers that grow from the target's states (draft/head_drafter.py)."""
+    """Layers that read the target's hidden states (draft/head_drafter.py)."""
 
     spec: DecoderSpec
-    """Of its blocks."""
+    """Describes its blocks."""
     taps: tuple[int, ...] = ()
-    """Layers of the target whose inputs `features` reads, besides the final states."""
+    """Layers of the target whose inputs `features` reads, besides the final hidden states."""
     num_modules: int = 1
-    """T modules; of more than one, each is applied once, in turn."""
+    """T modules; if there are several, each is applied once, in turn."""
 
     @property
     def layer_states(self) -> LayerStates:
-        """One layer a module."""
+        """One layer per module."""
         return self.spec.states()
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H] what the first module reads of the target's states at these rows."""
+        """[N, H] what the first module reads of the target's hidden states at these rows."""
         raise NotImplementedError
 
     def forward(
@@ -62,8 +62,8 @@ class DraftHead(LoadableModule):
         mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[N, H] what the next module, or the same one, is fed; with `wanted`, [M, H] of these rows alone, for which
-        `mix` gives values: the others leave keys and values behind."""
+        """[N, H] what the next module, or the same one, reads; with `wanted_M`, [M, H] for these rows alone, for which
+        `mix` returns values: the other rows only write their keys and values."""
         raise NotImplementedError
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
@@ -83,8 +83,8 @@ def load_head(
 ) -> L:
     """Fill a head that was built on the meta device, and make it ready to serve.
 
-    tensors: the head's, on the device; None fills it with small random numbers instead. path: where they come from, for
-    messages. Raises ValueError for tensors that are missing, unexpected, misshapen or not finite.
+    tensors: yields the head's tensors, on the device; None fills it with small random numbers instead. path: where they
+    come from, for messages. Raises ValueError for tensors that are missing, unexpected, misshapen or not finite.
     """
     device = runtime.model.norm.device
     head = screaming(head, runtime.dtype, device)
@@ -100,7 +100,7 @@ def load_head(
 
 
 def check_finite(head: nn.Module, path: Path) -> None:
-    """Raise ValueError naming the parameters that hold what is no number."""
+    """Raise ValueError naming the parameters that hold NaN or infinity."""
     wrong = [name for name, parameter in head.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if wrong:
         raise ValueError(f"the head in {path} has weights that are not finite: {', '.join(wrong[:8])}; copy it again")

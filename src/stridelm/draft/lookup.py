@@ -1,7 +1,8 @@
-"""Prompt lookup: what followed the last time the text ended like this (Saxena 2023, "Prompt Lookup Decoding").
+"""Prompt lookup: guess what followed the last time that the text ended as it does now (Saxena 2023, "Prompt Lookup
+Decoding").
 
-The longest suffix of the known tokens, between a shortest and a longest length, that occurs earlier in them; of several
-occurrences the latest. The tokens behind it are the guess.
+The match is the longest suffix of the known tokens, within length limits, that also occurs earlier in them; of several
+occurrences the latest counts. The tokens after it are the guess.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stridelm.draft.options import LookupOptions
 
 
 def match_lengths(asked: LookupOptions, shortest: int, longest: int) -> tuple[int, int]:
-    """What a request asked for, or else these. Raises ValueError for lengths that no match can have."""
+    """The lengths that a request asks for, or these defaults. Raises ValueError for lengths that no match can have."""
     if asked.prompt_lookup_min is not None:
         shortest = asked.prompt_lookup_min
     longest = max(shortest, longest) if asked.prompt_lookup_max is None else asked.prompt_lookup_max
@@ -25,12 +26,12 @@ def match_lengths(asked: LookupOptions, shortest: int, longest: int) -> tuple[in
 
 
 def lookup(group: Group, lengths: Sequence[tuple[int, int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """([R, width] int64 guesses, bool which of them there are).
+    """([R, width] int64 guesses, [R, width] bool whether each exists).
 
-    lengths: shortest and longest suffix that counts, of each request.
+    lengths: shortest and longest suffix that counts as a match, for each request.
     """
     device, table = group.slots.device, group.table
-    # The CPU knows a bound on every length, so only that much of the table is searched.
+    # The host knows a bound on every length, so only that much of the table is searched.
     reach = max(span.start + span.real for span in group.spans)
     shortest, longest = (per_span(column, device) for column in zip(*lengths, strict=True))
     bounds = per_span([span.draft for span in group.spans], device)

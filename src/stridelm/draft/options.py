@@ -1,4 +1,5 @@
-"""Options that several drafters have. Who has which is registered in draft/__init__.py; no torch is imported here."""
+"""Options that several drafters share. draft/__init__.py registers which drafter has which; this file must not import
+torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from stridelm.options import Options
 from stridelm.values import option
 
 MAX_LOOKUP = 64
-"""Longest suffix that prompt lookup compares: each token more is a pass over the context."""
+"""Longest suffix that prompt lookup compares: each further token costs a pass over the context."""
 MAX_BRANCHES = 64
 """Most rows of a draft, and so most branches."""
 Path = tuple[int, ...]
@@ -19,28 +20,28 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GuessOptions(Options):
-    """Of drafters that draw guesses from logits of their own."""
+    """For drafters that draw guesses from logits of their own."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] | None = option(
         None,
-        "how a neural drafter guesses: greedy (its likeliest token) or probabilistic (drawn, as the request's tokens "
-        "are; the default)",
+        "how a neural drafter guesses: greedy (its most likely token) or probabilistic (drawn like the request's "
+        "tokens; the default)",
     )
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether guesses are to be the drafter's likeliest tokens, none of them drawn."""
+        """Whether guesses are the drafter's most likely tokens instead of being drawn."""
         return self.draft_sample_method == "greedy"
 
 
 @dataclass(frozen=True)
 class LookupOptions(Options):
-    """Of drafters that look for the end of the text in the text. With one that guesses too, a match replaces its
-    draft."""
+    """For drafters that look up the text's last tokens earlier in the text. In a drafter that also guesses, a match
+    replaces its draft."""
 
     prompt_lookup_min: int | None = option(
         None,
-        "with ngram: shortest suffix that counts as a match, in tokens; with a head: of one that replaces its draft",
+        "with ngram: shortest suffix that counts as a match, in tokens; with a head: such a match replaces its draft",
         high=MAX_LOOKUP,
     )
     prompt_lookup_max: int | None = option(
@@ -49,12 +50,12 @@ class LookupOptions(Options):
 
     @property
     def looks_up(self) -> bool:
-        """Whether a match in the text is asked for."""
+        """Whether the request asks for lookup."""
         return self.prompt_lookup_min is not None or self.prompt_lookup_max is not None
 
 
 def _paths(value: Sequence[Sequence[int]] | str) -> tuple[Path, ...]:
-    """A token tree as tuples, whether it comes as such, as lists or as text. Raises ValueError for anything else."""
+    """A token tree as tuples, from tuples, lists or text. Raises ValueError for anything else."""
     try:
         given = ast.literal_eval(value) if isinstance(value, str) else value
         paths = tuple(tuple(path) for path in given)
@@ -67,11 +68,11 @@ def _paths(value: Sequence[Sequence[int]] | str) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class BranchingOptions(Options):
-    """Of heads that can branch (draft/expand.py)."""
+    """For heads that can branch (draft/expand.py)."""
 
     draft_topk: int | None = option(
         None,
-        "with a head that can branch: nodes of a level that grow, and children of each (1: a chain)",
+        "with a head that can branch: nodes per level that get children, and children of each (1: a chain)",
         low=1,
         high=MAX_BRANCHES,
     )
@@ -82,15 +83,15 @@ class BranchingOptions(Options):
 
     @property
     def branches(self) -> bool:
-        """Whether a draft that branches is asked for."""
+        """Whether the request asks for a draft that branches."""
         return self.token_tree is not None or (self.draft_topk or 1) > 1
 
 
 @dataclass(frozen=True)
 class ChainOptions(LookupOptions, GuessOptions):
-    """Of drafters that make a Chain (draft/guess.py)."""
+    """For drafters that build a Chain (draft/guess.py)."""
 
 
 @dataclass(frozen=True)
 class HeadOptions(LookupOptions, BranchingOptions, GuessOptions):
-    """Of heads, which branch too."""
+    """For heads, which can also branch."""

@@ -1,4 +1,4 @@
-"""Turns what a request asked for into a speculation with nothing left open, or says why it cannot be had."""
+"""Turns a request's options into a fully resolved Speculation, or raises with the reason why it cannot run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
         raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
     asked = speculation.read(BranchingOptions)
     if rule.chains_only and asked.branches:
-        raise ValueError(f"acceptance {rule.name!r} decides chains alone; leave draft_topk and token_tree out")
+        raise ValueError(f"acceptance {rule.name!r} decides only chains; leave draft_topk and token_tree out")
     if not rule.works_with(drafter.rules, drafter.branches):
         able = ", ".join(n for n in DRAFTERS if rule.works_with(DRAFTERS.get(n).rules, DRAFTERS.get(n).branches))
         raise ValueError(f"acceptance {rule.name!r} does not work with drafter {name!r}; it works with: {able}")
@@ -50,8 +50,8 @@ def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
 
 
 def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str]:
-    """The first drafter that can run under the rule: of those with weights of their own, then of PREFERENCE. And why
-    none that comes before it."""
+    """The first drafter that can run under the rule, first among those whose weights were found, then in PREFERENCE;
+    and why each one before it cannot."""
     rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
     for name in dict.fromkeys((*target.heads, *PREFERENCE)):
@@ -66,18 +66,18 @@ def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str
 
 
 def _check_branches(asked: BranchingOptions, vocab_size: int) -> None:
-    """Refuse more children of a node than there are tokens."""
+    """Refuse more children per node than there are tokens."""
     ranks = [1 + rank for path in asked.token_tree or () for rank in path]
-    most = max([asked.draft_topk or 1, *ranks])
-    if most > vocab_size:
-        raise ValueError(f"a node cannot have {most} children, the vocabulary has {vocab_size} tokens; lower it")
+    children = max([asked.draft_topk or 1, *ranks])
+    if children > vocab_size:
+        raise ValueError(f"a node cannot have {children} children, the vocabulary has {vocab_size} tokens; lower it")
 
 
 def _check_length(speculation: Speculation, rule: str, depth: int) -> None:
-    """Refuse a simulated length that is missing, or that drafts so deep cannot have."""
+    """Refuse a simulated length that is missing, or that drafts of this depth cannot reach."""
     length = speculation.acceptance_length
     if length is None:
-        raise ValueError(f"acceptance {rule!r} needs the tokens a step emits on average: write {rule}:2.5")
+        raise ValueError(f"acceptance {rule!r} needs the average number of tokens per step: write {rule}:2.5")
     if depth == 0:
         raise ValueError(f"acceptance {rule!r} would have no effect without a draft; choose a drafter and a depth")
     if length > depth + 1:
@@ -89,7 +89,7 @@ def _check_length(speculation: Speculation, rule: str, depth: int) -> None:
 
 @cache
 def _warn_of_simulation() -> None:
-    """Once a process: every speculation is settled here before it is used."""
+    """Logged once per process: every speculation is settled here before it is used."""
     logger.warning("acceptance is simulated: the output is not the model's; for benchmarks only")
 
 

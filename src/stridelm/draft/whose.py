@@ -1,4 +1,4 @@
-"""Whose a directory of weights is: each drafter knows its own."""
+"""Finds out which drafter a directory of weights belongs to: each drafter recognises its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from stridelm.draft.given import given
 logger = logging.getLogger(__name__)
 
 PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
-"""What "auto" tries, best first, behind drafters whose weights were named or lie beside the model; and the order of the
-latter. Heads before small models, which take a pass of their own a token."""
+"""What "auto" tries, best first, after drafters whose weights were named or found in the model's directory; also the
+order of the latter. Heads come before small models, which need a whole forward pass of their own per token."""
 BESIDE = "drafters"
-"""Folder of a checkpoint in which heads that were made for it lie, one directory each."""
+"""Folder in a checkpoint for heads that were made for it, one directory each."""
 
 
 def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:
-    """Drafter -> the directory of its weights: those that the user named, then those beside the model, best first.
+    """Drafter -> the directory of its weights: those that the user named, then those in the model's directory, best
+    first.
 
-    Raises ValueError for a directory that was named and that no drafter recognises, or two for one drafter.
+    Raises ValueError for a named directory that no drafter recognises, or for two that belong to one drafter.
     """
     heads: dict[str, Path] = {}
     for path in map(Path, named):
@@ -46,6 +47,6 @@ def _rank(drafter: str) -> int:
 
 
 def whose(path: Path) -> str | None:
-    """The drafter that recognises the directory."""
+    """The drafter that recognises the directory; None if none does."""
     found = given(path)
     return next((name for name in DRAFTERS if DRAFTERS.get(name).recognises(found)), None)

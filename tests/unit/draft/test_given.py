@@ -107,7 +107,7 @@ def test_pickles_are_not_run(tmp_path: Path, model: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     head = write_eagle(tmp_path / "head", model, "eagle1", binary=True)
     torch.save({"fc.weight": Danger()}, head / "pytorch_model.bin")
-    refused(lambda: engine(model, head), "no pickle of plain tensors", "safetensors")
+    refused(lambda: engine(model, head), "not a pickle of plain tensors", "safetensors")
     assert not (tmp_path / "danger").exists()
     torch.save({"fc.weight": [1, 2]}, head / "pytorch_model.bin")
     refused(lambda: engine(model, head), "more than plain tensors")
@@ -178,7 +178,7 @@ TREES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "too many": ({"token_tree": str([(0,), *((0, n) for n in range(64))]), "depth": 2}, ("65 nodes",)),
     "both": ({"token_tree": "[(0,)]", "draft_topk": 2, "depth": 1}, ("no effect",)),
     "deeper than the tree": ({"token_tree": "[(0,)]", "depth": 2}, ("levels of token_tree",)),
-    "block": ({"draft_topk": 2, "acceptance": "block"}, ("chains alone",)),
+    "block": ({"draft_topk": 2, "acceptance": "block"}, ("only chains",)),
     "trust": ({"acceptance": "trust"}, ("does not work with drafter 'eagle'",)),
     "looked up": ({"draft_topk": 2, "prompt_lookup_min": 4}, ("replaces a chain",)),
     "unknown rule": ({"acceptance": "hope"}, ("unknown acceptance rule",)),

@@ -1,11 +1,12 @@
-"""EAGLE heads: one llama layer that grows from a target's states. They serve and are trained as they stand here.
+"""EAGLE heads: one llama layer that reads a target's hidden states. The same modules serve and are trained.
 
-EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858): a layer without a norm in front reads a projection of the next token's
-embedding beside the target's last state, and guesses the next such state; the target's own head says the token.
-EAGLE-3 (arXiv 2503.01840): what comes in is a projection of three inner states; queries, keys and values read it beside
-the embedding, each behind a norm of its own; a head over a part of the vocabulary says the token.
+EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858): a layer without an input norm reads a projection of the next token's
+embedding joined to the target's last hidden state, and predicts the next hidden state; the target's own output head
+gives the token's logits. EAGLE-3 (arXiv 2503.01840): the input is a projection of three inner hidden states; queries,
+keys and values read it joined to the embedding, each after a norm of its own; an output head over a part of the
+vocabulary gives the logits.
 
-What is fed on is the layer's own output, before any norm.
+From one drafted token to the next, the layer's own output is passed on, before any norm.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from stridelm.types import States
 
 
 class EagleHead(DraftHead):
-    """What both kinds share. Its tensors are named as in EAGLE's own checkpoints, its layer "layers.0."."""
+    """Base of both kinds. Tensors are named as in EAGLE's own checkpoints, those of the layer "layers.0."."""
 
     keeps_bits: ClassVar[bool] = True
 
     def __init__(self, target: Decoder, spec: DecoderSpec, *, reads: int, own_embedding: bool) -> None:
-        """target: gives what the head has not of its own, and is no part of this module. spec: of the one layer.
-        reads: width of what its queries, keys and values read. own_embedding: the checkpoint brings one."""
+        """target: supplies what the head does not have itself; not a submodule. spec: of the one layer. reads: input
+        width of the queries, keys and values. own_embedding: whether the checkpoint has an embedding."""
         super().__init__()
         self.spec = spec
-        self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
+        self._target = (target,)  # in a tuple, so that its parameters do not count as this module's
         self._ropes = Ropes(target.ropes.length)
         site = Site(0, spec.hidden_size, spec.norm_eps, self._ropes, reads)
         self.block = Block(spec.layers[0], site, normed=False)
@@ -45,7 +46,7 @@ class EagleHead(DraftHead):
             self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
 
     def prepare(self, device: torch.device) -> None:
-        """Compute the rotation's tables, which the layer's own config gives."""
+        """Compute the rotary tables, which depend on the layer's own config."""
         self._ropes.prepare(device)
 
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ class Eagle1Head(EagleHead):
         self.join = Linear(2 * spec.hidden_size, spec.hidden_size, bias=bias)
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H]: the target's state behind its final norm."""
+        """[N, H]: the target's hidden state after its final norm."""
         return states.final.index_select(0, rows_N)
 
     def forward(
@@ -100,7 +101,7 @@ class Eagle1Head(EagleHead):
 
 class Eagle3Head(EagleHead):
     ids: torch.Tensor
-    """[Vd] int64 the target's id of each token that the head can say."""
+    """[Vd] int64 the target's id of each token in the head's vocabulary."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Eagle3Head(EagleHead):
         draft_vocab: int,
         norm_before_residual: bool,
     ) -> None:
-        """taps: layers of the target whose inputs come in. draft_vocab: Vd, how many tokens the head can say."""
+        """taps: layers of the target whose inputs the head reads. draft_vocab: Vd, size of the head's vocabulary."""
         super().__init__(target, spec, reads=2 * spec.hidden_size, own_embedding=own_embedding)
         width = spec.hidden_size
         self.taps = taps
@@ -144,7 +145,7 @@ class Eagle3Head(EagleHead):
         return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, mix, wanted_M)
 
     def own_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        """[M, Vd] over the tokens that the head can say."""
+        """[M, Vd] logits over the head's own vocabulary."""
         return self.head(self.ops.norm(hidden_MH, self.norm, self.spec.norm_eps))
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:

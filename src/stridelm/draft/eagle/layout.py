@@ -1,7 +1,8 @@
-"""What an EAGLE head's directory says: SafeAILab's and SpecForge's layout, and that of `speculators`.
+"""Reads an EAGLE head's directory, in the layout of SafeAILab and SpecForge, or in that of `speculators`.
 
-EAGLE-1 heads come with the config.json of a one-layer llama; only their tensors tell. Tensor names are brought to one
-spelling: SafeAILab's and SpecForge's EAGLE-3 heads call their layer "midlayer", and some prefix all with "model.".
+EAGLE-1 heads come with the config.json of a one-layer llama; only their tensors identify them. Tensor names are
+normalised: SafeAILab's and SpecForge's EAGLE-3 heads call their layer "midlayer", and some prefix all names with
+"model.".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stridelm.models.layers.hf import common_fields, dense_layers
 
 VOCABULARY = ("d2t", "t2d")
 FOREIGN = ("architectures", "model_type", "layer_types", "max_window_layers")
-"""Fields that heads copy from their targets and that say nothing of one llama layer."""
+"""Fields that heads copy from their targets and that do not describe a single llama layer."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Layout:
     layer: dict[str, Any]
     """The config of its one layer."""
     shapes: dict[str, torch.Size]
-    """By the one spelling of names."""
+    """By normalised name."""
 
     @classmethod
     def of(cls, given: Given) -> Layout | None:
@@ -42,7 +43,7 @@ class Layout:
 
     @property
     def is_third(self) -> bool:
-        """EAGLE-3, by the norm that only it has."""
+        """Whether it is an EAGLE-3 head, recognised by the norm that only EAGLE-3 has."""
         return "layers.0.hidden_norm.weight" in self.shapes
 
     @property
@@ -62,7 +63,7 @@ class Layout:
         return bool(self.given.config.get("norm_before_residual", False))
 
     def taps(self, layers: int) -> tuple[int, ...]:
-        """Layers of a target with so many whose inputs an EAGLE-3 head reads."""
+        """Layers whose inputs an EAGLE-3 head reads, for a target with `layers` layers."""
         config = self.given.config
         inner = config.get("eagle_config") or {}
         key = "eagle_aux_hidden_state_layer_ids"
@@ -72,7 +73,7 @@ class Layout:
         return tuple(named) if named else (2, layers // 2, layers - 3)
 
     def spec(self) -> DecoderSpec:
-        """Of the layer. Raises ValueError for fields that no layer can have."""
+        """The spec of the layer. Raises ValueError for fields that no layer can have."""
         from transformers import LlamaConfig
 
         known = {name: value for name, value in self.layer.items() if name not in FOREIGN}
@@ -80,17 +81,17 @@ class Layout:
             config = LlamaConfig(**{**known, "num_hidden_layers": 1, "tie_word_embeddings": False})
             biased = bool(config.attention_bias)
             return DecoderSpec(**common_fields(config), layers=dense_layers(config, qkv_bias=biased, o_bias=biased))
-        # Whatever kind of error a wrong field makes transformers raise, the user needs the file's name.
+        # transformers raises many kinds of error for a wrong field; whichever it is, the user needs the file's name.
         except Exception as error:
             raise ValueError(f"{self.given.path}/config.json does not describe an EAGLE head: {error}") from error
 
     def misfit(self, target: TargetInfo) -> str | None:
-        """Why the head is not for this target, with the remedy; None if it is."""
+        """Why the head does not fit this target, with the remedy; None if it does."""
         config, path = target.config, self.given.path
         verifier = (self.given.config.get("speculators_config") or {}).get("verifier") or {}
-        theirs, ours = (set(of or ()) for of in (verifier.get("architectures"), config.architectures))
-        if theirs and ours and not theirs & ours:
-            return f"{path} is for {', '.join(theirs)}, this model is {', '.join(ours)}"
+        trained_for, served = (set(of or ()) for of in (verifier.get("architectures"), config.architectures))
+        if trained_for and served and not trained_for & served:
+            return f"{path} is for {', '.join(trained_for)}, this model is {', '.join(served)}"
         width = config.hidden_size
         joined = self.shapes["fc.weight"]
         hidden = joined[0]
@@ -98,13 +99,13 @@ class Layout:
         if not self.own_embedding and hidden != width:
             return f"{path} has hidden size {hidden} and the model {width}; {remedy}"
         if self.layer.get("vocab_size", target.vocab_size) != target.vocab_size:
-            theirs = self.layer["vocab_size"]
-            return f"{path} is for a vocabulary of {theirs} tokens, the model's has {target.vocab_size}; {remedy}"
+            size = self.layer["vocab_size"]
+            return f"{path} is for a vocabulary of {size} tokens, the model's has {target.vocab_size}; {remedy}"
         if not self.is_third:
             return (
                 None
                 if joined[1] == 2 * width
-                else f"{path} reads states of {joined[1] - hidden}, not {width}; {remedy}"
+                else f"{path} reads hidden states of width {joined[1] - hidden}, not {width}; {remedy}"
             )
         taps, layers = self.taps(config.num_hidden_layers), config.num_hidden_layers
         wrong = [layer for layer in taps if not 0 <= layer < layers]
@@ -114,19 +115,20 @@ class Layout:
                 f"{layers - 1}; {remedy}, or name its layers in eagle_aux_hidden_state_layer_ids"
             )
         if joined[1] != len(taps) * width:
-            have = f"{len(taps)} states of this model have {len(taps) * width}"
-            return f"{path} reads {joined[1]} numbers of a row, {have}; {remedy}"
+            actual = f"{len(taps)} hidden states of this model have {len(taps) * width}"
+            return f"{path} reads {joined[1]} numbers per row, {actual}; {remedy}"
         if "lm_head.weight" not in self.shapes:
             return f"{path} has no lm_head.weight; copy the head again"
         if self.draft_vocab != target.vocab_size and "d2t" not in self.shapes:
             return (
-                f"{path} says {self.draft_vocab} of {target.vocab_size} tokens and has no d2t, which would tell which; "
-                f"copy the head again"
+                f"{path} has logits for {self.draft_vocab} of {target.vocab_size} tokens and has no d2t, which maps "
+                f"them; copy the head again"
             )
         return None
 
     def ids(self, vocab_size: int) -> torch.Tensor:
-        """[Vd] the target's id of each token that the head can say. Raises ValueError for one that there is not."""
+        """[Vd] the target's id of each token in the head's vocabulary. Raises ValueError for an id that the target does
+        not have."""
         ids = torch.arange(self.draft_vocab)
         for name, tensor in self.given.tensors(torch.device("cpu"), lambda name: spelling(name) == "d2t"):
             if tensor.shape != ids.shape:
@@ -134,16 +136,17 @@ class Layout:
             ids = ids + tensor.to(torch.int64)
         if not bool(((ids >= 0) & (ids < vocab_size)).all()) or len(ids.unique()) != len(ids):
             raise ValueError(
-                f"{self.given.path}: d2t leads outside the vocabulary, or twice to one token; copy it again"
+                f"{self.given.path}: d2t leads outside the vocabulary, or to one token twice; copy it again"
             )
         return ids
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights, by the one spelling."""
+        """The weights, by normalised name."""
         for name, tensor in self.given.tensors(device):
             if spelling(name) not in VOCABULARY:
                 yield spelling(name), tensor
 
 
 def spelling(name: str) -> str:
+    """A tensor's normalised name."""
     return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)

@@ -1,9 +1,9 @@
 """Mask-token decoding: the model itself proposes, through rows of mask tokens (arXiv 2602.06019).
 
-Trusted (`acceptance="trust"`): a chain of k - 1 probes behind the real rows; the door emits what the last real row
-and the probes say, unchecked. Verified (`acceptance="exact"`): what the probes said last time comes back as a chain of
-candidates, and every node of it carries probes of its own, so that whatever prefix is accepted there are fresh
-proposals behind it.
+Trusted (`acceptance="trust"`): a chain of k - 1 probes follows the real rows; the verifier emits the tokens of the last
+real row and of the probes, unchecked. Verified (`acceptance="exact"`): the last step's probe tokens become a chain of
+candidates, and every node of it has probes of its own, so that there are new proposals after whatever prefix is
+accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MaskDrafter(Drafter):
         self._proposals = torch.zeros(slots, MAX_VERIFIED_DEPTH, dtype=torch.int64, device=device)
         """[S, D] what the last step's probes proposed, from the position after the last known token on."""
         self._ready = torch.zeros(slots, dtype=torch.int64, device=device)
-        """[S] how many of them there are."""
+        """[S] how many of them are valid."""
 
     @classmethod
     def why_not(cls, target: TargetInfo) -> str | None:
@@ -52,7 +52,7 @@ class MaskDrafter(Drafter):
         method = speculation.read(GuessOptions).draft_sample_method
         if method is not None and (trusted or Guessing.of(speculation) is Guessing.DRAWN):
             why = (
-                "emits what the probes say" if trusted else "wants to know how likely a guess was, and has greedy ones"
+                "emits the probes' tokens" if trusted else "weighs a guess by its distribution, so masks guess greedily"
             )
             raise ValueError(
                 f"draft_sample_method {method!r} would have no effect with acceptance {speculation.rule!r}, which "
@@ -99,13 +99,13 @@ class MaskDrafter(Drafter):
         node = verdict.leaf[group.indices] + 1
         first = depth + node * depth
         columns = 1 + first[:, None] + torch.arange(depth, device=node.device)
-        # A node that was cut off has no probes: whatever row 0 says in their place is a proposal that fails.
+        # A node that was cut off has no probes: row 0 is read in their place, whose proposals will be rejected.
         rows = batch.decision_index[group.indices].gather(1, columns).clamp(min=0).flatten()
         positions = batch.positions[batch.decisions[rows]] + 1
         slots = [span.request.slot for span in group.spans for _ in range(depth)]
-        # Drawn with the noise of its position, a proposal meets the same noise when it is checked; a rule that weighs
-        # it takes it for certain, and then the likeliest is best. Penalties see the known tokens only, not the
-        # proposals between: approximate, and only acceptance can suffer.
+        # A proposal that is drawn with its position's noise is verified with the same noise. A rule that weighs
+        # proposals treats it as a point mass, and then the most likely token is best. Penalties see only the known
+        # tokens, not the proposals in between: an approximation that can only lower acceptance.
         coupled = Guessing.of(group.spans[0].request.speculation) is Guessing.COUPLED
         guess = self.sampler.draw if coupled else self.sampler.likeliest
         guesses = guess(

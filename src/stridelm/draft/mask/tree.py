@@ -1,10 +1,10 @@
-"""The tree of verified mask-token decoding at depth d (k = d + 1 tokens a step at best).
+"""The tree of verified mask-token decoding at depth d (at most k = d + 1 tokens per step).
 
     row        0 .. d-1           then, for node 0 (the last real row), 1, .., d: d probes each
     role       candidates         probes of node 0   probes of node 1 ...
     parent     -1, 0, 1, ..       a chain hanging from the node
 
-In all d + (d + 1) d rows. Candidates come first, so an accepted path lies in place without being moved.
+In total d + (d + 1) d rows. Candidates come first, so an accepted path is already in place.
 """
 
 from __future__ import annotations

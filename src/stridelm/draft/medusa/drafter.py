@@ -1,8 +1,8 @@
-"""Drafting with Medusa heads (arXiv 2401.10774): several guesses at once from one state of the target.
+"""Drafting with Medusa heads (arXiv 2401.10774): several guesses at once from one hidden state of the target.
 
-The state is the one from which the last known token was drawn: of the row that the next step grows from, behind the
-final norm. It is kept when a step is observed; nothing else is: there is no KV and nothing to catch up with. What a
-head says does not depend on the guesses before it, so all nodes of a tree's level have the same children.
+That state is the one from which the last known token was drawn: the row that the next step grows from, after the final
+norm. It is saved when a step is observed, and nothing else is: there is no KV and nothing to catch up on. A head's
+output does not depend on the guesses before it, so all nodes of a tree's level have the same children.
 
 Legend: R requests of the group, D depth, E nodes of a level, H hidden width, S slots, V vocabulary.
 """
@@ -39,7 +39,7 @@ class MedusaDrafter(Drafter):
         layout, slots = heads.layout, target.max_num_seqs + 1
         self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, runtime)
         self._states = torch.zeros(slots, layout.width, dtype=runtime.dtype, device=target.device)
-        """[S, H] the target's state from which the last known token was drawn."""
+        """[S, H] the target's hidden state from which the last known token was drawn."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether there is one."""
 
@@ -95,9 +95,9 @@ class MedusaDrafter(Drafter):
 
         def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
             logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
-            # The exact rule accepts what the noise leans to, where it may be met; other rules what is likely.
-            said = self.sampler.log_probs(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
-            return said[:, None].expand(-1, hidden_REH.shape[1], -1)
+            # Coupled guesses take the token that wins with the target's noise; all others go by likelihood alone.
+            log_probs = self.sampler.log_probs(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
+            return log_probs[:, None].expand(-1, hidden_REH.shape[1], -1)
 
         def grow(sprout: Sprout) -> torch.Tensor:
             return sprout.hidden_REH
@@ -118,7 +118,7 @@ def _layout(target: TargetInfo) -> MedusaLayout | None:
 
 
 def _empty(target: TargetInfo) -> MedusaHeads:
-    """Shapes without memory."""
+    """The heads on the meta device, without memory."""
     layout = _layout(target)
     assert layout is not None
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Medusa heads (arXiv 2401.10774, section 2.1.1): the module that serves and that is trained, and how it is stored.
+"""Medusa heads (arXiv 2401.10774, section 2.1.1): the module, used for serving and training, and its storage layout.
 
 Legend: R requests, D heads, H hidden width, V vocabulary.
 """
@@ -24,7 +24,7 @@ _TENSOR = re.compile(r"(?:medusa_head\.)?(\d+\.\d+\.(?:weight|linear\.weight|lin
 
 
 class MedusaHead(ModelPart):
-    """x + SiLU(W x + b), once a block, then a vocabulary matrix."""
+    """x + SiLU(W x + b) for each block, then a vocabulary matrix."""
 
     keeps_bits: ClassVar[bool] = True
 
@@ -46,7 +46,7 @@ class MedusaHead(ModelPart):
 
 
 class MedusaHeads(LoadableModule):
-    """Heads side by side: from the target's state that said token i, head j guesses token i + 1 + j."""
+    """Parallel heads: from the target's hidden state that gave token i, head j guesses token i + 1 + j."""
 
     keeps_bits: ClassVar[bool] = True
 
@@ -61,7 +61,7 @@ class MedusaHeads(LoadableModule):
         return torch.stack([head(x_RH) for head in cast("list[MedusaHead]", list(self.heads)[:depth])], 1)
 
     def slots(self, theirs: str = "") -> Slots:
-        """Every tensor, by the one spelling of names."""
+        """Every tensor, by normalised name."""
         for head in range(len(self.heads)):
             yield from self._inner(f"heads.{head}", f"{theirs}{head}.")
 
@@ -73,7 +73,7 @@ class MedusaLayout:
     given: Given
     heads: int
     blocks: int
-    """Of each head."""
+    """Residual blocks of each head."""
     width: int
     vocab_size: int
     bias: bool
@@ -82,7 +82,7 @@ class MedusaLayout:
     def of(cls, given: Given) -> MedusaLayout | None:
         """None if the directory holds no Medusa heads.
 
-        The tensors tell: config.json of the first heads that were released says 2 where there are 5.
+        The tensors decide: config.json of the first released heads has 2 where there are 5.
         """
         shapes = {name: shape for stored, shape in given.shapes.items() if (name := spelling(stored)) is not None}
         blocks = sum(re.fullmatch(r"0\.\d+\.linear\.weight", name) is not None for name in shapes)
@@ -94,7 +94,7 @@ class MedusaLayout:
         return cls(given, heads, blocks, out[1], out[0], "0.0.linear.bias" in shapes)
 
     def misfit(self, target: TargetInfo) -> str | None:
-        """Why the heads are not for this target, with the remedy; None if they are."""
+        """Why the heads do not fit this target, with the remedy; None if they do."""
         path, remedy = self.given.path, "give the heads that were trained for this model"
         if self.width != target.config.hidden_size:
             return f"{path} has hidden size {self.width} and the model {target.config.hidden_size}; {remedy}"
@@ -103,7 +103,7 @@ class MedusaLayout:
         return None
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """The heads' alone: some come in one directory with the model that they were trained with."""
+        """The heads' tensors alone: some come in one directory with the model that they were trained with."""
         for stored, tensor in self.given.tensors(device, lambda name: spelling(name) is not None):
             name = spelling(stored)
             assert name is not None
@@ -111,6 +111,6 @@ class MedusaLayout:
 
 
 def spelling(name: str) -> str | None:
-    """A tensor's name without the prefix that some releases give it; None if it is no head's."""
-    found = _TENSOR.fullmatch(name)
-    return None if found is None else found[1]
+    """A tensor's name without the prefix that some releases give it; None if it does not belong to a head."""
+    match = _TENSOR.fullmatch(name)
+    return None if match is None else match[1]

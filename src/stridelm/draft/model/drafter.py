@@ -1,19 +1,20 @@
-"""Drafting with a small language model of its own (arXiv 2211.17192, 2302.01318), any that can be served here.
+"""Drafting with a separate small language model (arXiv 2211.17192, 2302.01318): any model that Stride can serve.
 
-It reads tokens and nothing of the target, and its KV lies beside the target's in pages of the same ids: entry i is of
-token i, and what comes out of it guesses token i + 1. With n known tokens the first pass of a draft runs what has come
-to be known since the last one, up to token n - 1, and gives the first guess; each further pass runs the guess before:
+It reads tokens and nothing else of the target, and its KV is kept in a pool of its own with the target's page ids:
+entry i is that of token i, and its output guesses token i + 1. With n known tokens, the first pass of a draft runs the
+tokens that became known since the last one, up to token n - 1, and gives the first guess; each further pass runs the
+previous guess:
 
-    token        0   1  ...  f-1 |  f  ...  n-1 |  g0    g1
-    entry        folded          |  first pass  |  n     n+1
+    token        0   1  ...  c-1 |  c  ...  n-1 |  g0    g1
+    entry        caught up       |  first pass  |  n     n+1
     guesses                                  g0 |  g1    g2
 
-Entries of guesses are made again when the guesses are known to be right, so that nothing depends on how a draft was
-judged. A step with a draft leaves at most its depth and one token to the next; what is longer (a prompt, its chunks),
-and all that a step without a draft commits, is folded when the step is observed.
+Entries of guesses are computed again once the guesses are known to be right, so nothing depends on the verdict on a
+draft. A step with a draft leaves at most its depth plus one token to the next; anything longer (a prompt, its chunks),
+and all that a step without a draft commits, is caught up on when the step is observed.
 
-An entry depends on no token behind it, and a page gets its name when the host has read its tokens, all of which are
-folded by then: a page that is found by name holds this model's KV throughout.
+An entry does not depend on later tokens, and a page gets its name when the host has read its tokens, all of which have
+been caught up on by then: every entry of a page that is found by name holds this model's KV.
 
 Legend: R requests of the group, N rows, S slots, V vocabulary of the target.
 """
@@ -43,13 +44,13 @@ from stridelm.types import Draft, DraftKV, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
 WHOLE = ("model.embed_tokens.weight", "model.norm.weight")
-"""Tensors of a whole decoder that heads do without."""
+"""Tensors of a whole decoder that heads do not have."""
 MARKERS = ("medusa_num_heads", "draft_vocab_size", "speculators_model_type")
 """Fields of a head's config.json."""
 
 
 class WholeModel:
-    """A decoder as a head: its KV lies where a request's pages are all kept, whatever its windows are."""
+    """A decoder as a head: its KV is in the page group that keeps all of a request's pages, whatever its windows."""
 
     def __init__(self, model: Decoder) -> None:
         self.ops = model.ops
@@ -76,8 +77,8 @@ class ModelDrafter(Drafter):
         )
         self.model.spec.prepare(self.model.ops, runtime.dtype)
         self._runner = HeadRunner(WholeModel(self.model), runtime)
-        self._folded = torch.zeros(target.max_num_seqs + 1, dtype=torch.int64, device=target.device)
-        """[S] leading entries that are made of known tokens."""
+        self._caught_up = torch.zeros(target.max_num_seqs + 1, dtype=torch.int64, device=target.device)
+        """[S] number of leading entries that were computed from known tokens."""
 
     @classmethod
     def recognises(cls, given: Given) -> bool:
@@ -112,16 +113,16 @@ class ModelDrafter(Drafter):
         return Guessing.of(span.request.speculation)
 
     def admit(self, request: Request) -> None:
-        # Pages of a prefix hit hold this model's KV, or they were a miss.
-        self._folded[request.slot] = request.computed
+        # The pages of a prefix hit hold this model's KV; otherwise they would have been a miss.
+        self._caught_up[request.slot] = request.computed
 
     # Drafting
 
     def propose(self, group: Group) -> Draft:
         guesses, slots = Chain(group, self.sampler), group.slots
-        states = self._catch_up(group.spans, group, slots, guesses.known, tuple(map(_most_left, group.spans)))
-        # Whoever has more behind it than fits is folded whole when this step is observed.
-        ready = self._folded[slots] == guesses.known
+        states = self._catch_up(group.spans, group, slots, guesses.known, tuple(map(_max_left, group.spans)))
+        # A request with more to catch up on than its bound does so when this step is observed, and has no draft now.
+        ready = self._caught_up[slots] == guesses.known
         valid = ready[:, None] & within_bounds(group, guesses.depth)
         for level in range(guesses.depth):
             if level:
@@ -130,7 +131,7 @@ class ModelDrafter(Drafter):
         return guesses.draft(ready)
 
     def _grow(self, group: Group, tokens: torch.Tensor, entries: torch.Tensor, goes: torch.Tensor) -> torch.Tensor:
-        """[R, H] what comes out behind the guesses `tokens`, each at its entry, where the request goes so deep."""
+        """[R, H] the output for the guesses `tokens`, each at its entry. goes: requests that are drafted this deep."""
         rows = place(
             head_layout((1,) * len(group.spans), group.arena),
             group.slots,
@@ -145,43 +146,43 @@ class ModelDrafter(Drafter):
     def _catch_up(
         self, spans: tuple[Span, ...], group: Group, slots: torch.Tensor, ends: torch.Tensor, bounds: tuple[int, ...]
     ) -> torch.Tensor:
-        """Fold what is below `ends` [R], no more entries of a request than its bound; [R, H] what comes out of the last
-        of them."""
-        table, folded = group.table, self._folded[slots]
-        counts = torch.minimum(ends - folded, per_span(bounds, slots.device))
-        layout, most = head_layout(bounds, group.arena), max(span.end for span in spans)
-        rows = place(layout, slots, folded, counts, self.runtime, most)
+        """Compute the missing entries before `ends` [R], at most `bounds` per request. Returns [R, H] the output at the
+        last of each request."""
+        table, starts = group.table, self._caught_up[slots]
+        counts = torch.minimum(ends - starts, per_span(bounds, slots.device))
+        layout, max_end = head_layout(bounds, group.arena), max(span.end for span in spans)
+        rows = place(layout, slots, starts, counts, self.runtime, max_end)
         states = self._run(table.tokens[slots[rows.span_N], rows.position_N], rows)
-        self._folded[slots] = folded + counts
+        self._caught_up[slots] = starts + counts
         return states[rows.last_R]
 
     def _run(self, ids_N: torch.Tensor, rows: HeadRows) -> torch.Tensor:
-        # The target may have ids behind this model's last; what is drawn for padding is -1.
+        # The target may have higher ids than this model; padding's draws are -1.
         ids_N = ids_N.clamp(0, self.model.spec.vocab_size - 1)
         return self.model(ModelInput(ids_N, rows.position_N, self._runner.mix(rows)))
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
-        """[R, V]: of ids that this model does not have, none is ever drawn."""
-        behind = self.target.vocab_size - self.model.spec.vocab_size
+        """[R, V]: -inf for ids that this model does not have."""
+        missing = self.target.vocab_size - self.model.spec.vocab_size
         logits = self.model.logits(states_RH)
-        return F.pad(logits, (0, behind), value=float("-inf")) if behind else logits
+        return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        behind = [i for i, span in enumerate(group.spans) if not span.draft or span.real > _most_left(span)]
+        behind = [i for i, span in enumerate(group.spans) if not span.draft or span.real > _max_left(span)]
         if not behind:
             return
         everyone = len(behind) == len(group.spans)
         slots = group.slots if everyone else group.slots[upload(behind, group.slots.device)]
         spans = tuple(group.spans[i] for i in behind)
-        # A chunk finds all before it folded; what decides, what the step before left.
-        bounds = tuple(span.real + (_most_left(span) - 1 if span.decides else 0) for span in spans)
+        # Before a prompt chunk nothing is left over; a span that decides may have tokens that the last step left.
+        bounds = tuple(span.real + (_max_left(span) - 1 if span.decides else 0) for span in spans)
         self._catch_up(spans, group, slots, group.table.committed[slots], bounds)
 
 
-def _most_left(span: Span) -> int:
-    """Most known tokens that a step with a draft leaves unfolded."""
+def _max_left(span: Span) -> int:
+    """The most known tokens that a step with a draft leaves to catch up on."""
     return len(span.request.rows_by_depth)
 
 
@@ -197,8 +198,8 @@ def _misfit(path: Path, target: Path, vocab_size: int, max_length: int) -> str |
         return f"{path} has another tokenizer ({different}); {remedy}"
     if spec.vocab_size != vocab_size and not all((at / FILE).is_file() for at in (path, target)):
         return (
-            f"{path} has {spec.vocab_size} tokens and the model {vocab_size}; {remedy}, or if they differ by padding "
-            f"alone, show it by a {FILE} in both directories"
+            f"{path} has {spec.vocab_size} tokens and the model {vocab_size}; {remedy}, or if only their padding "
+            f"differs, put a {FILE} in both directories to show it"
         )
     if spec.max_length < max_length:
         return (

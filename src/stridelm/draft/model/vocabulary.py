@@ -1,4 +1,4 @@
-"""Whether two checkpoints speak of the same tokens by the same ids."""
+"""Whether two checkpoints use the same ids for the same tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def difference(ours: Path, theirs: Path) -> str | None:
     """The first token, by id, that two directories' tokenizers do not share; None if they share all, or if one of the
     directories has no tokenizer.json.
 
-    Special tokens are left out: who trains a model further renames them. Raises ValueError for a file that cannot be
-    read.
+    Special tokens are left out: fine-tuned models often rename them. Raises ValueError for a file that cannot be read.
     """
     if not (ours / FILE).is_file() or not (theirs / FILE).is_file():
         return None

@@ -1,7 +1,7 @@
-"""Drafting with native multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437), a checkpoint's own or given
-beside it.
+"""Drafting with native multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437), from the checkpoint itself or
+from a directory of their own.
 
-One module is applied again and again (FastMTP, arXiv 2509.18362); several are applied in turn, one a depth.
+A single module is applied repeatedly (FastMTP, arXiv 2509.18362); several are applied in turn, one per depth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MtpDrafter(HeadDrafter):
         if not _declared(source.config):
             return f"its config.json declares no MTP modules ({' or '.join(EXTRA_MODULES)}), and none are given"
         if target.weighted and _form(source.shapes, target.config.num_hidden_layers) is None:
-            return "its config.json declares MTP modules and its tensors hold none in a layout that is known here"
+            return "its config.json declares MTP modules and its tensors hold none in a layout that Stride knows"
         return None
 
     @classmethod
@@ -58,26 +58,26 @@ class MtpDrafter(HeadDrafter):
     def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
         assert isinstance(head, MtpHead)
         source, layers = _source(self.target), runtime.model.spec.num_layers
-        mine = tuple(head.form.module(number, layers) for number in range(head.num_modules))
+        prefixes = tuple(head.form.module(number, layers) for number in range(head.num_modules))
 
         def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-            return source.tensors(device, lambda name: name.startswith(mine))
+            return source.tensors(device, lambda name: name.startswith(prefixes))
 
         return load_head(head, source.path, tensors if self.target.weighted else None, runtime, head.is_copy)
 
 
 def _source(target: TargetInfo) -> Given:
-    """Where the modules are: what was given, or the checkpoint itself."""
+    """The directory with the modules: the one the user named, or the checkpoint itself."""
     path = target.heads.get("mtp", target.path)
     assert path is not None
     return given(path)
 
 
 def _declared(config: Mapping[str, Any]) -> int:
-    """Modules that a config.json says there are."""
+    """Number of modules that a config.json declares."""
     return max((config.get(field) or 0 for field in EXTRA_MODULES), default=0)
 
 
 def _form(names: Iterable[str], layers: int) -> Form | None:
-    """The form of which a module is there, of a target with so many layers."""
+    """The form whose first module is among these tensor names, for a target with `layers` layers."""
     return next((form for form in FORMS if f"{form.module(0, layers)}{form.join}.weight" in names), None)

@@ -1,8 +1,8 @@
-"""Native multi-token prediction modules over a dense target: the head that serves and that is trained.
+"""Native multi-token prediction modules over a dense target: the head, used for serving and training.
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2): a module joins the norm of the next token's embedding and the norm of the
-state before it, runs one block of the target's own kind, and norms what comes out; embedding and output head are the
-target's. MiMo (arXiv 2505.07608) joins the same two the other way round.
+previous hidden state, runs one block of the target's own kind, and applies a norm to its output; embedding and output
+head are the target's. MiMo (arXiv 2505.07608) joins the same two in the opposite order.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from stridelm.types import States
 
 @dataclass(frozen=True)
 class Form:
-    """How a family of checkpoints lays its modules out."""
+    """How a family of checkpoints names the tensors of its modules."""
 
     prefix: str
-    """Of a module's tensors; {} is its number, counted from `first`."""
+    """Of a module's tensors; {} is its number, from 0 or, with `behind_layers`, from the number of layers."""
     token_norm: str
     hidden_norm: str
     join: str
     norm: str
     block: str = ""
-    """Prefix of the block's tensors behind the module's."""
+    """Prefix of the block's tensors, after the module's prefix."""
     hidden_first: bool = False
     behind_layers: bool = False
-    """Modules are numbered on behind the target's layers."""
+    """Modules are numbered on from the target's layers."""
 
     def module(self, number: int, layers: int) -> str:
-        """Prefix of module `number` of a target with so many layers."""
+        """Prefix of module `number`, for a target with `layers` layers."""
         return self.prefix.format(number + (layers if self.behind_layers else 0))
 
 
@@ -56,7 +56,7 @@ FORMS = (DEEPSEEK, MIMO)
 
 
 class MtpModule(ModelPart):
-    """Run by its head."""
+    """One module's weights; `MtpHead` runs it."""
 
     keeps_bits: ClassVar[bool] = True
 
@@ -79,24 +79,24 @@ class MtpModule(ModelPart):
 
 
 class MtpHead(DraftHead):
-    """The modules of a checkpoint; what is fed on is the state behind a module's own norm."""
+    """The modules of a checkpoint; each passes on its hidden state after its own norm."""
 
     keeps_bits: ClassVar[bool] = True
 
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
-        """target: gives embedding, output head, rotation and the shape of a block, and is no part of this module."""
+        """target: supplies embedding, output head, rotary tables and the shape of a block; it is not a submodule."""
         super().__init__()
         last = target.spec.layers[-1]
         layer = LayerSpec(replace(last.mixer, window=None), last.mlp)
         self.spec = replace(target.spec, layers=(layer,) * modules)
         self.form, self.num_modules = form, modules
-        self._target = (target,)  # in a tuple, so that its parameters are not taken for ours
+        self._target = (target,)  # in a tuple, so that its parameters do not count as this module's
         width, eps = self.spec.hidden_size, self.spec.norm_eps
         sites = [Site(number, width, eps, target.ropes) for number in range(modules)]
         self.parts = nn.ModuleList(MtpModule(layer, site, form) for site in sites)
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H]: the target's state behind its final norm."""
+        """[N, H]: the target's hidden state after its final norm."""
         return states.final.index_select(0, rows_N)
 
     def forward(
@@ -108,7 +108,7 @@ class MtpHead(DraftHead):
         mix: Mix,
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States behind the module's norm."""
+        """Hidden states after the module's norm."""
         part, target, ops, eps = cast(MtpModule, self.parts[module]), self._target[0], self.ops, self.spec.norm_eps
         token = ops.norm(target.embed(ids_N), part.token_norm, eps)
         hidden = ops.norm(hidden_NH, part.hidden_norm, eps)
@@ -125,7 +125,7 @@ class MtpHead(DraftHead):
             yield from self._inner(f"parts.{number}", theirs + self._module(number))
 
     def is_copy(self, name: str) -> bool:
-        """Whether a tensor is the target's own, which DeepSeek's checkpoints hold once more for each module."""
+        """Whether a tensor is a copy of the target's own: DeepSeek's checkpoints repeat these for each module."""
         copies = ("embed_tokens.weight", "shared_head.head.weight")
         own = {self._module(number) + copy for number in range(self.num_modules) for copy in copies}
         return name in own or name.endswith("rotary_emb.inv_freq")

@@ -1,4 +1,4 @@
-"""No draft. Plain decoding is the verification of what this drafter proposes."""
+"""No draft. Plain decoding is the verification of an empty draft."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A suffix automaton that counts: every substring of a growing text, how often it occurs, and what followed it.
 
 A state is a class of substrings that end at the same places (Blumer et al. 1985, "The smallest automaton recognizing
-the subwords of a text"): the suffixes of its longest down to one token more than the longest of its `link`, where the
-next shorter ones are. State 0 is the empty string. There are at most two states a token. An appended token takes
-amortised constant time, and one addition for each state of the text's suffixes up to COUNTED tokens.
+the subwords of a text"): the suffixes of its longest string, down to one token more than the longest string of its
+`link`, the state of the next shorter suffix. State 0 is the empty string. There are at most two states per token.
+Appending a token takes amortised constant time, plus one addition for each state of the text's suffixes of up to
+COUNTED tokens.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from array import array
 from stridelm.types import MAX_DRAFT_ROWS
 
 LONGEST = MAX_DRAFT_ROWS
-"""Most tokens that a match is long."""
+"""Longest match, in tokens."""
 COUNTED = LONGEST + MAX_DRAFT_ROWS
-"""Longest substrings whose counts are kept: a match and the deepest draft behind it. Up to here they are exact."""
+"""Longest substrings that are counted: a match and the deepest draft after it. Up to this length counts are exact."""
 END = -1
-"""Stands between two texts in one automaton. No request holds it, so no match reaches across."""
+"""Separates two texts in one automaton. No request holds it, so no match extends across it."""
 
 
 class Automaton:
-    """`next[s]` is the transitions of state s by token, in the order in which they came; `count[s]` how often the
-    strings of s occur, for states that have any of at most COUNTED tokens."""
+    """`next[s]` holds the transitions of state s by token, in order of first occurrence; `count[s]` is how often the
+    strings of s occur, for states that have any string of at most COUNTED tokens."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -58,8 +59,8 @@ class Automaton:
         return self.suffix(state, length), length
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """(state, length) of the longest suffix that occurs here of the string (state, length) with `token` behind it,
-        up to LONGEST tokens."""
+        """For the string (state, length) followed by `token`: (state, length) of its longest suffix of up to LONGEST
+        tokens that occurs here."""
         while state and token not in self.next[state]:
             state = self.link[state]
             length = self.length[state]
@@ -69,14 +70,14 @@ class Automaton:
         return self.suffix(self.next[state][token], length), length
 
     def suffix(self, state: int, length: int) -> int:
-        """The state of the suffix of so many tokens, of a state whose strings have it or are no longer than it."""
+        """The state of a state's suffix of `length` tokens; the state itself if its strings are no longer than that."""
         while self.length[self.link[state]] >= length > 0:
             state = self.link[state]
         return state
 
     def _target(self, at: int, token: int) -> int:
-        """The state of the longest string of `at` with `token` behind it; parted from longer ones, which have just
-        become rarer, if it shares a state with them."""
+        """The state of the longest string of `at` followed by `token`. If it shares a state with longer strings, which
+        from now on occur less often, it is split off."""
         follow, link, length = self.next, self.link, self.length
         old = follow[at][token]
         if length[old] == length[at] + 1:

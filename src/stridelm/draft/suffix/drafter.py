@@ -1,14 +1,14 @@
-"""Suffix decoding: what most often followed where the text, or what earlier requests said, went like its end now
-(Oliaro et al. 2024, "SuffixDecoding", arXiv 2411.04975).
+"""Suffix decoding: drafts what most often followed earlier occurrences of the text's last tokens, in the text itself or
+in earlier outputs (Oliaro et al. 2024, "SuffixDecoding", arXiv 2411.04975).
 
-The longest suffix of the known tokens that has occurred before, in the request itself and in the corpus of earlier
-outputs, is continued into a tree, likeliest rows first. The one of the two trees that is expected to have more accepted
-is the draft.
+The longest suffix of the known tokens that has occurred before is continued into a tree, most likely rows first: once
+from the request itself and once from the corpus of earlier outputs. The tree with more rows expected to be accepted is
+the draft.
 
-The corpus may change how much is accepted and never what is said, so only requests under a coupled rule draft from it.
-Another rule's output depends on the draft: with a seed that comes again the corpus holds what was drawn with the very
-noise that now accepts, so that even a rule that is lossless would prefer it, and a lossy one could be made to emit what
-somebody else was told.
+The corpus may change how many tokens are accepted but never the output, so only requests under a coupled rule draft
+from it. The output of any other rule depends on the draft: if a seed is used again, the corpus holds tokens drawn with
+the same noise that now decides acceptance, so that even a lossless rule would favour them, and a lossy one could be
+made to emit another request's output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SuffixDrafter(Drafter):
         """By request id, from a request's first draft until it leaves."""
 
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
-        """As many rows as levels: a chain where one continuation is likeliest all along, else a shallower tree."""
+        """As many rows as levels: a chain if one continuation dominates at every level, otherwise a shallower tree."""
         depth = self.depth_of(speculation)
         return tuple(range(depth + 1))
 
@@ -59,7 +59,7 @@ class SuffixDrafter(Drafter):
         self.corpora.clear()
 
     def _guess(self, span: Span) -> Tree:
-        """The better of the trees that the request's own text and the corpus give; of equals its own."""
+        """The better of the trees from the request's own text and from the corpus; the former if they are equal."""
         text = self.texts.setdefault(span.request.id, Text())
         rule = RULES.get(span.request.speculation.acceptance or "exact")
         corpus = self.corpora.of(span.request) if rule.coupled else NOBODYS
@@ -73,7 +73,7 @@ class SuffixDrafter(Drafter):
 
 
 def _grow(span: Span, places: list[Place], length: int) -> Tree:
-    """The tree behind a match of `length` tokens. Longer matches are trusted further."""
+    """The tree after a match of `length` tokens. The longer the match, the deeper the tree may be."""
     options = span.request.speculation.read(SuffixOptions)
     depth = min(span.depth, int(options.suffix_decoding_max_spec_factor * length))
     return grow(places, span.draft, depth, options.suffix_decoding_min_token_prob) if depth else Tree()

@@ -1,4 +1,5 @@
-"""What continuations are looked up in: a request's own tokens, and what earlier requests of the same salt said."""
+"""The texts in which continuations are looked up: a request's own tokens, and outputs of earlier requests with the same
+cache salt."""
 
 from __future__ import annotations
 
@@ -10,33 +11,33 @@ from stridelm.draft.suffix.automaton import END, LONGEST, Automaton
 from stridelm.types import Request
 
 OWN = 2**14
-"""A request is looked up in at least so many of its latest tokens, and in fewer than twice as many. A token takes about
-400 bytes."""
+"""At least this many of a request's latest tokens are searched, and fewer than twice as many. A token takes about 400
+bytes."""
 CORPUS = 2**18
-"""Most tokens kept of earlier requests, whatever their salts: about 100 MB."""
+"""Most tokens kept of earlier requests, over all salts: about 100 MB."""
 GENERATIONS = 4
-"""The corpus is forgotten by so many parts, the oldest first, each an automaton of its own."""
+"""Parts of the corpus, each an automaton of its own; the oldest is dropped first."""
 BORDER = 8
-"""Tokens of the prompt that stand before an output in the corpus, so that its beginning is found too."""
+"""Prompt tokens that are stored before an output in the corpus, so that its beginning can be matched too."""
 
 Match = tuple[int, int]
 """(state, length) of the longest suffix of a request that occurs in an automaton."""
 Place = tuple[Automaton, int]
-"""A state of an automaton: what occurs there, and what follows it."""
+"""A state of an automaton."""
 
 
 class Corpus:
-    """What earlier requests said, in automata from old to new. Every one of them counts only its own texts, so that
-    one that is dropped takes its counts along."""
+    """Outputs of earlier requests, in automata from old to new. Each counts only its own texts, so dropping one drops
+    its counts."""
 
     def __init__(self, most: int = CORPUS) -> None:
         self.share = most // GENERATIONS
         self.automata: deque[Automaton] = deque(maxlen=GENERATIONS)
         self.version = 0
-        """Counts the changes. A match is of one version: a new text may hold a longer one."""
+        """Counts changes. A match holds for one version only: a new text may contain a longer match."""
 
     def add(self, text: Sequence[int]) -> None:
-        """Take in a text, or its end if it is longer than a generation."""
+        """Add a text, or its end if it is longer than a generation."""
         text = [*text[1 - self.share :], END]
         if not self.automata or self.automata[-1].size + len(text) > self.share:
             self.automata.append(Automaton())
@@ -56,18 +57,18 @@ class Corpus:
 
 
 class Corpora:
-    """A corpus for each salt. What is over CORPUS in all goes, beginning with the salt that nobody has used longest."""
+    """One corpus per salt. When they exceed CORPUS in total, the least recently used salt is dropped first."""
 
     def __init__(self) -> None:
         self._by_salt: dict[str | None, Corpus] = {}
         """In order of use."""
 
     def of(self, request: Request) -> Corpus:
-        """What the request may be shown."""
+        """The corpus that the request may draft from."""
         return self._by_salt.get(request.params.cache_salt) or NOBODYS
 
     def add(self, request: Request, text: Sequence[int]) -> None:
-        """Take in what a request said."""
+        """Add a request's text to the corpus of its salt."""
         salt = request.params.cache_salt
         self._by_salt[salt] = corpus = self._by_salt.pop(salt, None) or Corpus()
         corpus.add(text)
@@ -82,22 +83,22 @@ class Corpora:
 
 
 NOBODYS = Corpus()
-"""A corpus that stays empty."""
+"""A corpus that is always empty."""
 
 
 @dataclass(slots=True)
 class Text:
-    """A request's tokens as far as they were read, and where their end matches the corpus."""
+    """A request's tokens that have been read so far, and the matches of their end in the corpus."""
 
     own: Automaton = field(default_factory=Automaton)
     read: int = 0
     matches: list[Match] = field(default_factory=list)
-    """For each automaton of `seen` at `version`."""
+    """One for each automaton of `seen` at `version`."""
     seen: Corpus | None = None
     version: int = -1
 
     def catch_up(self, request: Request, corpus: Corpus) -> None:
-        """Read the tokens that have become known since the last time."""
+        """Read the tokens that became known since the last call."""
         fresh = tokens_from(request, self.read)
         self.read = request.known
         if self.own.size + len(fresh) >= 2 * OWN:
@@ -106,7 +107,7 @@ class Text:
             self.own.append(token)
         if self.seen is not corpus or self.version != corpus.version or len(fresh) >= LONGEST:
             self.seen, self.version, self.matches = corpus, corpus.version, [(0, 0)] * len(corpus.automata)
-            fresh = tokens_from(request, self.read - LONGEST)  # no match begins earlier
+            fresh = tokens_from(request, self.read - LONGEST)  # a match cannot begin earlier
         for i, automaton in enumerate(corpus.automata):
             for token in fresh:
                 self.matches[i] = automaton.follow(*self.matches[i], token)
@@ -119,7 +120,7 @@ class Text:
 
 
 def tokens_from(request: Request, start: int) -> list[int]:
-    """The request's tokens from an index on, without a copy of those before."""
+    """The request's tokens from index `start` on, without copying those before."""
     prompt, output = request.prompt_ids, request.output_ids
     start = max(start, 0)
     return prompt[start:] + output[max(start - len(prompt), 0) :]

@@ -1,4 +1,4 @@
-"""A draft tree grown best first from the places where a text's end has occurred before."""
+"""A draft tree grown best first from the states where a text's end has occurred before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tree:
     ancestors: list[int] = field(default_factory=list)
     """Bitmasks as signed 64-bit numbers."""
     score: float = 0.0
-    """Rows that are expected to be accepted: the sum of their estimates."""
+    """Expected number of accepted rows: the sum of the rows' estimates."""
 
     def add(self, token: int, parent: int) -> int:
         row = len(self.tokens)
@@ -38,51 +38,51 @@ class Tree:
 
 
 def grow(places: list[Place], rows: int, depth: int, least: float) -> Tree:
-    """The likeliest continuations of what occurs at `places`, best first.
+    """The most likely continuations of `places`, best first.
 
-    A row is estimated by how many of the occurrences that were followed at all went on like this: the product of its
-    path's shares. Of equally likely rows the one found first comes first. The tree ends at so many rows, at so deep a
-    row, and where the estimate falls under `least`.
+    A row's estimate is the share of the occurrences, among those followed by any token, that continued with the row's
+    path: the product of the shares along it. Of equally likely rows the one found first comes first. The tree has at
+    most `rows` rows and `depth` levels, and ends where the estimate falls below `least`.
     """
     tree = Tree()
     frontier: list[tuple[int, int, int, int, list[Place]]] = []
-    found = 0
+    order = 0
 
-    def find(parent: int, places: list[Place]) -> int:
-        """Put what followed at `places` up for choice, and say how often anything did."""
-        nonlocal found
+    def expand(parent: int, places: list[Place]) -> int:
+        """Add the continuations of `places` to the frontier, and return how often there was any."""
+        nonlocal order
         followed = 0
-        for token, behind in _followers(places).items():
-            count = sum(automaton.count[state] for automaton, state in behind)
-            heappush(frontier, (-count, found, token, parent, behind))
-            found += 1
+        for token, next_places in _followers(places).items():
+            count = sum(automaton.count[state] for automaton, state in next_places)
+            heappush(frontier, (-count, order, token, parent, next_places))
+            order += 1
             followed += count
         return followed
 
-    total = find(-1, places)
+    total = expand(-1, places)
     while frontier and len(tree.tokens) < rows:
-        count, _, token, parent, behind = heappop(frontier)
+        count, _, token, parent, next_places = heappop(frontier)
         if -count < least * total:
             break
         row = tree.add(token, parent)
         tree.score -= count / total
         if tree.depths[row] < depth:
-            find(row, behind)
+            expand(row, next_places)
     return tree
 
 
 def _followers(places: list[Place]) -> dict[int, list[Place]]:
-    """Token -> the places behind it."""
-    found: dict[int, list[Place]] = {}
+    """Token -> the places after it."""
+    followers: dict[int, list[Place]] = {}
     for automaton, state in places:
         for token, child in automaton.next[state].items():
             if token != END:
-                found.setdefault(token, []).append((automaton, child))
-    return found
+                followers.setdefault(token, []).append((automaton, child))
+    return followers
 
 
 def as_draft(trees: Sequence[Tree], width: int, device: torch.device) -> Draft:
-    """The trees as one Draft, sent to the device at once. Rows behind a tree's end are not live."""
+    """The trees as one Draft, sent to the device in one copy. Rows after a tree's end are not valid."""
     rows = np.zeros((5, len(trees), width), dtype=np.int64)
     rows[1], rows[2] = -1, 1
     for i, tree in enumerate(trees):
