@@ -39,7 +39,7 @@ class TargetInfo:
     max_num_seqs: int
     mask_token_ids: tuple[int, ...]
     mask_depth: int | None
-    """Deepest window the checkpoint was trained for, if it says."""
+    """Deepest window the checkpoint was trained for, if it states one."""
     device: torch.device
     path: Path | None = None
     """Its checkpoint directory."""

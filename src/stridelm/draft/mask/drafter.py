@@ -86,7 +86,7 @@ class MaskDrafter(Drafter):
             return group.arena.keep(chain, depth, PROBE).draft(masks.expand(rows, -1), valid)
         tokens = torch.cat((self._proposals[group.slots, :depth], masks.repeat(depth + 1).expand(rows, -1)), dim=1)
         ready = torch.arange(depth, device=device) < self._ready[group.slots][:, None]
-        # Node 0, the last real row, is always there; a candidate's probes live and die with it.
+        # Node 0, the last real row, always exists; a candidate's probes are valid if the candidate is.
         nodes = torch.cat((torch.ones_like(ready[:, :1]), ready), dim=1)
         valid = torch.cat((ready, nodes.repeat_interleave(depth, dim=1)), dim=1)
         return group.arena.keep(_verified_shape, depth).draft(tokens, valid)

@@ -170,12 +170,12 @@ class ModelDrafter(Drafter):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        behind = [i for i, span in enumerate(group.spans) if not span.draft or span.real > _max_left(span)]
-        if not behind:
+        late = [i for i, span in enumerate(group.spans) if not span.draft or span.real > _max_left(span)]
+        if not late:
             return
-        everyone = len(behind) == len(group.spans)
-        slots = group.slots if everyone else group.slots[upload(behind, group.slots.device)]
-        spans = tuple(group.spans[i] for i in behind)
+        everyone = len(late) == len(group.spans)
+        slots = group.slots if everyone else group.slots[upload(late, group.slots.device)]
+        spans = tuple(group.spans[i] for i in late)
         # Before a prompt chunk nothing is left over; a span that decides may have tokens that the last step left.
         bounds = tuple(span.real + (_max_left(span) - 1 if span.decides else 0) for span in spans)
         self._catch_up(spans, group, slots, group.table.committed[slots], bounds)
