@@ -1,24 +1,25 @@
 """Attention over paged KV on a GPU: softmax(q k / sqrt(D)) v for spans of any length in one launch.
 
-The rows of a batch lie span after span. Span r has rows firsts[r] .. firsts[r] + counts[r], of which the first reals[r]
+The rows of a batch are stored span after span. Span r has rows firsts[r] .. firsts[r] + counts[r]: the first reals[r]
 are real and the others are draft rows. Storage index s of a span is pool slot
 tables[r, s // page_size] * page_size + s % page_size.
 
     storage     0 ............ start  base            a real row sees   [0, own index]
     of a span   [ committed   ][real ][draft rows]    a draft row sees  [0, base) and the draft rows of its bitmask
 
-Tiles. The rows of a tile and the query heads that share a KV head make one stack of M query vectors, so that a span of
-16 rows reads its keys once, like a span of one. Where tiles are few, several programs share the keys of one and leave
-partial sums in a workspace, which a second kernel merges (flash decoding, https://pytorch.org/blog/flash-decoding).
+Tiles. The rows of a tile and the query heads that share a KV head form one stack of M query vectors, so that a span of
+16 rows reads its keys once, like a span of one. If there are few tiles, several programs share the keys of one and
+leave partial sums in a workspace, which a second kernel merges (flash decoding,
+https://pytorch.org/blog/flash-decoding).
 
-Graphs. Starts, lengths, tables and masks are read on the device alone. The host decides from shapes and from the bound
-`max_keys`, so a captured launch stays right when the values change.
+Graphs. Starts, lengths, tables and masks are read only on the device. The host decides from shapes and from the bound
+`max_keys`, so a captured launch stays correct when the values change.
 
-`deterministic`: a row's bits depend on its query, its keys and their order, and on nothing else: not on the rows and
-spans beside it, the tiles, `max_keys`, nor the number of programs. Keys are summed in splits of SPLIT_KEYS counted from
-storage index 0, splits are merged first to last, and all products have one shape, that of the matrix instruction for 64
-query vectors: the instruction for 16 adds in another order. A draft row whose ancestors do not lie in storage in order
-of depth sums them in another order than the real row that may one day stand there; for such rows pass `paths_N64`.
+`deterministic`: a row's bits depend only on its query, its keys and their order: not on the rows and spans beside it,
+the tiles, `max_keys` or the number of programs. Keys are summed in splits of SPLIT_KEYS counted from storage index 0,
+splits are merged first to last, and all products have one shape, that of the matrix instruction for 64 query vectors:
+the instruction for 16 adds in another order. A draft row whose ancestors are not stored in order of depth sums them in
+another order than the real row that may later take its place; for such rows pass `paths_N64`.
 
 Legend: R spans, N rows, T tiles, P slots of the pool, H query heads, G KV heads, D head size.
 """
@@ -36,22 +37,23 @@ from stridelm.kernels.processors import multiprocessors
 from stridelm.types import MAX_DRAFT_ROWS
 
 SPLIT_KEYS = 256
-"""Keys of a split in deterministic mode. Shorter ones keep more processors busy at batch 1, and cost more merging."""
+"""Keys of a split in deterministic mode. Shorter splits keep more processors busy at batch 1, but cost more merging."""
 MIN_KEYS = 128
-"""About the fewest keys worth a program of their own otherwise, while processors stand idle."""
+"""In other modes, about the fewest keys worth a program of their own while processors are idle."""
 MIN_KEYS_BUSY = 1024
-"""The same where one program a tile already gives half of the processors work: those that come on top of them share
-their memory bandwidth, and must win what merging costs."""
+"""The same if one program per tile already keeps half of the processors busy: additional programs share their memory
+bandwidth and must gain more than merging costs."""
 SHARING = 2
-"""Most programs a multiprocessor among which the keys of tiles are shared out. All of them must run at once: one that
+"""Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
 waits for another to end costs more than sharing gains."""
 SHARED_MEMORY = 228 << 10
-"""Bytes of a multiprocessor that its programs hold, and RESERVED of each (compute capability 9.0)."""
+"""Bytes of shared memory that a multiprocessor divides among its programs, and RESERVED bytes of each program (compute
+capability 9.0)."""
 RESERVED = 1 << 10
 MERGED_QUERIES = 4
 """Query vectors that one program merges."""
 WORKSPACE_LIMIT = 1 << 28
-"""Most floats of workspace (1 GiB). A launch that would need more has fewer programs, down to one a tile."""
+"""Maximum floats of workspace (1 GiB). A launch that would need more uses fewer programs, down to one per tile."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LN_2 = 0.6931471805599453
 
@@ -76,7 +78,7 @@ class Plan:
     programs: int
     """Programs that share a tile's keys; 1 writes the output itself."""
     splits: int
-    """Most splits that a tile can leave in the workspace; 0: none is used."""
+    """Maximum splits that a tile can leave in the workspace; 0: no workspace is used."""
     workspace: int
     """Floats of workspace."""
     least: int
@@ -110,27 +112,26 @@ def paged_attention(
     programs: int | None = None,
     shape: Shape | None = None,
 ) -> None:
-    """Write the attention values of the tiles' rows into `out_NHD`; other rows keep what they hold.
+    """Write the attention values of the tiles' rows into `out_NHD`; other rows are left unchanged.
 
     q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of DTYPES; the last dimension is contiguous.
     tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
     tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as
       they exist. Programs start in this order, so put the tiles with the most keys first.
-    firsts_R, counts_R, starts_R, reals_R: int32 or int64, see the module.
-    ancestors_N: int64 bitmask of each draft row: bit j is the span's draft row j, its own bit included. Bits of rows
-      behind it must be 0. Read for draft rows alone.
-    positions_N: int64 position of each draft row; a real row's is its storage index. Read with a window alone.
+    firsts_R, counts_R, starts_R, reals_R: int32 or int64, see the module docstring.
+    ancestors_N: int64 bitmask of each draft row: bit j is the span's draft row j, its own bit included. Bits of later
+      rows must be 0. Read for draft rows only.
+    positions_N: int64 position of each draft row; a real row's is its storage index. Read only with a window.
     rows_per_tile: at most `max_rows_per_tile(...)`.
     scale: positive, for instance D^-0.5. soft_cap: scores become cap * tanh(score / cap) (Gemma 2).
     max_keys: at least start + count of every span that will ever run in this launch.
     window: a row sees keys less than this many positions before its own, itself included.
     paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
       the row is then draft row paths[row, n], and ancestors_N is not read. Needs rows_per_tile == 1.
-    workspace: float32, at least `make_plan(...).workspace` long, to be used instead of a fresh one.
-    programs: how many share the keys of a tile, instead of as many as seem best. shape: likewise. Both are there to
-      find out what is best.
+    workspace: float32, at least `make_plan(...).workspace` long; None allocates one.
+    programs, shape: override how many programs share the keys of a tile, and the block sizes, to measure what is best.
 
-    Raises ValueError for a dtype or a number of heads that it cannot do.
+    Raises ValueError for an unsupported dtype or number of heads.
     """
     (rows, heads, dim), kv_heads = q_NHD.shape, keys_PGD.shape[1]
     _check(q_NHD, keys_PGD, values_PGD, out_NHD)
@@ -159,7 +160,7 @@ def paged_attention(
     sums = workspace
     stats = workspace[plan.workspace // (dim + 2) * dim :] if plan.splits else workspace
 
-    # Scores in units of ln 2, so that the kernel needs powers of two alone; a capped score is factor * tanh.
+    # Scores in units of ln 2, so that the kernel only needs powers of two; a capped score is factor * tanh.
     factor = (scale if soft_cap is None else soft_cap) / LN_2
     cap = 0.0 if soft_cap is None else 2 * scale / soft_cap / LN_2
     ieee = q_NHD.dtype == torch.float32
@@ -251,11 +252,11 @@ def make_plan(
 ) -> Plan:
     """How `paged_attention` will launch with these arguments.
 
-    Raises ValueError for a dtype or a number of heads that it cannot do.
+    Raises ValueError for an unsupported dtype or number of heads.
     """
     per_head = heads // kv_heads
-    most = max_rows_per_tile(per_head, dtype, deterministic)
-    assert 1 <= rows_per_tile <= most, f"{rows_per_tile} rows a tile, of at most {most}"
+    max_rows = max_rows_per_tile(per_head, dtype, deterministic)
+    assert 1 <= rows_per_tile <= max_rows, f"{rows_per_tile} rows per tile, but at most {max_rows} are possible"
     groups, processors = tiles * kv_heads, multiprocessors(device)
     if shape is None:
         shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
@@ -263,7 +264,7 @@ def make_plan(
         at_once, more = (processors * _resident(form, dim, dtype) for form in (shape, narrow))
         if at_once < groups <= more and shape.queries <= 64 and not deterministic:
             shape = narrow  # slower block by block, but no program waits for another to end
-    # A tile's keys, seen through its window; the window may begin anywhere in a split.
+    # A tile's keys within its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
     least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else MIN_KEYS
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
@@ -283,8 +284,8 @@ def make_plan(
 
 
 def _resident(shape: Shape, dim: int, dtype: torch.dtype) -> int:
-    """Programs of this shape that a multiprocessor runs at once, as its shared memory has it: each holds its queries
-    and the blocks on their way there, and hands weights to the smaller matrix instructions through it."""
+    """Programs of this shape that a multiprocessor runs at once, limited by its shared memory: each keeps its queries
+    and the blocks being loaded there, and passes weights to the smaller matrix instructions through it."""
     elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
     if shape.queries < 64:
         elements += shape.queries * shape.keys
@@ -292,28 +293,28 @@ def _resident(shape: Shape, dim: int, dtype: torch.dtype) -> int:
 
 
 def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
-    """Most rows that a tile may have; per_head: query heads a KV head.
+    """Maximum rows of a tile. per_head: query heads per KV head.
 
-    Raises ValueError for a dtype or a number of heads that the kernel cannot do.
+    Raises ValueError for an unsupported dtype or number of heads.
     """
     if dtype not in DTYPES:
         raise ValueError(f"the triton attention backend cannot compute in {dtype}; use reference, or another dtype")
     if per_head > 128:
-        raise ValueError(f"{per_head} query heads share a KV head, the triton attention backend can do 128")
-    return _most_queries(per_head, dtype, deterministic) // per_head
+        raise ValueError(f"{per_head} query heads share a KV head; the triton attention backend supports at most 128")
+    return _max_queries(per_head, dtype, deterministic) // per_head
 
 
-def _most_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
-    # float32 is multiplied without matrix instructions, where a taller stack gains nothing.
-    most = 16 if dtype == torch.float32 else 64 if deterministic else 128
-    return max(most, _power_of_two(per_head))
+def _max_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
+    # float32 is multiplied without matrix instructions, so a taller stack gains nothing.
+    queries = 16 if dtype == torch.float32 else 64 if deterministic else 128
+    return max(queries, _power_of_two(per_head))
 
 
 @cache
 def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, deterministic: bool) -> Shape:
-    """Block sizes for `queries` vectors a tile. In deterministic mode they depend on the model alone."""
+    """Block sizes for `queries` vectors per tile. In deterministic mode they depend only on the model."""
     if deterministic:
-        queries = _most_queries(per_head, dtype, deterministic)
+        queries = _max_queries(per_head, dtype, deterministic)
     height = max(16, _power_of_two(queries))
     if dtype == torch.float32:
         return Shape(height, 32, warps=4, stages=2)
@@ -323,7 +324,7 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is not smaller."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 

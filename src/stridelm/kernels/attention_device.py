@@ -1,18 +1,18 @@
-"""Device code of attention over paged KV. What it computes is told in `attention.py`, which launches it.
+"""Device code of attention over paged KV. `attention.py`, which launches it, describes what it computes.
 
 One program takes one tile (some rows of one span), the query heads that share one KV head, and a run of keys. It keeps
-the usual three numbers a query vector and goes through the keys block by block:
+the usual three numbers per query vector and goes through the keys block by block:
 
     peak    highest score so far, times log2(e): weights are powers of two
     total   sum of the weights 2^(score - peak)
     acc     sum of the weighted values
 
-`UNIT` blocks make a split. With fixed splits a split is summed from nothing and then merged into the sum of those
+`UNIT` blocks make a split. With fixed splits, each split is summed from zero and then merged into the sum of those
 before it, whether one program does both (`attend`) or many programs sum and another merges (`attend`, `merge`).
 
-Bits. What a query vector gets must not depend on its neighbours, so: a key that it may not see has weight exactly 0, a
-block without visible keys scales by exactly 1, and every a * b + c is either an explicit fma or none at all. Left
-alone, the compiler fuses where it can, and where it can differs between two compilations of one line.
+Bits. The result of a query vector must not depend on its neighbours, so a key that it may not see has weight exactly 0,
+a block without visible keys scales by exactly 1, and every a * b + c is either an explicit fma or not fused at all.
+Left alone, the compiler fuses where it can, and where it can differs between two compilations of the same line.
 
 Legend: M query vectors of a tile (row-major: row, then head), B keys of a block, D head size, padded to a power of two.
 """
@@ -27,9 +27,9 @@ from stridelm.kernels.dependent import wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PATH_ROWS = tl.constexpr(64)
-"""Columns of `paths`: most draft rows behind one span."""
+"""Columns of `paths`: the maximum number of draft rows of a span."""
 PREFETCH = tl.constexpr(8)
-"""Splits that `merge` has on their way from memory at once."""
+"""Splits that `merge` prefetches from memory at once."""
 
 
 @triton.jit
@@ -48,10 +48,10 @@ def _tile_keys(row, rows, count, start, base, window, BLOCK_B: tl.constexpr, WIN
 
 @triton.jit
 def _splits(low, high, programs, least, UNIT: tl.constexpr):
-    """(block at which split 0 begins, blocks a split, splits) for the key blocks [low, high).
+    """(block at which split 0 begins, blocks per split, splits) for the key blocks [low, high).
 
-    UNIT > 0: splits stand at multiples of UNIT from storage index 0 on, whoever asks. UNIT == 0: the keys are shared
-    out evenly, one split a program, to as many programs as have about `least` blocks each.
+    UNIT > 0: splits begin at multiples of UNIT counted from storage index 0, for every caller. UNIT == 0: the keys are
+    divided evenly, one split per program, among as many programs as get about `least` blocks each.
     """
     if UNIT > 0:
         origin = low // UNIT * UNIT
@@ -65,12 +65,12 @@ def _splits(low, high, programs, least, UNIT: tl.constexpr):
 
 @triton.jit
 def _slots(block, table, path, base, high, PAGE: tl.constexpr, BLOCK_B: tl.constexpr, PATHS: tl.constexpr):
-    """[B] int32 pool slots of a block's key columns; -1 where there is nothing to see, and nothing is read."""
+    """[B] int32 pool slots of a block's key columns; -1 where there is no key, so that nothing is read."""
     column_B = block * BLOCK_B + tl.arange(0, BLOCK_B)
     exists_B = column_B < high
     stored_B = column_B
     if PATHS:
-        # Behind the real rows, column base + n is the n-th draft row on the row's path.
+        # After the real rows, column base + n is the n-th draft row on the row's path.
         step_B = column_B - base
         member_B = tl.load(path + step_B, mask=exists_B & (step_B >= 0), other=-1).to(tl.int32)
         exists_B &= (step_B < 0) | (member_B >= 0)
@@ -81,13 +81,13 @@ def _slots(block, table, path, base, high, PAGE: tl.constexpr, BLOCK_B: tl.const
 
 @triton.jit
 def _finite(peak_M):
-    """A peak to subtract: a query vector that has seen no key has peak -inf, and -inf - -inf is not a number."""
+    """A peak that can be subtracted: a query vector that has seen no key has peak -inf, and -inf - -inf is NaN."""
     return tl.where(peak_M == float("-inf"), 0.0, peak_M)
 
 
 @triton.jit
 def _add_block(acc_MD, peak_M, total_M, scores_MB, values_BD, factor, PRECISION: tl.constexpr):
-    """One key block more. factor: what the scores must still be multiplied with, log2(e) included; positive."""
+    """Add one key block. factor: what the scores must still be multiplied by, log2(e) included; positive."""
     peak = tl.maximum(peak_M, tl.max(scores_MB, 1) * factor)
     finite = _finite(peak)
     weights_MB = tl.exp2(tl.fma(scores_MB, factor, -finite[:, None]))
@@ -118,7 +118,7 @@ def _store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, stride_n, st
 
 @triton.jit
 def _partial(sums, stats, index, query_M, live_M, dim_D, queries, D: tl.constexpr):
-    """Where a split's acc, peak and total stand in the workspace, and which of acc's elements exist."""
+    """Pointers to a split's acc and to its peak and total in the workspace, and which of acc's elements exist."""
     at_M = index * queries + query_M
     return (
         sums + at_M[:, None] * D + dim_D[None, :],
@@ -153,12 +153,12 @@ def _visible(
     """[M, B]: which query vector sees which key of a block.
 
     own_M: position of the row. bound_M: it sees all storage below. ancestors_M: bitmask over the draft rows, 0 for
-    real rows. draft_positions: position of the span's draft row 0, and of the others behind it.
+    real rows. draft_positions: pointer to the position of the span's draft row 0; those of the others follow.
     """
     key_B = block * BLOCK_B + tl.arange(0, BLOCK_B)
     position_B = key_B
     if PATHS:
-        # A tile of one row, whose columns are what it sees, in order of position.
+        # The tile is one row, and its columns are the keys it sees, in order of position.
         seen_MB = (slot_B >= 0)[None, :] & (own_M >= 0)[:, None]
     else:
         seen_MB = key_B[None, :] < bound_M[:, None]
@@ -224,7 +224,7 @@ def attend(
 ):
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
-    HEADS: query heads a KV head. rows: of a tile. splits: room for splits in the workspace. least: see `_splits`.
+    HEADS: query heads per KV head. rows: of a tile. splits: room for splits in the workspace. least: see `_splits`.
     PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a score is
     factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
     """
@@ -269,7 +269,7 @@ def attend(
     if not PATHS:
         ancestors_M = tl.load(ancestors + row_M, mask=drafted_M, other=0)
 
-    # Blocks in [open_low, open_high) are seen whole by all rows.
+    # All rows see every key of the blocks in [open_low, open_high), so these need no mask.
     open_high = tl.minimum(start + row + 1, base) // BLOCK_B
     open_low = 0
     if WINDOWED:
@@ -292,7 +292,7 @@ def attend(
     for block in range(first_block, last_block):
         slot_B = next_B
         exists_BD = (slot_B >= 0)[:, None] & (dim_D < D)[None, :]
-        slot_B64 = slot_B.to(tl.int64)  # elements of a pool are more than 32 bits can count
+        slot_B64 = slot_B.to(tl.int64)  # a pool may have more elements than 32 bits can count
         k_BD = tl.load(keys + (slot_B64 * key_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
         v_BD = tl.load(values + (slot_B64 * value_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
         next_B = _slots(block + 1, table, path, base, high, PAGE, BLOCK_B, PATHS)
@@ -302,7 +302,7 @@ def attend(
             # tanh(x) = 1 - 2 / (1 + e^2x); cap holds 2 log2(e).
             scores_MB = 1.0 - 2.0 / (1.0 + tl.exp2(scores_MB * cap))
         if UNIT > 0:
-            # A split ended with the block before.
+            # The previous block was the last of its split.
             if (block % UNIT == 0) & (block > first_block):
                 if PARTIAL:
                     at = index + (block - 1 - origin) // UNIT
@@ -366,10 +366,11 @@ def merge(
     WINDOWED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Splits of a tile, first to last, into the output. Grid (tiles, KV heads, runs of BLOCK_M query vectors).
+    """Merge the splits of a tile, first to last, into the output. Grid (tiles, KV heads, runs of BLOCK_M query
+    vectors).
 
-    Which splits exist is worked out as `attend` did, so that no other part of the workspace is read. programs: the
-    third axis of its grid.
+    Which splits exist is computed as in `attend`, so that no other part of the workspace is read. programs: the third
+    dimension of `attend`'s grid.
     """
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)

@@ -1,8 +1,8 @@
-"""Kernels that may be launched before the one in front of them has ended (CUDA's programmatic dependent launch).
+"""Kernels that may be launched before the previous one has ended (CUDA's programmatic dependent launch).
 
-The launch itself then costs nothing: a kernel's programs are put on the processors as those of the kernel before leave
-them, and wait there for it to end. So a kernel launched with these options calls `wait_for_inputs` before it reads or
-writes anything, on every path; what it waits for has itself waited, so all that came before is over.
+The launch itself then costs nothing: a kernel's programs are put on the processors as those of the previous kernel
+leave them, and wait there for it to end. So a kernel launched with these options calls `wait_for_inputs` on every path
+before it reads or writes anything. The kernel it waits for has itself waited, so all earlier kernels have ended too.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,7 +24,7 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @cache
 def dependent(device: torch.device) -> dict[str, Any]:
-    """Launch options, `DEPENDENT` for the kernel among them."""
+    """Launch options, including `DEPENDENT` for the kernel."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return {"DEPENDENT": False}
     return {"DEPENDENT": True, "launch_pdl": True}

@@ -1,13 +1,13 @@
-"""From logits to tokens on a GPU, without the host: which row needs what is read from device tensors, by slot.
+"""From logits to tokens on a GPU, without the host: each row's parameters are read from device tensors, by slot.
 
-The logits are edited already (edit.py), or need not be. The noise is noise.py's: the same integer bits, and floats from
-the same formula and the same library functions.
+The logits have already been edited (edit.py) if they need to be. The noise is noise.py's: the same integer bits, and
+floats from the same formula and the same library functions.
 
-The logits are read once, in the precision they come in, and are float32 from there on, so a float32 copy of them draws
-the same; once more for rows with min-p and for `confidence`, which need the largest first. Equals go to the lowest id.
-A row's token and confidence do not depend on the rows beside it.
+The logits are read once, in their own precision, and are float32 from there on, so a float32 copy of them draws the
+same tokens. They are read a second time for rows with min-p and for `confidence`, which need the largest logit first.
+Ties go to the lowest id. A row's token and confidence do not depend on the rows beside it.
 
-Graphs. The host decides from shapes alone: a captured launch stays right when slots, positions and parameters change.
+Graphs. The host decides from shapes alone: a captured launch stays correct when slots, positions and parameters change.
 
 Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens of a tile, B Philox blocks of a tile.
 """
@@ -97,15 +97,15 @@ def find_best(
     stride_min_p,
     vocab,
 ):
-    """Each split's best score and the token that has it. Grid (M, P). peaks and log_min_p are None where no row has
-    min-p, and the cut's four where none has top-k or top-p. streams: None where all rows have the one `stream`."""
+    """Find each split's best score and its token. Grid (M, P). peaks and log_min_p are None if no row has min-p, and
+    the cut's four tensors if none has top-k or top-p. streams: None if all rows share `stream`."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot < 0:
         return
     logits += row.to(tl.int64) * stride_m
     first, last = my_tiles(vocab)
-    # Each lane keeps the first of the best tokens that it has met; a row of nothing but -inf is left with token 0.
+    # Each lane keeps the first of the best tokens that it has seen; a row of nothing but -inf is left with token 0.
     best_T = tl.full([TILE], float("-inf"), tl.float32)
     winner_T = tl.zeros([TILE], tl.int32)
     if tl.load(sampled + slot * stride_sampled) != 0:
@@ -146,7 +146,7 @@ def find_best(
 
 @triton.jit(do_not_specialize=["splits"])
 def choose(scores, tokens, slots, out, splits, NOBODY: tl.constexpr):
-    """The best of a row's splits, into the output. Grid (M)."""
+    """Store the best of a row's splits in the output. Grid (M)."""
     row = tl.program_id(0)
     padding = tl.load(slots + row) < 0
     entry_P, exists_P = row_entries(splits)
@@ -159,9 +159,10 @@ def choose(scores, tokens, slots, out, splits, NOBODY: tl.constexpr):
 
 @triton.jit
 def add_masses(logits, peaks, totals, stride_m, vocab):
-    """Each split's sum of exp(logit - peak) in whole units: int64, so that its order is nobody's business."""
+    """Compute each split's sum of exp(logit - peak) in integer units: int64, so that the order of adding does not
+    matter."""
     row = tl.program_id(0)
-    # A row of nothing but -inf would give nan.
+    # A row of nothing but -inf would give NaN.
     peak = tl.maximum(row_peak(peaks, tl.num_programs(1)), LOWEST)
     first, last = my_tiles(vocab)
     total_T = tl.zeros([TILE], tl.int64)
@@ -173,7 +174,7 @@ def add_masses(logits, peaks, totals, stride_m, vocab):
 
 @triton.jit(do_not_specialize=["splits"])
 def confide(totals, out, splits):
-    """The largest token's share of the mass. Grid (M)."""
+    """Compute the most probable token's share of the mass. Grid (M)."""
     entry_P, exists_P = row_entries(splits)
     total = tl.sum(tl.load(totals + entry_P, mask=exists_P, other=0))
     share = tl.full([], UNIT, tl.float64) / total.to(tl.float64)
@@ -196,7 +197,7 @@ def draw(
     cut: Cut | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """PADDING for rows whose slot is negative, of which nothing is read. A logit of NaN is never chosen."""
+    """Rows with a negative slot get PADDING, and nothing of them is read. A logit of NaN is never chosen."""
     rows, vocab = check_logits(logits_MV)
     assert slots_M.shape == positions_M.shape == (rows,)
     assert slots_M.is_contiguous() and positions_M.is_contiguous()

@@ -1,20 +1,20 @@
-"""Bad words, logit bias, minimum tokens and penalties on a GPU, without the host: plain_logits.py to the bit.
+"""Bad words, logit bias, minimum tokens and penalties on a GPU, without the host: bit-identical to plain_logits.py.
 
-Each changes float32 logits in place, of the rows whose slot asks for it, and of those only the logits that it is about:
-the ids of a list in the sampling table, or the tokens of the row's own history. Which rows ask, and how long each
-history is, is read on the device. The order is the caller's: one launch sees what the launch before it has written.
+Each edit changes float32 logits in place, only in rows whose slot asks for it, and there only the logits concerned: the
+ids of a list in the sampling table, or the tokens of the row's own history. Which rows ask, and how long each history
+is, is read on the device. The caller chooses the order: a launch sees what the one before it has written.
 
-Counts. Penalties need to know how often a token stands in the output, and whether it stands in the prompt. Programs
-share a row's history and count into a scratch of integers; the order of additions is nobody's business. Then whoever
-meets a token first takes its count, leaves 0 for the others, and applies it.
+Counts. Penalties need to know how often a token occurs in the output, and whether it occurs in the prompt. Programs
+share a row's history and count into an integer scratch tensor, where the order of additions does not matter. Then the
+first lane that reaches a token takes its count, leaves 0 for the others, and applies it.
 
-Bits. The products and differences are rounded one by one, as torch does it: the kernel is compiled without fusing them.
+Bits. Products and differences are rounded one by one, as in torch: the kernel is compiled without fusing them.
 
-Graphs. The host decides from shapes, and from a bound on the histories, alone: a captured launch stays right when
-slots, positions, parameters and histories change. A list that has grown is another tensor: see `SamplingTable`.
+Graphs. The host decides only from shapes and from a bound on the histories: a captured launch stays correct when slots,
+positions, parameters and histories change. A list that has grown is another tensor: see `SamplingTable`.
 
-Legend: M rows, V vocabulary, S slots of the tables, L columns of the token table, E extra tokens a row, P stop ids,
-C biases, W bad words, T tokens of a slot's bad words in all, B entries or places that a program looks at.
+Legend: M rows, V vocabulary, S slots of the tables, L columns of the token table, E extra tokens of a row, P stop ids,
+C biases, W bad words, T tokens of all bad words of a slot, B entries or places that a program looks at.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -29,9 +29,10 @@ from stridelm.kernels.step_ops import Asked, Past
 BLOCK = tl.constexpr(512)
 """B."""
 PROMPT = tl.constexpr(1 << 30)
-"""The bit in a token's count that says that it stands in the prompt; below it, how often it stands in the output."""
+"""The bit in a token's count that says that it occurs in the prompt; the bits below count its occurrences in the
+output."""
 NOTHING = tl.constexpr(-1)
-"""Stands where a row's output has no token."""
+"""Returned where a row's output has no token."""
 
 
 # Device code
@@ -52,7 +53,7 @@ def _my_logits(logits, stride_m):
 
 @triton.jit
 def _my_places():
-    """[B] the places in a history, or the entries of a list, that are this program's. Grids are (M, runs of B)."""
+    """[B] the places in a history, or entries of a list, that this program handles. Grids are (M, runs of B)."""
     return tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
 
 
@@ -90,7 +91,7 @@ def forbid_last_tokens(
     width,
     BIT: tl.constexpr,
 ):
-    """-inf for the last token of each word whose others end the row's output."""
+    """Set the last token of each word to -inf if the row's output ends with the word's other tokens."""
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
         return
@@ -118,7 +119,7 @@ def add_biases(logits, slots, features, ids, bias, stride_m, stride_features, co
         return
     entry_B = _my_places()
     amount_B = tl.load(bias + slot * count + entry_B, mask=entry_B < count, other=0.0)
-    # Padding adds 0 to token 0, which may have a bias of its own: two lanes must not write one logit.
+    # Padding adds 0 to token 0, which may have a bias of its own: two lanes must not write the same logit.
     real_B = amount_B != 0
     token_B = tl.load(ids + slot * count + entry_B, mask=real_B, other=0)
     logit_B = _my_logits(logits, stride_m) + token_B
@@ -141,7 +142,7 @@ def forbid_early_stops(
     count,
     BIT: tl.constexpr,
 ):
-    """-inf for every stop id while the output is too short."""
+    """Set every stop id to -inf while the output is too short."""
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
         return
@@ -155,7 +156,7 @@ def forbid_early_stops(
 
 @triton.jit
 def _history(slot, tokens, known, extra, prompt, repetition, stride_s, stride_e, width, vocab):
-    """([B] tokens of the row's history at this program's places, which of them a penalty looks at, which are prompt)"""
+    """([B] tokens of the row's history at this program's places, which count for a penalty, which are prompt)"""
     place_B = _my_places()
     length = tl.load(known + slot)
     token_B = tl.load(tokens + slot * stride_s + place_B, mask=place_B < length, other=-1)
@@ -164,9 +165,9 @@ def _history(slot, tokens, known, extra, prompt, repetition, stride_s, stride_e,
         drafted_B = (beyond_B >= 0) & (beyond_B < width)
         own = extra + tl.program_id(0).to(tl.int64) * stride_e
         token_B = tl.where(drafted_B, tl.load(own + beyond_B, mask=drafted_B, other=-1), token_B)
-    # A repetition penalty of 1 changes nothing, and the others look at the output alone.
+    # A repetition penalty of 1 changes nothing, and the others only look at the output.
     counts_B = place_B >= tl.where(repetition == 1.0, prompt, 0)
-    # The path of a draft row that is not live may name anything.
+    # The path of a draft row that is not live may hold arbitrary ids.
     return token_B, counts_B & (token_B >= 0) & (token_B < vocab), place_B < prompt
 
 
@@ -189,7 +190,7 @@ def count_tokens(
     vocab,
     BIT: tl.constexpr,
 ):
-    """Into counts [M, V] int32, zero before."""
+    """Count each row's tokens into counts [M, V] int32, initially zero."""
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
         return
@@ -226,7 +227,7 @@ def apply_counts(
     vocab,
     BIT: tl.constexpr,
 ):
-    """The penalties of every token that was counted. LastRows the counts 0."""
+    """Apply the penalties of every token that was counted. Leaves the counts 0."""
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
         return

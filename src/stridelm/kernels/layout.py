@@ -1,4 +1,4 @@
-"""Where a step's rows lie, found on the device: one launch instead of some forty.
+"""Lays out a step's rows on the device, in one launch instead of about forty.
 
 Legend: as in step_ops.py.
 """
@@ -12,8 +12,8 @@ import triton.language as tl
 
 from stridelm.types import Draft
 
-_MOST = 1024
-"""Rows that a program lays at a time."""
+_MAX_BLOCK = 1024
+"""Rows that a program lays out at a time, at most."""
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def lay_spans(
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Grid (R): a program lays one span's rows and decision rows."""
+    """Grid (R): a program lays out one span's rows and decision rows."""
     span = tl.program_id(0)
     slot = tl.load(slots + span)
     slot = tl.where(slot < 0, nobody, slot)
@@ -61,7 +61,7 @@ def lay_spans(
     real = tl.minimum(tl.load(known + slot) - start, tl.load(most_real + span))
     room = tl.minimum(tl.load(most_draft + span), width)
     first = tl.load(firsts + span)
-    # All rows up to the next span's: a replayed step may leave a request less room than it was captured with.
+    # All rows up to the next span: in a replayed step a request may have fewer rows than the graph was captured with.
     bound = tl.load(firsts + span + 1, mask=span + 1 < spans_count, other=rows) - first
     tl.store(spans + span, first.to(tl.int32))
     tl.store(spans + spans_count + span, (real + tl.load(most_draft + span)).to(tl.int32))
@@ -143,7 +143,7 @@ def lay_out(
         width,
         page_size,
         spans,
-        BLOCK=min(_MOST, max(16, triton.next_power_of_2(longest))),
+        BLOCK=min(_MAX_BLOCK, max(16, triton.next_power_of_2(longest))),
         BLOCK_K=triton.next_power_of_2(width + 1),
     )
     return laid, about, nodes

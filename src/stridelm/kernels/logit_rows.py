@@ -1,8 +1,8 @@
-"""Rows of logits, read by a grid of programs: (rows, splits of the vocabulary). What the kernels over logits share.
+"""What the kernels over logits share: rows of logits are read by a grid of programs, (rows, splits of the vocabulary).
 
-A program goes through its split tile by tile and leaves one entry in a workspace [M, P], whence another kernel puts the
-splits together. What is put together is a maximum or a sum of integers, so that a row's result cannot depend on how it
-was split, nor on timing.
+A program goes through its split tile by tile and leaves one entry in a workspace [M, P]; another kernel combines the
+splits. They are combined by a maximum or by a sum of integers, so that a row's result depends neither on how it was
+split nor on timing.
 
 Legend: M rows, V vocabulary, P splits, T tokens of a tile.
 """
@@ -22,16 +22,16 @@ from stridelm.kernels.processors import multiprocessors
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 TILE = tl.constexpr(1024)
-"""Tokens that a program looks at together. One number for all launches, so that all run the same code."""
+"""Tokens that a program looks at together. The same for all launches, so that all run the same code."""
 MAX_SPLITS = tl.constexpr(128)
 WARPS = 4
 PROGRAMS_PER_PROCESSOR = 8
 """Rows are split until there are about this many programs for each multiprocessor."""
 
 UNIT = tl.constexpr(2.0**40)
-"""The mass of the likeliest token, as in mass.py."""
+"""The mass of the most probable token, as in mass.py."""
 LAST = tl.constexpr(2**31 - 1)
-"""An id behind all others."""
+"""An id greater than all others."""
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
@@ -40,7 +40,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 @triton.jit
 def _log1p_by_log(x_T):
-    """log(1 + x), with the rounding of 1 + x made good (Goldberg 1991, "What every computer scientist should know about
+    """log(1 + x), corrected for the rounding of 1 + x (Goldberg 1991, "What every computer scientist should know about
     floating-point arithmetic", theorem 4)."""
     rounded_T = 1.0 + x_T
     exact_T = rounded_T == 1.0
@@ -76,14 +76,14 @@ def my_entry():
 
 @triton.jit
 def row_entries(splits):
-    """([MOST_SPLITS] where the splits of a row's results stand, which of them exist)."""
+    """([MAX_SPLITS] indices of the splits of a row's results, which of them exist)."""
     split_P = tl.arange(0, MAX_SPLITS)
     return tl.program_id(0) * splits + split_P, split_P < splits
 
 
 @triton.jit
 def load_tile(logits, tile, vocab):
-    """(token ids [T], their logits [T] float32, -inf behind the end)"""
+    """(token ids [T], their logits [T] float32, -inf beyond the end)"""
     token_T = tile * TILE + tl.arange(0, TILE)
     return token_T, tl.load(logits + token_T, mask=token_T < vocab, other=float("-inf")).to(tl.float32)
 
@@ -97,13 +97,13 @@ def row_peak(peaks, splits):
 
 @triton.jit
 def mass_of(depth):
-    """exp(-depth) in whole units: `masses` in mass.py."""
+    """exp(-depth) in integer units: `masses` in mass.py."""
     return (exp(-depth) * UNIT).to(tl.int64)
 
 
 @triton.jit
 def find_peaks(logits, peaks, slots, log_min_p, stride_m, stride_min_p, vocab):
-    """Each split's largest logit, for the rows that min-p cuts; for all rows if there are no slots."""
+    """Find each split's largest logit, for rows with min-p; for all rows if there are no slots."""
     row = tl.program_id(0)
     if slots is not None:
         slot = tl.load(slots + row)

@@ -1,4 +1,4 @@
-"""Prompt lookup on a GPU: two kernels instead of some hundred launches.
+"""Prompt lookup on a GPU: two kernels instead of about a hundred launches.
 
 Legend: as in step_ops.py.
 """
@@ -11,16 +11,17 @@ import triton
 import triton.language as tl
 
 _PLACES = 1024
-"""Places of the text that a program looks at."""
+"""Positions of the text that a program looks at."""
 _PLACE_BITS = 32
-"""An occurrence is one number: tokens that match, and below them its place, so that the greatest is the one wanted."""
+"""An occurrence is packed into one number, the count of matching tokens above its position, so that the maximum is the
+longest match and, of equally long ones, the latest."""
 
 
 @triton.jit
 def find_occurrence(
     slots, known, tokens, longest, best, nobody, stride_tokens, PLACES: tl.constexpr, PLACE_BITS: tl.constexpr
 ):
-    """Grid (R, reach / PLACES): a program looks for one request's suffix among the places where it may end."""
+    """Grid (R, reach / PLACES): a program looks for one request's suffix at PLACES positions where it may end."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     slot = tl.where(slot < 0, nobody, slot)
@@ -59,7 +60,7 @@ def take_followers(
     PLACE_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (R): a program takes the tokens behind one request's occurrence."""
+    """Grid (R): a program takes the tokens after one request's occurrence."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     slot = tl.where(slot < 0, nobody, slot)

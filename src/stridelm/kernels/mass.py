@@ -1,9 +1,8 @@
-"""Probability mass in whole numbers, so that sums do not depend on their order.
+"""Probability mass as integers, so that sums do not depend on their order.
 
-A float sum changes its last bits with the order of its terms, which libraries choose by shape: a row's
-nucleus could then depend on the rows beside it. Integers have no such last bits. Weights exp(x - max) are at
-most 1, so in units of 2**-40 a vocabulary's sum stays far inside int64, and what falls under the unit is
-under 2**-40 of the likeliest token.
+The last bits of a float sum depend on the order of its terms, which libraries choose by shape: a row's nucleus could
+then depend on the rows beside it. Integer sums are exact. Weights exp(x - max) are at most 1, so in units of 2**-40 a
+vocabulary's sum stays far inside int64, and what is rounded away is below 2**-40 of the most probable token's mass.
 
 Legend: M rows, V vocabulary.
 """
@@ -13,16 +12,16 @@ from __future__ import annotations
 import torch
 
 UNIT = 2.0**40
-"""The mass of the likeliest token."""
+"""The mass of the most probable token."""
 
 _DIGITS = ((20, 11), (10, 10), (0, 10))
 """Shift and width, in bits, of the digits of a non-negative float32's 31 bits."""
 
 
 def depths(logits_MV: torch.Tensor) -> torch.Tensor:
-    """How far each logit lies under its row's largest: float32 [M, V], at least 0, infinite for -inf."""
+    """How far each logit lies below its row's largest: float32 [M, V], at least 0, infinite for -inf."""
     logits_MV = logits_MV.float()
-    # Clamped, because a row of nothing but -inf would give nan.
+    # Clamped, because a row of nothing but -inf would give NaN.
     return logits_MV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min) - logits_MV
 
 
@@ -32,30 +31,30 @@ def masses(depths_MV: torch.Tensor) -> torch.Tensor:
 
 
 def nucleus(depths_MV: torch.Tensor, top_p_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What makes up the nucleus: all tokens of less depth than the edge [M] float32, and of those at it the ids up to
-    the last [M] int64.
+    """The bounds of the nucleus, (edge [M] float32, last [M] int64): it holds all tokens of depth below the edge and,
+    of those at the edge, the ids up to the last.
 
-    A token is kept while the mass before it is under top_p of the row's, in order of depth, then of id. Found
-    by radix selection (three histograms of mass), which at large vocabularies costs far less
-    than a sort. Logits so close that their depths round to one float32 count as equal.
+    A token is kept if the mass before it, in order of depth and then of id, is below top_p of the row's mass. Found by
+    radix selection (three histograms of mass), which at large vocabularies costs far less than a sort. Logits so close
+    that their depths round to the same float32 count as equal.
     """
     mass_MV = masses(depths_MV)
     limit_M1 = (mass_MV.sum(-1, keepdim=True) * top_p_M.double()[:, None]).ceil_().long()
-    key_MV = depths_MV.view(torch.int32).long()  # the bits of non-negative floats are ordered as they are
+    key_MV = depths_MV.view(torch.int32).long()  # the bits of non-negative floats have the floats' order
     edge_M1, spent_M1 = _edge(key_MV, mass_MV, limit_M1)
     depth_M1 = edge_M1.int().view(torch.float32)
     edge_mass_M1 = masses(depth_M1).clamp_(min=1)
     tied_MV = key_MV == edge_M1
-    # Of the tied, as many as it takes: the last of them starts under the limit.
+    # Keep as many of the tied as are needed: the mass before the last of them is below the limit.
     taken_M1 = (limit_M1 - spent_M1 + edge_mass_M1 - 1) // edge_mass_M1
     return depth_M1[:, 0], torch.searchsorted(tied_MV.cumsum(-1), taken_M1)[:, 0]
 
 
 def _edge(key_MV: torch.Tensor, mass_MV: torch.Tensor, limit_M1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least key up to which the mass reaches the limit, and the mass under it: int64 [M, 1] each.
+    """The smallest key up to which the mass reaches the limit, and the mass below it: int64 [M, 1] each.
 
-    One digit of the edge at a time, from the highest. A digit's buckets lie between one for all that is under
-    the digits found so far and one for all that is over them.
+    Finds one digit of the edge at a time, from the highest. Each histogram has one bucket per digit value, between one
+    for all keys below the digits found so far and one for all keys above them.
     """
     edge_M1, spent_M1 = torch.zeros_like(limit_M1), limit_M1
     bucket_MV = torch.empty_like(key_MV)

@@ -8,8 +8,8 @@ come from Philox-4x32-10, a counter-based generator (Salmon et al., "Parallel ra
     key     = the two 32-bit halves of the seed, low half first
     counter = (token id // 4, position, sample index, stream);  output word = token id % 4
 
-`stream` separates uses that must not share noise. Stream 0 is the target's own. From _ATTEMPTS on are those of rules
-that accept by chance: one for each use in each attempt.
+`stream` separates uses that must not share noise. Stream 0 is the target's own. Streams from _ATTEMPTS on belong to
+rules that accept at random: one for each use in each attempt.
 
 Legend: M rows, V vocabulary, K tokens or nodes, B = ceil(V / 4) Philox blocks.
 """
@@ -26,8 +26,8 @@ _LOW32 = 0xFFFFFFFF
 _ROUNDS = 10
 
 DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
-"""What noise is for in an attempt to extend a request by a draft: the draft's own draws, accepting, and the token drawn
-behind the accepted ones."""
+"""What noise is used for in an attempt to extend a request by a draft: the draft's own draws, accepting, and the token
+drawn after the accepted ones."""
 _ATTEMPTS = 1 << 31
 
 _CPU_TILE = 16384
@@ -56,14 +56,14 @@ def bits(
     vocab_size: int,
     stream: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """The integers [M, V] int64 in [0, 2**32) behind `gumbel`: equal on every device and in every batch."""
+    """The integers [M, V] int64 in [0, 2**32) that `gumbel` is made from: equal on every device and in every batch."""
     return _words(torch.int64, seeds_M, positions_M, samples_M, vocab_size, stream)[:, :vocab_size]
 
 
 def attempt_stream(kind: int, known_M: torch.Tensor) -> torch.Tensor:
-    """int64 [M]: the stream of a use (DRAFT, ACCEPT, RESIDUAL) in the attempt of requests with so many known tokens.
+    """int64 [M]: the stream of a use (DRAFT, ACCEPT, RESIDUAL) in the attempt that starts from this many known tokens.
 
-    Every step emits a token, so a length never comes back and a request's attempts share no noise.
+    Every step emits a token, so no length recurs and a request's attempts share no noise.
     known_M: int64 in [0, 2**29).
     """
     return _ATTEMPTS + 4 * known_M + kind
@@ -76,7 +76,7 @@ def uniforms(
     count: int,
     stream: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """Uniform noise [M, K] float64, strictly inside (0, 1): K = count numbers a row, in the place of K tokens."""
+    """Uniform noise [M, K] float64, strictly inside (0, 1): K = count numbers per row, indexed as tokens would be."""
     return (bits(seeds_M, positions_M, samples_M, count, stream).double() + 0.5) * 2.0**-32
 
 
@@ -97,12 +97,12 @@ def gumbel_at(
 
 
 def to_gumbel_(words: torch.Tensor) -> torch.Tensor:
-    """Turn float32 words in [0, 2**32] into Gumbel noise, in place. Source: g = -log(E), E = -log1p(-v).
+    """Turn float32 words in [0, 2**32] into Gumbel noise, in place: g = -log(E), E = -log1p(-v).
 
-    v = (word + 0.5) / 2**32 lies strictly inside (0, 1): at least 2**-33, and clamped to the float under 1.
-    Large noise, the kind that wins an argmax, comes from small v, where floats lie densest: all 32 bits count
-    there, and g reaches 22.9. The usual -log(-log(u)) has its winners at u near 1, where floats lie 2**-24
-    apart, and stops at 16.6.
+    v = (word + 0.5) / 2**32 lies strictly inside (0, 1): at least 2**-33, and clamped to the float below 1. Large
+    noise, the kind that wins an argmax, comes from small v, where floats are densest: all 32 bits count there, and g
+    reaches 22.9. The usual -log(-log(u)) gets its large values from u near 1, where floats are 2**-24 apart, and stops
+    at 16.6.
     """
     minus_v = words.mul_(-(2.0**-32)).sub_(2.0**-33).clamp_(min=-(1.0 - 2.0**-24))
     return minus_v.log1p_().neg_().log_().neg_()
@@ -166,9 +166,9 @@ def _rounds(even: torch.Tensor, odd: torch.Tensor, keys: torch.Tensor) -> tuple[
     """The ten rounds on (c0, c2) and (c1, c3), int64 [2, M, B]; both are overwritten.
 
     A round sends c0 to hi(M1 c2) ^ c1 ^ k0, c2 to hi(M0 c0) ^ c3 ^ k1, c1 to lo(M1 c2) and c3 to lo(M0 c0).
-    Two things halve the work: the halves of a product are left where the product was, so c0 and c2 trade
-    places every round (ten is even: they end at home), and the low half is not cut out until something needs
-    it clean. Products wrap at 64 bits, which is what an unsigned product's low and high words are made of.
+    Two things halve the work: the halves of a product are left where the product was, so c0 and c2 swap places every
+    round (after ten, an even number, they are back), and the low half is not masked until something needs it clean.
+    Products wrap at 64 bits, and their bits are those of the unsigned product's low and high words.
     """
     multipliers, shift, low = _constants(even.device)
     product = torch.empty_like(odd)

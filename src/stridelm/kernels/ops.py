@@ -12,14 +12,14 @@ from typing import ClassVar, Protocol
 import torch
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
-"""What a gate may be bent by: x / (1 + e^-x); x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, arXiv
-1606.08415), by tanh(sqrt(2 / pi) (x + 0.044715 x^3)); and the same by the error function."""
+"""Activations of a gate: x / (1 + e^-x); x Phi(x), with Phi the normal distribution function (Hendrycks and Gimpel
+2016, arXiv 1606.08415), approximated by tanh(sqrt(2 / pi) (x + 0.044715 x^3)); and the same by the error function."""
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class QKRope:
-    """How a layer's queries and keys are made from their projections: a norm over each head where the model has one,
-    then the rotation of the row's position."""
+    """How a layer's queries and keys are made from their projections: a norm over each head if the model has one, then
+    the rotation by the row's position."""
 
     heads: int
     kv_heads: int
@@ -29,19 +29,19 @@ class QKRope:
     """[L, D / 2] float32 by position; dimension i is paired with i + D / 2."""
     sin_LF: torch.Tensor
     norms: torch.Tensor | None = None
-    """[2 D] weights for queries, then for keys."""
+    """[2 D] norm weights: for queries, then for keys."""
     eps: float = 0.0
 
 
 class Ops(Protocol):
-    """Every number is computed in float32 (float64 for float64) and rounded once, where it is stored."""
+    """Everything is computed in float32 (float64 for float64) and rounded once, when it is stored."""
 
     device: ClassVar[str | None]
     """Device type that the set is made for; None: any."""
     dtypes: ClassVar[frozenset[torch.dtype]]
 
     def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
-        """Compile what a layer of this dtype needs, so that no request waits for it."""
+        """Compile what a layer of this dtype needs, so that no request waits for compilation."""
         ...
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
@@ -66,6 +66,6 @@ class Ops(Protocol):
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
-        """Write each row's turned keys and its values to its slot of a layer's pool; returns the turned queries
+        """Write each row's rotated keys and its values to its slot of a layer's pool; returns the rotated queries
         [N, H, D]. slots_N: int64."""
         ...

@@ -1,5 +1,5 @@
-"""Where the rows of a drafter's own layers lie, found on the device: one launch instead of some thirty, and the step's
-rows that they stand for.
+"""Lays out the rows of a drafter's own layers on the device, in one launch instead of about thirty, and finds the step
+rows that they correspond to.
 
 Legend: as in step_ops.py.
 """
@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-_MOST = 1024
-"""Rows that a program places at a time."""
+_MAX_BLOCK = 1024
+"""Rows that a program places at a time, at most."""
 
 
 @triton.jit
@@ -78,11 +78,11 @@ def place(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     requests, rows, device = len(slots_R), len(span_N), slots_R.device
     laid = torch.empty(2, rows, dtype=torch.int64, device=device)
-    # Both rows begin where attention likes pointers to: it is compiled anew for others.
+    # Pad so that both rows start at 16-byte boundaries: attention is recompiled for other alignments.
     about = torch.empty(2, -(-requests // 4) * 4, dtype=torch.int32, device=device)[:, :requests]
     last = torch.empty(requests, dtype=torch.int64, device=device)
     pool_slots = {group: torch.empty(rows, dtype=torch.int64, device=device) for group in tables}
-    for group, pages_SP in tables.items():  # there is one, mostly; what is no group's is the same every time
+    for group, pages_SP in tables.items():  # usually one; the outputs that belong to no group are the same every time
         place_lines[(requests,)](
             slots_R,
             starts_R,
@@ -102,7 +102,7 @@ def place(
             page_size,
             requests,
             STAYS=stays_R is not None,
-            BLOCK=min(_MOST, max(16, triton.next_power_of_2(longest))),
+            BLOCK=min(_MAX_BLOCK, max(16, triton.next_power_of_2(longest))),
         )
     return laid[0], laid[1], pool_slots, about, last
 
@@ -126,7 +126,7 @@ def find_sources(
     stride_index,
     BLOCK: tl.constexpr,
 ):
-    """Grid (N / BLOCK): a program finds the sources of so many rows."""
+    """Grid (N / BLOCK): a program finds the sources of BLOCK rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = row < rows
     span = tl.load(spans + row, mask=here, other=0)

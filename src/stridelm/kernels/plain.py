@@ -1,4 +1,4 @@
-"""The row operations in plain torch: what they mean, on any device, differentiable.
+"""The row operations in plain torch: the reference, on any device, and differentiable.
 
 Legend: as in ops.py.
 """
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from stridelm.kernels.ops import QKRope
 
 
-# On a CPU F.gelu takes a lone row, and the last numbers of a thread's share, by other arithmetic. Its parts do not.
+# On a CPU F.gelu computes a single row, and the last numbers of a thread's share, with different arithmetic than the
+# rest, so a row's bits would depend on the batch. The functions that it is made of do not.
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.special.ndtr(x)
 
@@ -24,7 +25,11 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * (x * x * x))))
 
 
-_BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+}
 
 
 class PlainOps:
@@ -48,7 +53,7 @@ class PlainOps:
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         gate, up = gate_up_N2I.chunk(2, dim=-1)
         wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
-        return _BENT[activation](wide).to(up.dtype) * up
+        return _ACTIVATIONS[activation](wide).to(up.dtype) * up
 
     def rope_and_store(
         self,
@@ -78,7 +83,7 @@ def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tens
 
 
 def rotate(x_NHD: torch.Tensor, rope: QKRope) -> torch.Tensor:
-    """Turn each head of each row by its position's angles."""
+    """Rotate each head of each row by its position's angles."""
     cos, sin = (table[rope.positions][:, None].to(x_NHD.dtype) for table in (rope.cos_LF, rope.sin_LF))
     low, high = x_NHD.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

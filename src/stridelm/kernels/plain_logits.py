@@ -2,8 +2,8 @@
 
 A row that edits leave with nothing but -inf stays so, and draws token 0, the lowest id.
 
-Legend: as in step_ops.py; G rows that ask, X rows that are sampled, U distinct slots, D places of a history or entries
-of a list.
+Legend: as in step_ops.py; G rows that ask for an edit, X sampled rows, U distinct slots, D places of a history or
+entries of a list.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Asked, Cut, Past
 
 _PROMPT = 1 << 32
-"""What a prompt token adds to a count, so that one pass counts prompt and output apart."""
+"""What a prompt token adds to a count, so that one pass counts prompt and output separately."""
 _NOTHING = -1
-"""Stands where a row's output has no token."""
+"""Returned where a row's output has no token."""
 
 
 # Edits
@@ -29,7 +29,7 @@ _NOTHING = -1
 
 @contextmanager
 def _asking(logits_MV: torch.Tensor, past: Past, asked: Asked) -> Iterator[tuple[torch.Tensor, Past]]:
-    """The logits of the rows that ask, to be edited in place, and what comes before these rows."""
+    """The logits of the rows that ask for the edit, to be edited in place, and the history before these rows."""
     index_G = _where((past.slots_M >= 0) & ((asked.features_S[past.slots_M] & asked.bit) != 0))
     if len(index_G) == len(logits_MV):
         yield logits_MV, past
@@ -45,12 +45,13 @@ def forbid_words(
     with _asking(logits_MV, past, asked) as (logits_GV, past):
         token_GT, end_GW = words_ST.index_select(0, past.slots_M), ends_SW.index_select(0, past.slots_M)
         last_GW, hit_GW = (end_GW - 1).clamp(min=0), end_GW > 0
-        # Of each entry, how far before its word's last token it stands. Those behind the last word belong to none.
+        # How far each entry is before its word's last token. Entries after the last word belong to no word.
         entry_T = torch.arange(token_GT.shape[1], device=token_GT.device)
         rising_GW = torch.where(hit_GW, end_GW, token_GT.shape[1])
         word_GT = torch.searchsorted(rising_GW, entry_T.expand_as(token_GT).contiguous(), right=True)
         back_GT = last_GW.gather(1, word_GT.clamp(max=end_GW.shape[1] - 1)) - entry_T
-        # A word is there if none of its entries differs: as many differ up to its end as up to its beginning.
+        # A word matches if none of its entries differs, that is if the count of differences up to its end equals that
+        # up to its beginning.
         differs_GT = (back_GT > 0) & (_output_token(past, past.positions_M[:, None] - back_GT) != token_GT)
         upto_GT = torch.nn.functional.pad(differs_GT.cumsum(1), (1, 0))
         start_GW = torch.nn.functional.pad(end_GW[:, :-1], (1, 0))
@@ -96,7 +97,7 @@ def _column(values_S: torch.Tensor, past: Past) -> torch.Tensor:
 
 
 def _forbid(logits_GV: torch.Tensor, ids_GD: torch.Tensor, hit_GD: torch.Tensor) -> None:
-    """Set the ids that are hit to -inf. Adding, not storing: an id may stand in a row both hit and not."""
+    """Set the ids that are hit to -inf, by adding rather than storing: a row may list an id both hit and not hit."""
     penalty_GD = torch.zeros(ids_GD.shape, dtype=logits_GV.dtype, device=logits_GV.device)
     logits_GV.scatter_add_(1, ids_GD.clamp(min=0), penalty_GD.masked_fill_(hit_GD, -math.inf))
 
@@ -112,7 +113,7 @@ def _output_token(past: Past, place_GD: torch.Tensor) -> torch.Tensor:
 
 
 def _counts(vocab_size: int, past: Past) -> torch.Tensor:
-    """[G, V] how often each token stands in the row's output, plus _PROMPT for each in its prompt."""
+    """[G, V] how often each token occurs in the row's output, plus _PROMPT per occurrence in its prompt."""
     slots_U, entry_G = past.slots_M.unique(return_inverse=True)  # a history that rows share is counted once
     tokens_UL = past.tokens_SL[:, : past.longest].index_select(0, slots_U)
     index_L = torch.arange(tokens_UL.shape[1], device=tokens_UL.device)
@@ -120,7 +121,7 @@ def _counts(vocab_size: int, past: Past) -> torch.Tensor:
     in_prompt_UL = index_L < past.prompt_len_S.index_select(0, slots_U)[:, None]
     weights_UL = torch.where(in_prompt_UL, _PROMPT, 1) * real_UL
     counts = weights_UL.new_zeros(tokens_UL.shape[0], vocab_size)
-    # What stands behind the known tokens may be anything; at token 0 with weight 0 it does no harm.
+    # Entries after the known tokens are arbitrary: they are counted at token 0 with weight 0, which does no harm.
     counts.scatter_add_(1, tokens_UL * real_UL, weights_UL)
     counts = counts.index_select(0, entry_G)
     if past.extra_ME is not None and past.extra_ME.shape[1]:
@@ -218,7 +219,7 @@ def confidence(logits_MV: torch.Tensor) -> torch.Tensor:
 def likeliest(logits_MV: torch.Tensor) -> torch.Tensor:
     """The argmax of each row, the lowest id among equals: int64 [M].
 
-    `max` finds the same index as `argmax`, and on the CPU does so three times faster in bfloat16.
+    `max` returns the same index as `argmax` and is three times faster on the CPU in bfloat16.
     """
     return logits_MV.max(-1).indices
 
@@ -228,11 +229,11 @@ def _where(flags_M: torch.Tensor) -> torch.Tensor:
 
 
 def _pick(rows_MV: torch.Tensor, index_G: torch.Tensor) -> torch.Tensor:
-    """These rows, not copied if they are all."""
+    """These rows; not a copy if they are all of them."""
     return rows_MV if len(index_G) == len(rows_MV) else rows_MV.index_select(0, index_G)
 
 
 def _scaled(logits_MV: torch.Tensor, index_X: torch.Tensor, temperature_X: torch.Tensor) -> torch.Tensor:
-    """[X, V] float32 logits over their row's temperature, in memory of their own."""
+    """[X, V] float32 logits divided by their row's temperature, always a copy."""
     scaled_XV = _pick(logits_MV, index_X)
     return scaled_XV.to(torch.float32, copy=scaled_XV is logits_MV).div_(temperature_X[:, None])

@@ -1,4 +1,4 @@
-"""The operations of a step in plain torch: what they mean, on any device.
+"""The operations of a step in plain torch: the reference, on any device.
 
 Legend: as in step_ops.py.
 """
@@ -195,7 +195,7 @@ class PlainStepOps:
 
 
 def walk_down(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, decides_R: torch.Tensor) -> Verdict:
-    """`walk`'s verdict, which is still to be appended."""
+    """`walk`'s verdict, without appending its tokens."""
     leaf = torch.full_like(nodes_RK[:, 0], -1)
     tokens, sources = [drawn_RK[:, 0]], [nodes_RK[:, 0]]
     path: list[torch.Tensor] = []
@@ -233,10 +233,10 @@ def append(
     tokens_RK: torch.Tensor,
     counts_R: torch.Tensor,
 ) -> None:
-    """Add each request's first `counts` tokens behind its known ones. Nobody's row stays empty."""
+    """Append each request's first `counts` tokens to its known ones. The row that padding uses stays empty."""
     offset = torch.arange(tokens_RK.shape[1], device=tokens_RK.device)
     row, column = slots_R[:, None], known_S[slots_R][:, None] + offset
-    # Beyond the count the old contents are written back.
+    # Beyond the count, the old contents are written back.
     counts_R = torch.where(slots_R < 0, 0, counts_R)
     fresh = offset < counts_R[:, None]
     tokens_SL[row, column] = torch.where(fresh, tokens_RK, tokens_SL[row, column])
@@ -246,6 +246,6 @@ def append(
 def pool_slots(
     pages_SP: torch.Tensor, owner_N: torch.Tensor, storage_N: torch.Tensor, live_N: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """[N] pool slots of owners' storage indices; the null slot where nothing lives."""
+    """[N] pool slots of the owners' storage indices; the null slot for rows that are not live."""
     page_N = pages_SP[owner_N, storage_N // page_size].to(torch.int64)
     return torch.where(live_N, page_N * page_size + storage_N % page_size, 0)

@@ -1,4 +1,4 @@
-"""What a launch must know of the device it runs on."""
+"""What a launch must know about the device it runs on."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import torch
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many there are. The interpreter, on a CPU, plans as if it were an H200."""
+    """How many the device has. On a CPU (Triton's interpreter) launches are planned as for an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,12 +1,13 @@
-"""Matrix products y = x W^T + b that add in one order: the products of a row's numbers with a weight's, from the first
-to the last, sixteen at a time, as the tensor cores take them.
+"""Matrix products y = x W^T + b that always add in the same order: the products of a row's elements with a weight's,
+first to last, sixteen at a time, as the tensor cores take them.
 
 Every tile shape of this kernel gives a row the same bits, and so do the library's kernels that do not split the sum
 (seen on an H200 with cuBLAS 13: 1 to 8,192 rows, five shapes of an 8B model; docs/decisions/0003-row-invariance.md).
 So a row's bits do not depend on how many rows run beside it, and tiles may be chosen for speed alone. For few rows the
-library splits the sum; this kernel does not, and is as fast or faster: it reads the weights at the memory's speed.
+library splits the sum; this kernel does not, and is as fast or faster, because it reads the weights at the memory's
+full bandwidth.
 
-The weight's rows are the tall side of a tile and the rows of x the short one, so that a lone row wastes nothing.
+The weight's rows are the tall side of a tile and the rows of x the short one, so that a single row wastes nothing.
 
 Legend: N rows, I input width, O output width; in kernels B outputs of a tile, R rows of a tile, K inputs of a block.
 """
@@ -29,13 +30,14 @@ from stridelm.kernels.triton_rows import gated
 
 DTYPES = (torch.float16, torch.bfloat16)
 FEW_ROWS = 64
-"""Up to here this kernel is at least as fast as the library."""
+"""Up to this many rows the kernel is at least as fast as the library."""
 GATED_ROWS = (range(1, FEW_ROWS + 1), range(97, 129))
-"""Here it is faster than the library and a launch for the activation behind it, with 65 to 96 rows as fast."""
+"""Numbers of rows at which the gated product is faster than the library's product followed by a launch for the
+activation; with 65 to 96 rows it is as fast."""
 GENERATIONS = (9, 10)
 """Compute capabilities whose processors share 227 KiB among a program's threads."""
 VECTOR_BYTES = 16
-"""What the copy engine demands of addresses and strides."""
+"""The copy engine requires addresses and strides to be multiples of this."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +65,7 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows). With an ACTIVATION the weight holds gate above up, `outputs` rows each,
-    and y is the gated product: both are rounded as if they had been stored before."""
+    and y is the gated product; gate and up are first rounded, as if they had been stored."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -89,7 +91,8 @@ def _product_kernel(
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:
-    """Whether the kernel has this weight's dtype, the copy engine its rows, and the device memory for its tiles."""
+    """Whether the kernel supports this weight's dtype, the copy engine its alignment, and the device has enough shared
+    memory for the tiles."""
     if weight_OI.is_cuda and torch.cuda.get_device_capability(weight_OI.device)[0] not in GENERATIONS:
         return False
     stride = weight_OI.stride(0) * weight_OI.element_size()
@@ -132,14 +135,14 @@ def product(
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
     """The fastest tile measured on an H200 (benchmarks/gpu_products.py). All give the same bits."""
     height = next((size for size in (16, 32, 64) if rows <= size), 128)
-    many = outputs >= 128 * multiprocessors(device)  # else tiles of 128 outputs would leave processors idle
+    many = outputs >= 128 * multiprocessors(device)  # with fewer, tiles of 128 outputs would leave processors idle
     if height == 128 and is_gated:
         return Tile(64, height, 64, warps=4, stages=3)
     if height == 128:
         return Tile(128 if many else 64, height, 64, warps=8 if many else 4, stages=5)
     if is_gated:
         return Tile(64, height, 128, warps=4, stages=4)
-    if many:  # with three stages of few rows there is room for two programs on a processor
+    if many:  # with few rows and three stages, two programs fit on a processor
         return Tile(128, height, 128, warps=4, stages=3 if height < 64 else 4)
     return Tile(64, height, 128, warps=4, stages=8 if height == 16 else 6)
 
@@ -148,9 +151,9 @@ _AGREED: dict[tuple[torch.Size, torch.dtype, bool, int, torch.device], bool] = {
 
 
 def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
-    """Whether the library's product of this shape gives this kernel's bits: tried once for each, on random numbers.
+    """Whether the library's product of this shape gives this kernel's bits: tried once per shape, on random numbers.
 
-    While a graph is being captured nothing can be tried, and what has not been tried does not agree.
+    Nothing can be tried while a graph is being captured; a shape that has not been tried counts as disagreeing.
     """
     key = (weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device)
     if key not in _AGREED:

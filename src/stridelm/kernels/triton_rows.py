@@ -1,13 +1,13 @@
-"""The row operations on a GPU, in Triton, and the move of accepted paths through the cache.
+"""The row operations on a GPU, in Triton, and the compaction of accepted paths in the KV pool.
 
 A program works on one row (or on some columns or heads of one), in blocks whose sizes and warps follow from the widths
-alone: neither the number of rows nor a measurement chooses among kernels. With inputs that all start at multiples of 16
-bytes there is then one compiled form of a width, and one order in which it adds. So a row's bits depend on that row.
+alone: neither the number of rows nor autotuning chooses among kernels. If all inputs start at multiples of 16 bytes,
+there is one compiled form per width, with one order of adding. So a row's bits depend only on that row.
 
 Nothing is read on the host, so launches can be captured into a CUDA graph and replayed over new values.
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots; in kernels B columns of a block, K heads or cache entries that are worked on at once.
+P pool slots; in kernels B columns of a block, K heads or cache entries processed at once.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,29 +27,29 @@ from stridelm.kernels.ops import QKRope
 VECTOR_BYTES = 16
 """What a thread loads at once, if the address is a multiple of it."""
 GATE_COLUMNS = 1024
-"""Columns of a row that a program gates: several programs share even a lone row."""
+"""Columns of a row that a program gates: several programs share even a single row."""
 TURN_HEADS = 8
-"""Heads of a row that a program turns."""
+"""Heads of a row that a program rotates."""
 MOVED_ENTRIES, MOVED_WORDS = 64, 32
 """Cache entries that a program moves at once, and 32-bit words of each: a cache line."""
 
 
 @triton.jit
 def _rms_scale(sum_of_squares, width: tl.constexpr, eps):
-    """What a vector of `width` numbers is multiplied with to have a root mean square of 1."""
+    """The factor that gives a vector of `width` numbers a root mean square of 1."""
     return tl.rsqrt(sum_of_squares / width + eps)
 
 
 @triton.jit
 def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid (N,). Where there is a delta it is added to x in place first, and rounded as it is stored."""
+    """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
     exists_B = column_B < C
     at_B = row * C + column_B
     x_B = tl.load(x + at_B, mask=exists_B, other=0.0)
-    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # here, so that the sum need not be waited for
+    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # loaded early, to overlap with the sum below
     if delta is not None:
         delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0)
         x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
@@ -85,7 +85,7 @@ def _gate_kernel(
     tl.store(out + row * WIDTH + column_B, gated(gate_B, up_B, ACTIVATION), mask=exists_B)
 
 
-# Positions and slots are read one by one and are often views of a larger buffer, wherever in it they begin.
+# Positions and slots are read one by one and are often views into a larger buffer, at any offset.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _turn_kernel(
     qkv,
@@ -105,7 +105,8 @@ def _turn_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (N, blocks of HEADS of the X heads). A head is held as its low and its high half, which turn together."""
+    """Grid (N, blocks of HEADS of the X heads). A head is held as its low and its high half, which are rotated
+    together."""
     wait_for_inputs(DEPENDENT)
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)
@@ -127,14 +128,14 @@ def _turn_kernel(
         scale_K1 = _rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
         low_KB = low_KB * scale_K1 * weight_low_KB
         high_KB = high_KB * scale_K1 * weight_high_KB
-    # Loaded for each head anew, straight to the threads that need it: sharing one load would cost a barrier.
+    # Loaded again for each head, straight into the threads that need it: sharing one load would cost a barrier.
     angle_KB = position * HALF + tl.broadcast_to(dim_B[None, :], [HEADS, BLOCK])
     cos_KB = tl.load(cos + angle_KB, mask=real_B[None, :], other=0.0)
     sin_KB = tl.load(sin + angle_KB, mask=real_B[None, :], other=0.0)
     roped_low_KB = low_KB * cos_KB - high_KB * sin_KB
     roped_high_KB = high_KB * cos_KB + low_KB * sin_KB
 
-    # A block may hold heads of all three kinds, each of which goes to a place of its own.
+    # A block may hold query, key and value heads, each of which is stored in a different tensor.
     at_KB = queries + (row * H + head_K)[:, None] * D + dim_B[None, :]
     mine_KB = exists_KB & (head_K < H)[:, None]
     tl.store(at_KB, roped_low_KB, mask=mine_KB)
@@ -154,7 +155,7 @@ class TritonOps:
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
     def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
-        """Nothing: every width is a kernel of its own, which the first launch compiles, and Triton keeps on disk."""
+        """Does nothing: each width is a separate kernel, which the first launch compiles and Triton caches on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         return _norm(_whole(x_NC), None, weight_C, eps)
@@ -228,7 +229,7 @@ def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Ten
 
 
 def _warps(numbers: int) -> int:
-    """Enough that a thread has one vector of eight 16-bit numbers; from 4,096 numbers on it has more."""
+    """As many warps as give each thread one vector of eight 16-bit numbers; above 4,096 numbers a thread has more."""
     return min(16, max(1, numbers // 256))
 
 
@@ -237,24 +238,24 @@ def _is_whole(x: torch.Tensor) -> bool:
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
-    """x without gaps and starting at a multiple of 16 bytes; a copy where it is not. Triton compiles another form for
-    other addresses, with other vectors and so another order of adding."""
+    """x if it is contiguous and starts at a multiple of 16 bytes, else a copy that does. For other addresses Triton
+    compiles another form, with other vector widths and so another order of adding."""
     return x if _is_whole(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, eq=False)
 class Pools:
-    """Tensors [P, ...] that share their slots (the keys and values of one page group's layers), as a kernel can find
-    them all. Make it once: that copies addresses to the device."""
+    """Tensors [P, ...] that share their slots (the keys and values of one page group's layers), in a form in which one
+    kernel can reach them all. Make it once: it copies addresses to the device."""
 
     tensors: tuple[torch.Tensor, ...]
-    """Held, so that their memory stays theirs."""
+    """Held, so that their memory is not freed."""
     places_T2: torch.Tensor
-    """int64 address and 32-bit words a slot, of each tensor."""
+    """int64 address and 32-bit words per slot, of each tensor."""
     widest: int
-    """Most words a slot."""
+    """Maximum words per slot."""
     unit: int
-    """Words that a thread moves at once: 4 if each tensor's slot is a number of 16-byte vectors, else 1."""
+    """Words that a thread moves at once: 4 if each tensor's slot is a whole number of 16-byte vectors, else 1."""
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Pools:
@@ -267,9 +268,9 @@ class Pools:
 
 
 def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
-    """Copy slots source[i] to target[i], in all tensors of `pools`, in one launch. Both int64 on the device.
+    """Copy slot source[i] to slot target[i], in all tensors of `pools`, in one launch. Both int64 on the device.
 
-    `StepOps.mover` says which entries may stand before which, so that this is as if all were read first.
+    The rule in `StepOps.mover` on the order of entries makes this equivalent to reading all of them first.
     """
     assert source_N.dtype == target_N.dtype == torch.int64
     count = source_N.shape[0]
@@ -291,8 +292,9 @@ def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> Non
 def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: tl.constexpr, WORDS: tl.constexpr):
     """Grid (tensors, blocks of words). A program moves its words of all entries, so programs share nothing.
 
-    Block after block of entries is read whole and then written. What a later block reads no earlier block has
-    overwritten, by the rule, and what an earlier one reads has been read when a later one writes.
+    Each block of entries is read completely and then written, one block after another. By the rule in `StepOps.mover`,
+    no earlier block overwrites what a later one reads, and an earlier block has finished reading when a later one
+    writes.
     """
     place = places + tl.program_id(0) * 2
     pool = tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.int32)), 16)

@@ -1,4 +1,4 @@
-"""The operations of a step on a GPU: a launch or a few each, of which none waits for the device, so that a CUDA graph
+"""The operations of a step on a GPU. Each is one launch or a few, and none waits for the device, so that a CUDA graph
 can capture them."""
 
 from __future__ import annotations

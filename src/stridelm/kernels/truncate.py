@@ -1,15 +1,15 @@
 """Where top-k and top-p cut a row of logits, on a GPU: `draw` then keeps exactly what plain_logits.py keeps.
 
-Three searches, one after another, each for the least key up to which a row's weights reach a limit:
+Three searches, one after another, each for the smallest key up to which a row's weights reach a limit:
 
     search   key of a token                           weight   limit                            finds
     LOGITS   order of the logits, largest first       1        top_k                            the k-th largest logit
     DEPTHS   bits of depth = largest - own logit      mass     top_p of the mass                the nucleus's edge
-    IDS      token id, of those at the edge           1        how many of them it takes        the last of them
+    IDS      token id, of those at the edge           1        how many of them are needed      the last of them
 
-Masses are mass.py's whole numbers, so sums do not depend on their order. A key is found digit by digit from the
-highest: `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit; `settle`
-puts the splits together and takes the digit at which the limit is reached (radix selection).
+Masses are mass.py's integers, so sums do not depend on their order. A key is found digit by digit from the highest
+(radix selection): `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit;
+`settle` adds the splits together and takes the digit at which the limit is reached.
 
 Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens of a tile, D values of a digit.
 """
@@ -46,7 +46,7 @@ BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 """D."""
 KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-"""High bits of a float32 that can tell logits of a dtype apart, in whole digits."""
+"""How many high bits of a float32 distinguish all logits of a dtype, in whole digits."""
 
 
 # Device code
@@ -76,7 +76,7 @@ def begin(
     splits,
     vocab,
 ):
-    """What each row asks for, from its slot; min-p. Grid (M). A top-k of 0 and a top-p of 1 ask for nothing."""
+    """Read each row's parameters from its slot and apply min-p. Grid (M). A top-k of 0 and a top-p of 1 mean none."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     asks = slot >= 0
@@ -84,15 +84,15 @@ def begin(
     heat = tl.load(temperature + slot * stride_temperature, mask=asks, other=1.0)
     peak = tl.div_rn(row_peak(split_peaks, splits), heat)
     tl.store(heats + row, heat)
-    # A row of nothing but -inf would have nan for its depths.
+    # The depths of a row of nothing but -inf would be NaN.
     tl.store(peaks + row, tl.maximum(peak, LOWEST))
     relative = tl.load(log_min_p + slot * stride_min_p, mask=asks, other=float("-inf"))
     tl.store(lows + row, tl.where(relative == float("-inf"), float("-inf"), peak + relative))
     tl.store(edges + row, float("inf"))
     tl.store(lasts + row, tl.full([], LAST, tl.int64))
     if top_k is not None:
-        most = tl.load(top_k + slot * stride_top_k, mask=asks, other=0)
-        tl.store(top_ks + row, tl.where((most > 0) & (most < vocab), most, 0))
+        count = tl.load(top_k + slot * stride_top_k, mask=asks, other=0)
+        tl.store(top_ks + row, tl.where((count > 0) & (count < vocab), count, 0))
     if top_p is not None:
         tl.store(top_ps + row, tl.load(top_p + slot * stride_top_p, mask=asks, other=1.0))
 
@@ -138,8 +138,8 @@ def weigh(
     KEY: tl.constexpr,
     FIRST: tl.constexpr,
 ):
-    """Each split's weights by the digit at `shift`, of the tokens whose higher digits are the row's prefix. The first
-    digit has none before it. Grid (M, P)."""
+    """Sum each split's weights by the digit at `shift`, over the tokens whose higher digits equal the row's prefix. The
+    first digit has no prefix. Grid (M, P)."""
     row = tl.program_id(0)
     if not _searches(row, top_ks, top_ps, KEY):
         return
@@ -168,7 +168,7 @@ def weigh(
                 key_T = token_T.to(tl.uint32)
         if not FIRST:
             counts_T &= (key_T >> (shift + BITS).to(tl.uint32)) == prefix
-        # Soon few tiles hold a token that still counts.
+        # After the first digits, few tiles still hold a token that counts.
         if tl.max(counts_T.to(tl.int32)) != 0:
             if KEY == DEPTHS:
                 weight_T = tl.where(counts_T, mass_of(depth_T), 0)
@@ -196,9 +196,9 @@ def settle(
     FIRST: tl.constexpr,
     LAST_DIGIT: tl.constexpr,
 ):
-    """One digit more of each row's key; behind the last one, what the search found. Grid (M).
+    """Find one more digit of each row's key and, after the last one, store the result of the search. Grid (M).
 
-    rests: what the limit is over the weights of all tokens before the prefix.
+    rests: the limit minus the weights of all tokens before the prefix.
     """
     row = tl.program_id(0)
     if not _searches(row, top_ks, top_ps, KEY):
@@ -215,7 +215,7 @@ def settle(
             share = tl.max(upto_D).to(tl.float64) * tl.load(top_ps + row).to(tl.float64)
             rest = tl.ceil(share).to(tl.int64)
         else:
-            # Of equals at the edge, as many as it takes: the last of them starts under the limit.
+            # Keep as many of the equals at the edge as are needed: the mass before the last of them is below the limit.
             rest = tl.cdiv(tl.load(rests + row), tl.maximum(mass_of(tl.load(edges + row)), 1))
     else:
         prefix = tl.load(prefixes + row)
@@ -227,8 +227,8 @@ def settle(
     tl.store(rests + row, rest - tl.max(tl.where(under_D, upto_D, 0)))
     if LAST_DIGIT:
         if KEY == LOGITS:
-            least = tl.div_rn(_logit_of_prefix(prefix, shift), tl.load(heats + row))
-            tl.store(lows + row, tl.maximum(least, tl.load(lows + row)))
+            low = tl.div_rn(_logit_of_prefix(prefix, shift), tl.load(heats + row))
+            tl.store(lows + row, tl.maximum(low, tl.load(lows + row)))
         elif KEY == DEPTHS:
             tl.store(edges + row, prefix.to(tl.int32).to(tl.float32, bitcast=True))
         else:
@@ -263,15 +263,15 @@ def truncate(
     strides = (0 if each is None else each.stride(0) for each in columns)
     results = (heats, top_ks, top_ps, peaks, lows, edges, lasts)
     begin[(rows,)](split_peaks, slots_M, *columns, *results, *strides, splits, vocab, num_warps=1)
-    asked, found = (heats, top_ks, top_ps), (lows, edges, lasts)
+    limits, bounds = (heats, top_ks, top_ps), (lows, edges, lasts)
     for key, shifts in _searches_of(logits_MV.dtype, vocab, top_k_S is not None, top_p_S is not None):
         for shift in shifts:
             digit = {"KEY": key, "FIRST": shift == shifts[0]}
             weigh[(rows, splits)](
-                logits_MV, sums, prefixes, *asked, peaks, lows, edges, stride, vocab, shift, num_warps=WARPS, **digit
+                logits_MV, sums, prefixes, *limits, peaks, lows, edges, stride, vocab, shift, num_warps=WARPS, **digit
             )
             digit["LAST_DIGIT"] = shift == shifts[-1]
-            settle[(rows,)](sums, prefixes, rests, *asked, *found, splits, shift, num_warps=WARPS, **digit)
+            settle[(rows,)](sums, prefixes, rests, *limits, *bounds, splits, shift, num_warps=WARPS, **digit)
     return cut
 
 

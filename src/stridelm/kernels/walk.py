@@ -1,13 +1,14 @@
-"""From drawn tokens to a Verdict on a GPU, one program a request, and what was emitted into the token table.
+"""From drawn tokens to a Verdict on a GPU, one program per request, which also appends the emitted tokens to the token
+table.
 
-All is read on the device, so a captured launch serves any requests: one whose
-slot is negative is padding, it emits nothing and the table stays as it is. `advance` then moves what is committed.
+Everything is read on the device, so a captured launch serves any requests. A request with a negative slot is padding:
+it emits nothing and leaves the table unchanged. `advance` then moves what is committed.
 
 All fields of a Verdict are views of one tensor, which one copy brings to the host:
 
     counts kept leaf drafted accepted reached | tokens [K] | rows [K] | path [W]
 
-Beyond what a request emitted, and for one that does not decide, tokens, rows and path are 0.
+Beyond the emitted tokens, and for a request that does not decide, tokens, rows and path are 0.
 
 Legend: R requests, W draft rows, K = W + 1 nodes (the last real row, then the draft rows), S slots, L token columns.
 """
@@ -24,9 +25,9 @@ from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
 
 _CANDIDATE = tl.constexpr(CANDIDATE)
 _NUMBERS = tl.constexpr(6)
-"""Fields of a Verdict that are one number a request."""
+"""Fields of a Verdict that are one number per request."""
 _WARPS = 1
-"""One warp a program: what it stores cannot be seen by its own earlier loads."""
+"""One warp per program: what it stores cannot be seen by its own earlier loads."""
 
 
 # Device code
@@ -44,8 +45,8 @@ def _store_numbers(verdict, count, kept, leaf, drafted, accepted, reached):
 
 @triton.jit
 def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, token_K, source_K, node_K, nodes):
-    """Each emitted node's token, and the decision row it was drawn from, to its place: in the verdict, 0 behind the
-    last, and in the token table, behind the known ones."""
+    """Store each emitted node's token and the decision row it was drawn from: in the verdict, with 0 after the last,
+    and in the token table, after the known tokens."""
     verdict_tokens = verdict + _NUMBERS
     verdict_rows = verdict_tokens + nodes
     rest_K = (node_K >= count) & (node_K < nodes)
@@ -87,8 +88,9 @@ def walk_trees(
     width,
     BLOCK_K: tl.constexpr,
 ):
-    """Grid (R). A draft row is emitted from if it and all its ancestors are live candidates that hold the token drawn
-    at their parent. Siblings hold different tokens, so there is one such row at a depth, and its depth is its place."""
+    """Grid (R). A draft row is accepted, and its own drawn token emitted, if it and all its ancestors are live
+    candidates that hold the token drawn at their parent. Siblings hold different tokens, so there is at most one such
+    row per depth, and its depth is its place in the output."""
     request = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + request)
     decided = (slot >= 0) & (tl.load(decides + request) != 0)
@@ -108,7 +110,7 @@ def walk_trees(
     ancestors_K = tl.load(ancestors + request * stride_ancestors + row_K, mask=candidate_K, other=0)
 
     right_K = candidate_K & (guess_K == tl.load(drawn + parent_K + 1, mask=candidate_K, other=0))
-    # A bit a row, so that the sum is the union.
+    # One bit per row, so that the sum is the union.
     right = tl.sum(tl.where(right_K, tl.full([BLOCK_K], 1, tl.int64) << tl.maximum(row_K, 0), 0))
     accepted_K = right_K & ((ancestors_K & ~right) == 0)
     kept = tl.sum(accepted_K.to(tl.int64))
@@ -146,7 +148,7 @@ def cut_to_confident(
     width,
     BLOCK_K: tl.constexpr,
 ):
-    """Grid (R). peaks, levels: None if no request asks for confidence."""
+    """Grid (R). peaks, levels: None if no request sets a confidence level."""
     request = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + request)
     decided = (slot >= 0) & (tl.load(decides + request) != 0)
@@ -271,6 +273,6 @@ def _as_verdict(verdict: torch.Tensor, width: int) -> Verdict:
 def _check(
     rows: tuple[torch.Tensor, ...], decides_R: torch.Tensor, slots_R: torch.Tensor, known_S: torch.Tensor
 ) -> None:
-    # An expanded skeleton has stride 0 between requests, and a draft without rows any stride at all.
+    # An expanded skeleton has stride 0 between requests, and a draft without rows may have any stride.
     assert all(each.shape[1] < 2 or each.stride(1) == 1 for each in rows)
     assert decides_R.is_contiguous() and slots_R.is_contiguous() and known_S.is_contiguous()

@@ -1,7 +1,7 @@
 """What the CPU kernels share: storage formats and elementary functions that compile to vector instructions.
 
 Every function here is compiled into its caller. bfloat16 arrays come as uint16, the upper half of a float32: numba has
-no name for them.
+no bfloat16.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numba import types
 from numba.core.extending import overload, register_jitable
 
 IN_ORDER = {"contract", "nsz"}
-"""What the compiler may assume: a product and a sum may become one instruction. Sums stay in the order written."""
+"""What the compiler may do: fuse a product and a sum into one instruction. Sums stay in the order written."""
 BY_LANES = IN_ORDER | {"reassoc"}
-"""The same, and a sum may be split over lanes: always in the same way for the same length.
+"""The same, and a sum may be split over vector lanes: always in the same way for the same length.
 
-Neither assumes that there are no NaN: weights that were never loaded must show."""
+Neither assumes that there are no NaNs: weights that were never loaded must show up."""
 
 
 DTYPES = frozenset((torch.bfloat16, torch.float32))
@@ -27,15 +27,15 @@ DTYPES = frozenset((torch.bfloat16, torch.float32))
 
 
 def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's memory as numba takes it."""
+    """A tensor's memory as an array that numba accepts."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def follow_torch() -> None:
-    """Use as many threads as torch does now, and leave torch its number.
+    """Make Numba use as many threads as torch currently does, without changing torch's number.
 
-    Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which is torch's too: a
-    process that was told to compute with one thread would go on with one a core.
+    Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which torch shares: a
+    process configured for one thread would continue with one per core.
     """
     threads = torch.get_num_threads()
     nb.set_num_threads(min(threads, nb.config.NUMBA_NUM_THREADS))
@@ -78,8 +78,8 @@ def _to_bfloat16(x: Any) -> Any:
 def exp(x: Any) -> Any:
     """e^x in float32 for x <= 88, within 2 units of the last place; 0 below -87.
 
-    2^n * e^r with |r| <= ln(2) / 2, e^r by the polynomial of Cephes' expf (Moshier 1992). The library's own exp is a
-    call for each number, which keeps a loop from being vectorised.
+    2^n * e^r with |r| <= ln(2) / 2, e^r by the polynomial of Cephes' expf (Moshier 1992). The library's exp is one call
+    per number, which prevents a loop from being vectorised.
     """
     x = max(np.float32(x), np.float32(-87.0))
     n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
@@ -96,20 +96,20 @@ def exp(x: Any) -> Any:
 
 @register_jitable
 def ordered(x: Any) -> Any:
-    """float32 as an int32 of the same order, because a maximum of integers is vectorised. NaN is the largest."""
+    """Map float32 to int32 preserving the order, because a maximum of integers is vectorised. NaN is the largest."""
     bits = np.float32(x).view(np.int32)
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @register_jitable
 def unordered(x: Any) -> Any:
-    """The float32 that `ordered` gives x for."""
+    """The inverse of `ordered`: the float32 that it maps to x."""
     bits = np.int32(x ^ ((x >> np.int32(31)) & np.int32(0x7FFFFFFF)))
     return bits.view(np.float32)
 
 
 def kernel(function: Any) -> Any:
-    """Compile for this machine on first use, loops marked `prange` over threads; kept on disk between runs."""
+    """Compile for this machine on first use, with `prange` loops spread over threads; cached on disk between runs."""
     return nb.njit(parallel=True, fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
 
 
@@ -124,7 +124,7 @@ def by_lanes(function: Any) -> Any:
 
 
 def _part(function: Any, fastmath: set[str]) -> Any:
-    """Built into its caller whatever the compiler thinks of it. As a function of its own it would be there twice in the
-    process that compiles, optimised apart and with its sums over other lanes, and the caller read from disk would find
-    the other one: a machine's first run would have other bits than all later ones."""
+    """Force inlining into the caller. As a separate function it would exist twice in the process that compiles it,
+    optimised separately and with sums split over different lanes, and the caller read from disk would use the other
+    copy: the first run on a machine would have other bits than all later ones."""
     return nb.njit(fastmath=fastmath, error_model="numpy", forceinline=True)(function)

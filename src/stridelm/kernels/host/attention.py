@@ -1,12 +1,12 @@
-"""Attention over pages on a CPU: one call a layer, one task a tile of rows and KV head.
+"""Attention over pages on a CPU: one call per layer, one task per tile of rows and KV head.
 
-Every number of a row is made from that row's query and its own keys, in order of position, by the same operations
-whatever tile the row is in: each score is one reduction over the head, the softmax runs over the row's own keys without
-gaps, and values are added key after key (keys that a row does not see add exact zeros). So a row's bits depend on
-nothing else: not on the rows beside it, the page size, or how its ancestors came to lie in storage.
+Every number of a row is computed from that row's query and its own keys, in order of position, by the same operations
+whichever tile the row is in: each score is one reduction over the head, the softmax runs over the row's own keys
+without gaps, and values are added key after key (keys that a row does not see add exact zeros). So a row's bits depend
+on nothing else: not on the rows beside it, the page size, or the order in which its ancestors are stored.
 
 Hot loops index whole arrays and take no slices: a slice costs a reference count, and an index that the compiler cannot
-prove to be positive keeps a loop from being vectorised.
+prove to be positive prevents a loop from being vectorised.
 
 Legend: N rows, R spans, T tiles, H query heads, G KV heads, D head size, P pool slots, L storage entries of a span, M
 query vectors of a tile and KV head.
@@ -22,7 +22,7 @@ from numba.core.extending import register_jitable
 from stridelm.kernels.host.arithmetic import by_lanes, exp, in_order, kernel, narrow, ordered, unordered, widen
 
 KEYS = 64
-"""Entries that are widened to float32 at a time, for all queries of a tile to use."""
+"""Entries that are widened to float32 at a time and shared by all queries of a tile."""
 
 
 @kernel
@@ -30,8 +30,8 @@ def attend(q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, a
     """Write softmax(q k^T scale) v of every row into out_NHD.
 
     slots_RL: pool slot of each storage entry of a span. tiles_T3: (span, first row, rows) of each tile. A row sees the
-    first `limits` entries of its span and, from entry `bases` on, those named by the bits of `ancestors`; of all these
-    the last `window`.
+    first `limits` entries of its span and, from entry `bases` on, those whose bits are set in `ancestors`; of all
+    these, only the last `window`.
     """
     tiles, heads, kv_heads = tiles_T3.shape[0], q_NHD.shape[1], keys_PGD.shape[1]
     size, shared = q_NHD.shape[2], heads // kv_heads
@@ -110,12 +110,12 @@ def _weigh(scores, limit, base, ancestors, window):
             path[length] = base + bit
             length += 1
     first, stop = max(0, limit + length - window), limit + length
-    for i in range(length):  # close ranks: what is seen now lies without gaps, as in a chain
+    for i in range(length):  # close the gaps: the visible entries are now contiguous, as in a chain
         scores[limit + i] = scores[path[i]]
     _softmax(scores[first:stop])
     scores[:first] = 0
     scores[stop:] = 0
-    for i in range(length - 1, -1, -1):  # and back, from the last
+    for i in range(length - 1, -1, -1):  # and move the weights back, last first
         if path[i] != limit + i:
             scores[path[i]] = scores[limit + i]
             scores[limit + i] = 0
@@ -123,11 +123,11 @@ def _weigh(scores, limit, base, ancestors, window):
 
 @by_lanes
 def _softmax(scores):
-    """In place. The largest score is found among integers, which is a vectorised search."""
-    most = np.int32(-0x7FFFFFFF)
+    """In place. The maximum is searched among integers, because that loop is vectorised."""
+    highest = np.int32(-0x7FFFFFFF)
     for j in range(scores.shape[0]):
-        most = max(most, ordered(scores[j]))
-    top = unordered(most)
+        highest = max(highest, ordered(scores[j]))
+    top = unordered(highest)
     total = np.float32(0)
     for j in range(scores.shape[0]):
         x = exp(scores[j] - top)
@@ -147,7 +147,7 @@ def _mix(weights_ML, stored_PGD, head, slots_L, mixed_MD):
         filled = min(KEYS, slots_L.shape[0] - at)
         _take(stored_PGD, head, slots_L, at, filled, taken)
         for m in range(0, vectors - 1, 2):
-            for j in range(0, filled, 4):  # weights beyond `filled` are zero, and what was taken before is finite
+            for j in range(0, filled, 4):  # beyond `filled`, weights are zero and the stale values in `taken` finite
                 i, n = at + j, m + 1
                 p0, p1, p2, p3 = weights_ML[m, i], weights_ML[m, i + 1], weights_ML[m, i + 2], weights_ML[m, i + 3]
                 r0, r1, r2, r3 = weights_ML[n, i], weights_ML[n, i + 1], weights_ML[n, i + 2], weights_ML[n, i + 3]

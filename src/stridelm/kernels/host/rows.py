@@ -1,4 +1,4 @@
-"""What a decoder does to each row by itself, on a CPU. Everything is computed in float32 and rounded once.
+"""The row-wise operations of a decoder on a CPU. Everything is computed in float32 and rounded once.
 
 Legend: N rows, C hidden width, I MLP width, H query heads, G KV heads, D head size, P pool slots.
 """
@@ -44,13 +44,13 @@ def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
 
 @register_jitable
 def _swish(x, s):
-    """x / (1 + e^-s). Where e^-s is more than `exp` can give, x / e^88 is as good as nothing."""
+    """x / (1 + e^-s). Where e^-s exceeds what `exp` can return, x / e^88 is as good as zero."""
     return x / (np.float32(1) + exp(min(-s, np.float32(88))))
 
 
 @register_jitable
 def _normal(x):
-    """The normal distribution's share below x, within 1e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
+    """The normal distribution function at x, within 1e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     z = abs(x) * np.float32(0.70710678)
     t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
     p = np.float32(1.061405429) * t + np.float32(-1.453152027)
@@ -93,12 +93,12 @@ def gate_gelu(gate_up_N2I, out_NI):
 
 
 GATES = {"silu": gate_silu, "gelu_tanh": gate_gelu_tanh, "gelu": gate_gelu}
-"""By activation, each compiled by itself: a model needs one."""
+"""By activation, each compiled separately, because a model needs only one."""
 
 
 @kernel
 def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
-    """Normalise queries and keys head by head (unless weights_2D is empty), turn them by their row's position, and
+    """Normalise queries and keys head by head (unless weights_2D is empty), rotate them by their row's position, and
     write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G value heads."""
     heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
     half = size // 2

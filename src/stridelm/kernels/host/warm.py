@@ -1,4 +1,4 @@
-"""Compiling ahead of the first request, so that no request waits for it."""
+"""Compiles kernels before the first request, so that no request waits for it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PATIENCE_S = 1.0
 
 @torch.inference_mode()
 def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
-    """Run every kernel that a model needs once on one row, attention too. Reading them from disk takes a quarter of a
-    second; a machine that never ran this dtype compiles for about ten, and says so."""
+    """Run every kernel that a model needs once on one row, attention included. Loading them from disk takes a quarter
+    of a second; on a machine that never ran this dtype, compiling takes about ten, and a warning is logged."""
     notice = threading.Timer(
-        PATIENCE_S, logger.warning, ("compiling the CPU's kernels for %s: about ten seconds, once on a machine", dtype)
+        PATIENCE_S, logger.warning, ("compiling the CPU kernels for %s: about ten seconds, once per machine", dtype)
     )
     notice.daemon = True
     notice.start()
