@@ -1,4 +1,4 @@
-"""From a Hugging Face directory to a loaded model. Whatever is wrong with a checkpoint is said here, by name."""
+"""From a Hugging Face directory to a loaded model. Errors in a checkpoint are raised here and name the culprit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Fillable(Protocol):
-    """A module that says where a checkpoint's tensors go in it."""
+    """A module that knows where a checkpoint's tensors go in it."""
 
     def slots(self, theirs: str = "") -> Slots: ...
 
@@ -52,15 +52,15 @@ STORED = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""What safetensors calls dtypes. Of these only DTYPES hold weights as they are."""
+"""safetensors' names of dtypes. Of these, only DTYPES can hold plain weights."""
 SHOWN_BYTES = 2**30
-"""Least bytes of weights whose loading is shown: fewer are there before a bar could be read."""
+"""Minimum bytes of weights whose loading shows a bar: fewer are loaded before one could be read."""
 EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>\d+)\.")
-"""How checkpoints name the tensors of modules that predict further tokens: apart, or as layers behind the last."""
+"""How checkpoints name the tensors of MTP modules: separately, or as layers after the last one."""
 
 
 def load_config(path: str | Path) -> Any:
-    """The transformers config of a checkpoint directory. Raises ValueError if there is none that can be read."""
+    """The transformers config of a checkpoint directory. Raises ValueError if it is missing or cannot be read."""
     from transformers import AutoConfig
 
     path = Path(path)
@@ -71,13 +71,13 @@ def load_config(path: str | Path) -> Any:
     try:
         _make_known(json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type"))
         return AutoConfig.from_pretrained(path, local_files_only=True)
-    # Whatever kind of error a broken file makes transformers raise, the user needs the file's name.
+    # A broken file makes transformers raise all kinds of errors; the user needs the file's name in each case.
     except Exception as error:
         raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
 
 
 def _make_known(model_type: Any) -> None:
-    """Let an architecture's file register its config class, if transformers has none for it."""
+    """Import an architecture's file, which registers its config class, if transformers has none for it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if isinstance(model_type, str) and model_type in MODELS and model_type not in CONFIG_MAPPING:
@@ -87,21 +87,21 @@ def _make_known(model_type: Any) -> None:
 def build_empty(config: Any, path: str | Path, shard: Shard = ONE) -> Decoder:
     """A rank's share of the model that a config describes, on the meta device: shapes without memory.
 
-    Raises ValueError for an unsupported architecture or sizes that no model can have.
+    Raises ValueError for an unsupported architecture or impossible sizes.
     """
     build = MODELS.get(config.model_type)
     try:
         with torch.device("meta"):
             model = build(config)
             return model if shard is ONE else Decoder(model.spec, shard)
-    # Fields that a config lacks or that make no sense show themselves in whatever is computed from them first.
+    # Missing or senseless fields first show up in whatever is computed from them.
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"{path}/config.json does not describe a model that can be run: {error}") from error
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """The serving dtype. "auto" is bfloat16 where the device multiplies it natively, else the checkpoint's own on a
-    GPU and float32 on a CPU. Raises ValueError for an unknown name."""
+    """The serving dtype. "auto" is, on a GPU, the checkpoint's own dtype (bfloat16 if it is none of DTYPES) and, on a
+    CPU, bfloat16 if it is multiplied natively, else float32. Raises ValueError for an unknown name."""
     if name != "auto":
         if name not in DTYPES:
             raise ValueError(f"unknown dtype {name!r}; choose one of: auto, {', '.join(DTYPES)}")
@@ -124,10 +124,10 @@ def load_model(
 ) -> Decoder:
     """Build the model that config.json names, or a rank's share of it, and fill it from the directory's safetensors.
 
-    load_format: "dummy" fills it with small random numbers instead and reads no weights, to measure speed.
+    load_format: "dummy" reads no weights and fills it with small random numbers, to measure speed.
     serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
-    Raises ValueError for an unsupported architecture, weights that the device has no memory for, an unreadable file, or
-    missing, unexpected or misshapen tensors.
+    Raises ValueError for an unsupported architecture, weights that do not fit the device's memory, an unreadable file,
+    or missing, unexpected or misshapen tensors.
     """
     path, device = Path(path), torch.device(device)
     model = build_empty(load_config(path), path, shard)
@@ -137,7 +137,7 @@ def load_model(
         with bar("drawing weights", weight_bytes(model, dtype), "bytes", least=SHOWN_BYTES) as advance:
             fill_randomly(model, advance)
     else:
-        # The parameters know which GPU "cuda" is; to safetensors it is always the first.
+        # Take the device from a parameter, which knows which GPU "cuda" is; safetensors takes it for the first.
         tensors = read_tensors(path, model.norm.device)
         stored = sum(header.nbytes for _, header in read_headers(path))
         with bar("loading weights", stored, "bytes", least=SHOWN_BYTES) as advance:
@@ -150,26 +150,26 @@ def load_model(
 
 
 def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
-    """What the parameters take in a dtype; those that are tied, once. The model may be on the meta device."""
-    kept = _kept(model)
-    return sum(p.nbytes if id(p) in kept else p.numel() * dtype.itemsize for p in model.parameters())
+    """Bytes of the parameters in a dtype; tied ones count once. The model may be on the meta device."""
+    fixed = _fixed_dtype_ids(model)
+    return sum(p.nbytes if id(p) in fixed else p.numel() * dtype.itemsize for p in model.parameters())
 
 
 def check_room(model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError, saying how much is missing, if the device has no memory for the model's weights."""
+    """Raise ValueError, stating how much is missing, if the model's weights do not fit the device's memory."""
     need, free = weight_bytes(model, dtype), free_memory(device)
     if need > free:
         narrower = "a narrower dtype, " if dtype.itemsize > 2 else ""
         raise ValueError(
-            f"the weights take {size(need)} in {str(dtype).removeprefix('torch.')} and {size(free)} are free on "
+            f"the weights take {size(need)} in {str(dtype).removeprefix('torch.')} but only {size(free)} are free on "
             f"{device}: {size(need - free)} are missing; choose {narrower}a smaller model or another device, or free "
             f"memory"
         )
 
 
 def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Give a model built on the meta device real memory. Weights start as NaN, so one that is never loaded screams."""
-    if model.spec.tied:  # else both ends of the tie would be given memory
+    """Give a model built on the meta device real memory. Weights start as NaN, so that one never loaded shows up."""
+    if model.spec.tied:  # otherwise both ends of the tie would get memory of their own
         del model.head.weight
     model = screaming(model, dtype, device)
     if model.spec.tied:
@@ -179,10 +179,10 @@ def materialise(model: Decoder, dtype: torch.dtype, device: torch.device) -> Dec
 
 
 def screaming(module: M, dtype: torch.dtype, device: torch.device) -> M:
-    """The module, whose weights are on the meta device, with real memory, all of it NaN."""
-    kept = _kept(module)
+    """Give a module whose weights are on the meta device real memory, filled with NaN."""
+    fixed = _fixed_dtype_ids(module)
     for parameter in module.parameters():
-        if id(parameter) not in kept:
+        if id(parameter) not in fixed:
             parameter.data = parameter.data.to(dtype)
     module = module.to_empty(device=device)
     for parameter in module.parameters():
@@ -191,18 +191,18 @@ def screaming(module: M, dtype: torch.dtype, device: torch.device) -> M:
     return module
 
 
-def _kept(module: nn.Module) -> set[int]:
-    """Ids of the parameters whose dtype their weight format says."""
-    return {id(kept) for layer in module.modules() if isinstance(layer, Linear) for kept in layer.kept()}
+def _fixed_dtype_ids(module: nn.Module) -> set[int]:
+    """Ids of the parameters whose dtype is fixed by their weight format."""
+    return {id(fixed) for layer in module.modules() if isinstance(layer, Linear) for fixed in layer.kept()}
 
 
 def read_tensors(
     path: Path, device: torch.device, wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The wanted tensors of the directory's safetensors files, one at a time, on the device: a GPU gets them through
-    pinned memory and converts them itself.
+    """The wanted tensors of the directory's safetensors files, one at a time, on the device: a GPU receives them
+    through pinned memory and converts them itself.
 
-    Raises ValueError for no files, a shard that the index names but is absent, or a corrupt file.
+    Raises ValueError if there are no files, if a shard named in the index is missing, or if a file is corrupt.
     """
     for file in _weight_files(path):
         with _opened(file, device) as handle:
@@ -211,7 +211,7 @@ def read_tensors(
 
 
 def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same, as tensors without data: shapes and dtypes from the files' headers. Raises ValueError alike."""
+    """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors."""
     for file in _weight_files(path):
         with _opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 (not a dict)
@@ -225,7 +225,7 @@ def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def _counted(
     tensors: Iterator[tuple[str, torch.Tensor]], advance: Callable[[int], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as they are; the bytes of each are told when it is done with."""
+    """The tensors unchanged; reports the bytes of each once the consumer is done with it."""
     for name, tensor in tensors:
         yield name, tensor
         advance(tensor.nbytes)
@@ -259,8 +259,8 @@ def _weight_files(path: Path) -> list[Path]:
 
 @torch.no_grad()
 def fill_randomly(model: nn.Module, advance: Callable[[int], None]) -> None:
-    """Matrices of variance 1 / width, so that states neither vanish nor explode; vectors of 1. `advance` is told the
-    bytes of each."""
+    """Fill matrices with variance 1 / width, so that states neither vanish nor explode, and vectors with 1. `advance`
+    gets the bytes of each."""
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.fill_(1.0)
@@ -276,7 +276,7 @@ def fill(
     path: Path,
     ignorable: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Copy tensors into the model. Raises ValueError listing all that are missing, unexpected or misshapen."""
+    """Copy tensors into the model. Raises ValueError listing missing, unexpected and misshapen ones."""
     slots: dict[str, WeightSlot] = dict(model.slots())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     waiting = set(slots)
@@ -315,7 +315,7 @@ def fill(
 
 
 def ignorable(name: str, model: Decoder) -> bool:
-    """Tensors that hold nothing of their own, which older files carry, and those of declared extra modules."""
+    """Whether a tensor may be skipped: older files carry redundant ones, and declared extra modules have their own."""
     if name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight"):
         return True
     extra = EXTRA_TENSORS.match(name) if model.spec.extra_modules else None

@@ -1,4 +1,4 @@
-"""`MiMoForCausalLM`: a qwen2 whose checkpoints carry modules that predict further tokens."""
+"""`MiMoForCausalLM`: a qwen2 whose checkpoints include MTP modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stridelm.models.layers.hf import common_fields, dense_layers
 
 
 class MiMoConfig(Qwen2Config):
-    """transformers has none: the released checkpoints bring it as code of their own, which is not run here."""
+    """transformers has no such class: the released checkpoints ship it as remote code, which is not run here."""
 
     model_type = "mimo"
     num_nextn_predict_layers: int = 0

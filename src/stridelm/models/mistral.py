@@ -1,4 +1,4 @@
-"""`MistralForCausalLM`: llama without biases, every layer looking back over `sliding_window` tokens if it is set."""
+"""`MistralForCausalLM`: llama without biases; every layer attends to `sliding_window` tokens if that is set."""
 
 from __future__ import annotations
 

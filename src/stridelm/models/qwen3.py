@@ -1,4 +1,4 @@
-"""`Qwen3ForCausalLM`: queries and keys are normalised per head before they are turned."""
+"""`Qwen3ForCausalLM`: queries and keys are normalised per head before they are rotated."""
 
 from __future__ import annotations
 

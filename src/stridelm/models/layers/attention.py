@@ -1,4 +1,4 @@
-"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions, as dense decoders share it."""
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions, shared by dense decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stridelm.parallel.shard import ONE, Shard
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsSpec(MixerSpec):
-    """Heads of queries, keys and values. Raises ValueError for sizes that no layer can have."""
+    """Heads of queries, keys and values. Raises ValueError for impossible sizes."""
 
     num_heads: int
     num_kv_heads: int
@@ -30,7 +30,7 @@ class HeadsSpec(MixerSpec):
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
-    """Queries and keys are normalised head by head before they are turned."""
+    """Queries and keys are normalised head by head before they are rotated."""
 
     def __post_init__(self) -> None:
         check_sizes(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
@@ -71,7 +71,7 @@ class Attention(ModelPart):
         self.qkv = Linear(reads, outs, bias=spec.qkv_bias, weight_format=stored, split=rows)
         self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored, split=columns)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
-        self._rope = (site.ropes.of(spec.rope),)  # in a tuple: other layers have it too, and it is none's child
+        self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
 
     def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)

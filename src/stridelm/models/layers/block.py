@@ -1,4 +1,4 @@
-"""A decoder's block: a mixer and an MLP beside the residual stream, whatever kinds of either a layer has."""
+"""A decoder's block: a mixer and an MLP of any kind, beside the residual stream."""
 
 from __future__ import annotations
 
@@ -19,69 +19,69 @@ from stridelm.parallel.shard import ONE, Shard
 
 
 class Tap(Protocol):
-    """Shown the residual stream on its way through the layers, by whoever wants more than the last state."""
+    """Called with the residual stream at each layer, for callers that need more than the last state."""
 
     def __call__(self, layer: int, x_NH: torch.Tensor) -> None:
-        """x: what layer `layer` reads, before its norm. It may be overwritten afterwards: copy what you keep."""
+        """x: the input of layer `layer`, before its norm. It may be overwritten afterwards: copy what you keep."""
         ...
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a layer is built into."""
+    """The surroundings in which a layer is built."""
 
     layer: int
-    """Its number, by which it calls `mix`."""
+    """The layer's number, which it passes to `mix`."""
     width: int
-    """Of the residual stream."""
+    """Width of the residual stream."""
     eps: float
-    """Of norms."""
+    """Epsilon of the norms."""
     ropes: Ropes
     reads: int | None = None
-    """Width of what the mixer reads, if it is not the stream's."""
+    """Width of the mixer's input, if it is not the stream's."""
     weight_format: WeightFormat = DENSE
     shard: Shard = ONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixerSpec:
-    """How a layer's rows see one another: subclasses make the module and say what it remembers."""
+    """How a layer's rows see one another: subclasses build the module and declare the state that it keeps."""
 
     name: str = "self_attn"
-    """What checkpoints call it in a block."""
+    """Its name within a block in checkpoints."""
     window: int | None = None
-    """How many tokens a row sees, its own included; None: everything."""
+    """How many tokens a row sees, its own included; None: all."""
 
     @property
     def needs(self) -> Mapping[str, Any]:
-        """What `Ops.prepare` is to know of it."""
+        """The arguments that it needs `Ops.prepare` to get."""
         return {}
 
     def state(self, shard: Shard = ONE) -> LayerState:
-        """What a rank remembers, in the page group of its window. Raises ValueError for shares that would not be
-        equal."""
+        """The state that a rank keeps of it, in the page group of its window. Raises ValueError if the ranks' shares
+        would not be equal."""
         raise NotImplementedError
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, reads], positions [N], mix, ops) and gives [N, width], a tensor of its own."""
+        """Its forward takes (x [N, reads], positions [N], mix, ops) and returns [N, width], a new tensor."""
         raise NotImplementedError
 
 
 class MLPSpec(Protocol):
-    """What is done to each row by itself."""
+    """The part of a layer that processes each row separately."""
 
     @property
     def name(self) -> str:
-        """What checkpoints call it in a block."""
+        """Its name within a block in checkpoints."""
         ...
 
     @property
     def needs(self) -> Mapping[str, Any]:
-        """What `Ops.prepare` is to know of it."""
+        """The arguments that it needs `Ops.prepare` to get."""
         ...
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, width], ops) and gives [N, width]."""
+        """Its forward takes (x [N, width], ops) and returns [N, width]."""
         ...
 
 
@@ -92,17 +92,18 @@ class LayerSpec:
 
 
 class Stream:
-    """The residual stream [N, H] on its way. A sum and the norm behind it are one operation, so what is added waits for
-    the norm that follows, whosever that is.
+    """The residual stream [N, H] on its way through the layers. A sum and the norm after it are one operation, so what
+    is added is deferred until the next norm, whichever module calls it.
 
-    An object, and not a value handed on: whoever calls would hold the tensors that are done with.
+    An object rather than a value that is passed on: callers would otherwise keep tensors alive that are no longer
+    needed.
     """
 
     def __init__(self, x_NH: torch.Tensor, ops: Ops, eps: float) -> None:
         """x is not written to."""
         self.ops, self.eps = ops, eps
         self.x = x_NH
-        """Without what waits."""
+        """The stream without the deferred addition."""
         self._waiting: torch.Tensor | None = None
 
     def add(self, delta_NH: torch.Tensor) -> None:
@@ -111,31 +112,31 @@ class Stream:
         self._waiting = delta_NH
 
     def norm(self, weight_H: torch.Tensor) -> torch.Tensor:
-        """Of all that was added."""
+        """The norm of the stream with all additions."""
         if self._waiting is None:
             return self.ops.norm(self.x, weight_H, self.eps)
-        # It may write into the first, and the second may be somebody else's.
+        # add_norm may overwrite its first argument, so that must not be self.x, which may belong to the caller.
         self.x, normed_NH = self.ops.add_norm(self._waiting, self.x, weight_H, self.eps)
         self._waiting = None
         return normed_NH
 
     def sum(self) -> torch.Tensor:
-        """The stream with all that was added, where no norm follows."""
+        """The stream with all additions, for use where no norm follows."""
         return self.x if self._waiting is None else self.x + self._waiting
 
     def keep(self, rows_M: torch.Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with these rows only."""
         assert self._waiting is None
         self.x = self.x.index_select(0, rows_M)
 
 
 class Block(ModelPart):
-    """Pre-norm block: mixer and MLP, each behind a norm of the stream that it adds to."""
+    """Pre-norm block: mixer and MLP each read a norm of the stream and add to it."""
 
     keeps_bits: ClassVar[bool] = True
 
     def __init__(self, spec: LayerSpec, site: Site, *, normed: bool = True) -> None:
-        """normed: there is a norm in front of the mixer; otherwise it is told what to read."""
+        """normed: whether there is a norm before the mixer; without one, the caller passes the mixer's input."""
         super().__init__()
         self.spec, self.layer = spec, site.layer
         self.mixer_norm = nn.Parameter(torch.empty(site.width)) if normed else None
@@ -152,9 +153,9 @@ class Block(ModelPart):
         read_NC: torch.Tensor | None = None,
         wanted_M: torch.Tensor | None = None,
     ) -> None:
-        """Add to the stream; with `wanted`, go on behind the mixer with these rows alone, for which `mix` gives values.
+        """Add to the stream; with `wanted`, only these rows, for which `mix` returns values, continue after the mixer.
 
-        read: what the mixer reads, if the block has no norm in front.
+        read: the mixer's input, if the block has no norm before it.
         """
         if self.mixer_norm is not None:
             read_NC = stream.norm(self.mixer_norm)
@@ -163,7 +164,7 @@ class Block(ModelPart):
         if wanted_M is not None:
             stream.keep(wanted_M)
         stream.add(self.mixer(read_NC, positions_N, mix, stream.ops))
-        read_NC = stream.norm(self.mlp_norm)  # by the same name: what the mixer read is done with
+        read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         stream.add(self.mlp(read_NC, stream.ops))
 
     def slots(self, theirs: str = "") -> Slots:
@@ -175,7 +176,7 @@ class Block(ModelPart):
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for a size that nothing can have."""
+    """Raise ValueError for a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1; got {size}")

@@ -1,7 +1,7 @@
 """The decoder that all architectures share, over flat rows.
 
-A row is a token with a position. Which other rows it may see is none of the model's business: it hands what a layer
-mixes to `mix` and gets each row's share back. Serving passes attention over pages, training passes dense attention.
+A row is a token with a position. The model does not decide which other rows it may see: it hands each layer's inputs to
+`mix` and gets each row's result back. Serving passes attention over pages, training passes dense attention.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder's shape, read from a Hugging Face config by the architecture's own file. Raises ValueError for sizes
-    that no model can have."""
+    """A decoder's shape, read from a Hugging Face config by the architecture's own file. Raises ValueError for
+    impossible sizes."""
 
     vocab_size: int
     hidden_size: int
@@ -48,7 +48,7 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     tied: bool = False
     extra_modules: int = 0
-    """Modules for further tokens that the checkpoint carries beside its layers. They are no part of this decoder."""
+    """MTP modules that the checkpoint includes beside its layers. They are not part of this decoder."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -63,11 +63,11 @@ class DecoderSpec:
         return len(self.layers)
 
     def states(self, shard: Shard = ONE) -> LayerStates:
-        """What each layer remembers on a rank."""
+        """The state that a rank keeps of each layer."""
         return tuple(layer.mixer.state(shard) for layer in self.layers)
 
     def prepare(self, ops: Ops, dtype: torch.dtype) -> None:
-        """Have compiled what each kind of layer needs."""
+        """Compile what each kind of layer needs."""
         kinds: list[dict[str, Any]] = []
         for layer in self.layers:
             needs = {**layer.mixer.needs, **layer.mlp.needs}
@@ -79,8 +79,8 @@ class DecoderSpec:
 class Decoder(ModelPart):
     """ids and positions -> hidden states -> logits, over flat rows.
 
-    `forward` gives the state after the final norm, [N, hidden]; `logits` turns chosen rows of it into [M, vocab].
-    `ops` computes what is done row by row; serving exchanges it for the device's own.
+    `forward` returns the state after the final norm, [N, hidden]; `logits` turns chosen rows of it into [M, vocab].
+    `ops` computes the row operations; serving replaces it by the device's own set.
     """
 
     keeps_bits: ClassVar[bool] = True
@@ -90,10 +90,10 @@ class Decoder(ModelPart):
         super().__init__()
         self.spec, self.shard = spec, shard
         self.ops: Ops = PlainOps()
-        # Given a weight it draws none, which on the meta device would import torch's compiler.
+        # With a weight given, the embedding draws none, which on the meta device would import torch's compiler.
         weight = torch.empty(spec.vocab_size, spec.hidden_size)
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
-        # Steps may reach beyond the context; what they find there is cut.
+        # Draft rows of a step may lie beyond the context; what they yield is discarded.
         self.ropes = Ropes(spec.max_length + OVERRUN)
         self.blocks = nn.ModuleList(
             Block(layer, Site(i, spec.hidden_size, spec.norm_eps, self.ropes, shard=shard))
@@ -105,7 +105,7 @@ class Decoder(ModelPart):
             self.tie()
 
     def tie(self) -> None:
-        """Let the head read the embedding's weight."""
+        """Make the head use the embedding's weight."""
         weight = self.embed.weight
         assert isinstance(weight, nn.Parameter)
         self.head.weight = weight
@@ -121,7 +121,7 @@ class Decoder(ModelPart):
 
     @property
     def layer_states(self) -> LayerStates:
-        """What each layer remembers here."""
+        """The state that each layer keeps on this rank."""
         return self.spec.states(self.shard)
 
     def slots(self, theirs: str = "") -> Slots:

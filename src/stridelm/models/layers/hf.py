@@ -12,19 +12,19 @@ from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import RopeSpec
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-"""What Hugging Face calls the activations of kernels.ops."""
+"""Hugging Face's names for the activations of kernels.ops."""
 
 EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""Fields that declare how many modules for further tokens a checkpoint carries beside its layers."""
+"""Fields that declare how many MTP modules a checkpoint includes beside its layers."""
 
 
 def common_fields(config: Any) -> dict[str, Any]:
-    """DecoderSpec's fields but for the layers, which llama, mistral, qwen2 and qwen3 spell the same way.
+    """DecoderSpec's fields except the layers, which llama, mistral, qwen2 and qwen3 spell the same way.
 
     Raises ValueError for quantised weights.
     """
     if getattr(config, "quantization_config", None):
-        raise ValueError("quantised weights are not supported; give the checkpoint that they were made from")
+        raise ValueError("quantised weights are not supported; give the checkpoint that they were quantised from")
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -44,7 +44,7 @@ def dense_layers(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in nothing but how far back they see. sees: each one's window; if not given, `windows`.
+    """Layers that differ only in their windows. sees: each layer's window; if not given, `windows`.
 
     Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
     """
@@ -63,7 +63,7 @@ def dense_layers(
         o_bias=o_bias,
         qk_norm=qk_norm,
     )
-    said = windows(config)  # refuses what it does not know, whatever is asked for
+    said = windows(config)  # called even if `sees` is given, because it refuses unknown layer types
     assert len(said) == config.num_hidden_layers
     return tuple(LayerSpec(replace(mixer, window=window), mlp) for window in (said if sees is None else sees))
 
@@ -73,7 +73,7 @@ def head_dim(config: Any) -> int:
 
 
 def windows(config: Any) -> tuple[int | None, ...]:
-    """How far back each layer sees, from `layer_types` and `sliding_window`."""
+    """Each layer's window, from `layer_types` and `sliding_window`."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     known = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
     unknown = sorted(set(kinds) - set(known))

@@ -1,4 +1,5 @@
-"""The linear layer: matrices of a checkpoint one above the other, in some format, whole or cut into shares."""
+"""The linear layer: one or more of a checkpoint's matrices, stacked, in some weight format, whole or one share of
+several."""
 
 from __future__ import annotations
 
@@ -18,31 +19,31 @@ class WeightFormat(Protocol):
     """How a matrix is stored and multiplied. One object serves any number of layers."""
 
     kept: frozenset[str]
-    """Parameters that stay in the dtype that they are made in; others take the model's."""
+    """Parameters that stay in the dtype in which they are created; others take the model's."""
 
     def parameters(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, nn.Parameter | None]:
-        """A layer's parameters by name, in the order in which products take them. "bias" is there in any format, None
-        if it is not asked for."""
+        """A layer's parameters by name, in the order in which products take them. Every format includes "bias", which
+        is None without `bias`."""
         ...
 
     def slots(self, layer: Linear, start: int, stop: int) -> Slots:
-        """What a checkpoint holds of one matrix, whose output features are `start` to `stop` of the layer's, by its
-        names behind the matrix's own; all of it in the layer's split, as far as that cuts it."""
+        """The checkpoint tensors of one matrix, whose output features are `start` to `stop` of the layer's: each with
+        its name after the matrix's prefix and its slot, which has the layer's split if that cuts the tensor."""
         ...
 
     @property
     def plain(self) -> Product:
-        """The product that runs until one is chosen: on any device, and to train where that can be."""
+        """The product used until one is chosen: it runs on any device, and can be trained if the format can."""
         ...
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
-        """The product to serve the layer's device and dtype with; None if equal bits are asked for and it has none that
-        keeps them. It may replace the layer's weight by a copy of its own, unless another module reads that too."""
+        """The product for serving on the layer's device and dtype; None if `deterministic` and the format has none that
+        keeps equal bits. It may replace the layer's weight by its own copy, unless another module shares the weight."""
         ...
 
 
 class DenseFormat:
-    """Numbers as they are multiplied."""
+    """Weights stored in the dtype in which they are multiplied."""
 
     kept: frozenset[str] = frozenset()
     plain = staticmethod(F.linear)
@@ -67,9 +68,9 @@ DENSE = DenseFormat()
 
 
 class Linear(ModelPart):
-    """y = x W^T + b over rows: [N, in] -> [N, out]. The weight is stored [out, in], as checkpoints have it."""
+    """y = x W^T + b over rows: [N, in] -> [N, out]. The weight is stored [out, in], as in checkpoints."""
 
-    keeps_bits: ClassVar[bool] = True  # or its format has no product, and it is refused
+    keeps_bits: ClassVar[bool] = True  # if its format has no product that does, set_products refuses it
     weight: nn.Parameter
     bias: nn.Parameter | None
 
@@ -82,10 +83,11 @@ class Linear(ModelPart):
         weight_format: WeightFormat = DENSE,
         split: Split = WHOLE,
     ) -> None:
-        """out_features: of several matrices by what a checkpoint calls them, from the first output feature on. split:
-        what of each matrix is here; sizes are those of the whole. Raises ValueError if a size has no such share.
+        """out_features: for several matrices, a mapping from checkpoint names to sizes, in order of output features.
+        split: the share of each matrix that this layer holds; sizes are those of the whole. Raises ValueError if a size
+        cannot be divided into such shares.
 
-        Of shares by columns the products add up to the whole's, so the bias is the first's alone.
+        Products of shares by columns are summed, so only the first share has the bias.
         """
         super().__init__()
         self.format, self.split = weight_format, split
@@ -99,11 +101,11 @@ class Linear(ModelPart):
         self.product: Product = weight_format.plain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        own = self._parameters  # past nn.Module's search for an attribute, which takes as long as a small launch
+        own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
         return self.product(x, *[own[name] for name in self._names])
 
     def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
-        """`ops.gate` of the product, [N, out / 2]: one kernel where there is one."""
+        """`ops.gate` of the product, [N, out / 2], fused into one kernel if there is one."""
         if isinstance(self.product, InOrderProduct) and self.product.is_ours(x, gated=True):
             return self.product(x, self.weight, self.bias, activation)
         return ops.gate(self(x), activation)
@@ -116,15 +118,15 @@ class Linear(ModelPart):
                 yield theirs + matrix + name, slot
 
     def kept(self) -> list[nn.Parameter]:
-        """The parameters whose dtype the format says."""
+        """The parameters whose dtype is fixed by the format."""
         return [self.get_parameter(name) for name in self.format.kept]
 
 
 def set_products(model: nn.Module, *, deterministic: bool) -> None:
     """Choose each Linear's product for serving, by format, device, dtype and whether equal bits are promised.
 
-    Raises ValueError naming what cannot promise them: a format, or a module that computes and does not say that it
-    keeps them (ModelPart.keeps_bits).
+    Raises ValueError naming what cannot guarantee them: a format, or a module that computes and does not declare that
+    it keeps them (ModelPart.keeps_bits).
     """
     read = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, module in model.named_modules():
@@ -139,7 +141,7 @@ def set_products(model: nn.Module, *, deterministic: bool) -> None:
 
 
 def _computes(module: nn.Module) -> bool:
-    """Not a mere container of others."""
+    """Whether the module is more than a container of others."""
     return type(module).forward is not nn.Module.forward or any(True for _ in module.parameters(recurse=False))
 
 
@@ -148,7 +150,7 @@ def _keeps_bits(module: nn.Module) -> bool:
 
 
 def _no_promise(name: str, of: object) -> ValueError:
-    """What to raise of a module `name`, because of it or of its format."""
+    """The error for the module `name`; `of` is the module itself or its format."""
     kind = type(of).__name__
     return ValueError(
         f"{name or 'the model'} ({kind}) does not promise that a row's bits are the same whatever runs beside it; "

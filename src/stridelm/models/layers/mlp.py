@@ -16,13 +16,13 @@ from stridelm.models.layers.slots import ModelPart, Slots, Split
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLPSpec:
-    """Raises ValueError for a width that no MLP can have."""
+    """Raises ValueError for an impossible width."""
 
     name: str = "mlp"
     intermediate_size: int
     bias: bool = False
     activation: str = "silu"
-    """Of the gate, one of kernels.ops.ACTIVATIONS."""
+    """The gate's activation, one of kernels.ops.ACTIVATIONS."""
 
     def __post_init__(self) -> None:
         check_sizes(intermediate_size=self.intermediate_size)

@@ -1,15 +1,15 @@
-"""Matrix products whose rows do not know how many rows run beside them.
+"""Matrix products in which a row's bits do not depend on how many rows run beside it.
 
-A library product picks its kernel by the number of rows, and another kernel may add in another order. What was measured
-(docs/decisions/0003-row-invariance.md) leaves these ways to run a product:
+A library product picks its kernel by the number of rows, and another kernel may add in another order. Measurements
+(docs/decisions/0003-row-invariance.md) leave these ways to run a product:
 
-- plain: the library's, bits may change with the row count;
-- in order: on a GPU in 16-bit precision, our kernel for few rows, which is at least as fast, and the library for many,
-  if equal bits are promised only where it was seen to agree;
+- plain: the library's, whose bits may change with the row count;
+- in order: on a GPU in 16-bit precision, our kernel for few rows, where it is at least as fast, and the library's for
+  many; if equal bits are promised, the library's only for shapes at which it was seen to agree;
 - packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
-  call on few rows. Whether a row's bits depend on the number of rows is the CPU's affair: with AVX512-BF16 they were
-  seen not to, with AMX they do for some shapes. So if equal bits are promised it is tried, and where they differ the
-  same product runs in tiles;
+  call on few rows. Whether a row's bits depend on the number of rows depends on the CPU: with AVX512-BF16 they were
+  seen not to, with AMX they do for some shapes. So if equal bits are promised, each shape is tried, and if bits differ
+  the same product runs in tiles;
 - tiled: the rows in tiles of a fixed height, each a product of the same shape.
 """
 
@@ -25,12 +25,12 @@ TILE_ROWS = 16
 TRIED_ROWS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 129, 333, 1000)
 """Numbers of rows at which a product is tried."""
 MAX_TRIED = 1 << 25
-"""Most numbers that a try may yield: of a head over a large vocabulary not so many rows are asked for at once."""
+"""Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
 
 Product = Callable[..., torch.Tensor]
-"""Of rows and of a matrix's tensors: here a weight and a bias, which may be None."""
+"""Takes rows and a matrix's tensors: here a weight and a bias, which may be None."""
 Way = Callable[[torch.Tensor], Product]
-"""A product of a weight."""
+"""Makes a product for a weight."""
 
 
 def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -38,7 +38,7 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     rows, width = x_NI.shape
     tiles = -(-rows // TILE_ROWS)
     x = F.pad(x_NI, (0, 0, 0, tiles * TILE_ROWS - rows)).view(tiles, TILE_ROWS, width)
-    if x.is_cuda:  # cuBLAS may choose by the number of tiles too, so each tile is a call of its own
+    if x.is_cuda:  # cuBLAS may also choose by the number of tiles, so each tile is a separate call
         y = torch.stack([tile @ weight.t() for tile in x])
     else:
         y = torch.bmm(x, weight.t().expand(tiles, width, weight.shape[0]))
@@ -47,20 +47,20 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The library's product, a lone row run as two: oneDNN takes a matrix-vector path for one row."""
+    """The library's product, with a single row run as two: oneDNN takes a matrix-vector path for one row."""
     if x_NI.shape[0] > 1:
         return F.linear(x_NI, weight, bias)
     return F.linear(x_NI.expand(2, -1), weight, bias)[:1]
 
 
 class InOrderProduct:
-    """A 16-bit product on a GPU that adds a row's terms in one order (kernels/products.py)."""
+    """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py)."""
 
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
 
     def is_ours(self, x: torch.Tensor, gated: bool) -> bool:
-        """Whether our kernel is the faster one, whatever it is asked for."""
+        """Whether our kernel is at least as fast as the library's, so that it runs even without `deterministic`."""
         from stridelm.kernels.products import FEW_ROWS, GATED_ROWS
 
         rows = x.shape[0]
@@ -79,7 +79,7 @@ class InOrderProduct:
 
 
 class PackedProduct:
-    """A bfloat16 CPU weight reordered once into oneDNN's own layout."""
+    """The product with a bfloat16 CPU weight that was reordered once into oneDNN's own layout."""
 
     ROWS_HINT = 2
 
@@ -100,10 +100,11 @@ class PackedTiles(PackedProduct):
 
 
 def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) -> bool:
-    """Whether a row's bits are the same whatever the number of rows and its place among them.
+    """Whether a row's bits are independent of the number of rows and of its index among them.
 
-    Tried once for each shape and number of threads, on numbers whose products cancel to zero: what is left of a sum is
-    the rounding of its order. (Of random numbers a 16-bit result hides nearly all of it.)
+    Tried once per shape and number of threads, on numbers whose products cancel to zero, so that only the rounding,
+    which depends on the order of adding, is left of each sum. (With random numbers, a 16-bit result hides nearly all of
+    it.)
     """
     key = (way, shape, dtype, biased, torch.get_num_threads())
     if key not in _TRIED:
@@ -129,16 +130,16 @@ _TRIED: dict[tuple[Way, torch.Size, torch.dtype, bool, int], bool] = {}
 
 
 def bfloat16_is_native() -> bool:
-    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX), which is fast."""
+    """Whether this CPU has bfloat16 multiplication (AVX512-BF16 or AMX), which makes it fast."""
     if not torch.backends.mkldnn.is_available() or not getattr(torch.cpu, "_is_avx512_bf16_supported", bool)():
         return False
-    # ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA may forbid what the CPU has; oneDNN then refuses to pack the weight.
+    # ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA may disable what the CPU has; oneDNN then refuses to pack the weight.
     allowed = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return bool(allowed and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Product:
-    """The fastest product by the weight's device and dtype; if equal bits are promised, of those that keep them."""
+    """The fastest product for the weight's device and dtype; if equal bits are promised, among those that keep them."""
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and bfloat16_is_native():
         asked = (weight.shape, weight.dtype, biased)
         ways = (way for way in _native_ways() if not deterministic or keeps_bits(way, *asked))
@@ -149,7 +150,7 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
 
 
 def _native_ways() -> Sequence[Way]:
-    """oneDNN's, the fastest first."""
+    """oneDNN's products, the fastest first."""
     return (PackedProduct, PackedTiles) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else (_padded,)
 
 

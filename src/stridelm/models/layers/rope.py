@@ -19,8 +19,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """What a config says of its rotary embedding. `limit` is the longest context at which it is a pure function of
-    position: dynamic scaling beyond the original length depends on the length of the call that came first."""
+    """A config's rotary embedding. `limit` is the longest context in which it is a pure function of position: dynamic
+    scaling beyond the original length depends on the length of the call that came first."""
 
     head_dim: int
     theta: float
@@ -64,7 +64,7 @@ class RopeSpec:
         original, factor = p["original_max_position_embeddings"], p["factor"]
 
         def dimension(rotations: float) -> float:
-            """The (fractional) dimension that turns `rotations` times over the original context."""
+            """The (fractional) dimension that rotates `rotations` times over the original context."""
             return self.head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
         low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
@@ -89,7 +89,8 @@ def _yarn_attention_factor(factor: float, p: Mapping[str, Any]) -> float:
 
 
 def _llama3(base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
-    """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones kept, a smooth band between."""
+    """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones kept, with a
+    smooth band between."""
     original, factor = p["original_max_position_embeddings"], p["factor"]
     low, high = p["low_freq_factor"], p["high_freq_factor"]
     wavelength = 2 * math.pi / base
@@ -113,8 +114,8 @@ class Rope(nn.Module):
         self.length = length
 
     def prepare(self, device: torch.device | str) -> None:
-        """Compute the tables. Not when the model is built: that may be on the meta device, whose arithmetic imports
-        torch's compiler, a second or more."""
+        """Compute the tables. Not done when the model is built: that may be on the meta device, whose arithmetic
+        imports torch's compiler, which takes a second or more."""
         inverse, factor = self.spec.frequencies()
         angles = torch.arange(self.length, device=device, dtype=torch.float32)[:, None] * inverse.to(device)
         self.register_buffer("cos", angles.cos() * factor, persistent=False)
@@ -122,14 +123,14 @@ class Rope(nn.Module):
 
 
 class Ropes(nn.ModuleList):
-    """The tables of a model, one for all layers that turn alike."""
+    """The tables of a model, one for all layers with the same rotation."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length = length
 
     def of(self, spec: RopeSpec) -> Rope:
-        """The one for layers of this spec."""
+        """The table for layers of this spec."""
         for rope in self:
             assert isinstance(rope, Rope)
             if rope.spec == spec:
@@ -138,7 +139,7 @@ class Ropes(nn.ModuleList):
         return self.of(spec)
 
     def prepare(self, device: torch.device | str) -> None:
-        """Compute them."""
+        """Compute all tables."""
         for rope in self:
             assert isinstance(rope, Rope)
             rope.prepare(device)

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors go in a model, and which share of them belongs here."""
+"""Where a checkpoint's tensors go in a model, and which share of each a tensor-parallel rank holds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stridelm.parallel.shard import Shard
 
 @dataclass(frozen=True)
 class Split:
-    """Number `rank` of `world` equal shares of a tensor along a dimension: of a matrix, rows (0) are its output
-    features and columns (1) its input features."""
+    """Share number `rank` of `world` equal shares of a tensor along a dimension. For a matrix, dimension 0 (rows) is
+    its output features and dimension 1 (columns) its input features."""
 
     dim: int = 0
     rank: int = 0
@@ -30,7 +30,7 @@ class Split:
         return cls(1, shard.rank, shard.world)
 
     def share(self, dim: int, size: int) -> int:
-        """How much of a dimension of `size` is here. Raises ValueError if the shares would not be equal."""
+        """The share of a dimension of `size`. Raises ValueError if the shares would not be equal."""
         if dim != self.dim:
             return size
         if size % self.world:
@@ -38,11 +38,11 @@ class Split:
         return size // self.world
 
     def whole(self, shape: torch.Size) -> torch.Size:
-        """The shape of that of which a share has `shape`."""
+        """The shape of the whole tensor if a share has `shape`."""
         return torch.Size(size * self.world if dim == self.dim else size for dim, size in enumerate(shape))
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A view of what is here of a whole tensor."""
+        """A view of this share of a whole tensor."""
         size = tensor.shape[self.dim] // self.world
         return tensor.narrow(self.dim, self.rank * size, size)
 
@@ -61,27 +61,27 @@ class WeightSlot:
 
 
 Slots = Iterator[tuple[str, WeightSlot]]
-"""Names in a checkpoint, each with its slot."""
+"""Tensor names in a checkpoint, each with its slot."""
 
 
 class ModelPart(nn.Module):
-    """Base of what models and heads are made of: each says what checkpoints hold of it, and of its children what they
-    say themselves."""
+    """Base of the modules that models and heads are made of. Each lists its own tensors in a checkpoint and asks its
+    children for theirs."""
 
     keeps_bits: ClassVar[bool] = False
-    """It promises that a row's bits do not depend on the rows beside it, if its children and the `ops` that it is given
-    keep that promise. What does not promise it is refused where it is asked for (linear.set_products)."""
+    """Whether it guarantees that a row's bits do not depend on the rows beside it, provided that its children and the
+    `ops` passed to it do. Modules without the guarantee are refused if it is required (linear.set_products)."""
 
     def slots(self, theirs: str = "") -> Slots:
-        """theirs: the prefix that a checkpoint gives it. Names of slots are relative to the module."""
+        """theirs: the module's prefix in the checkpoint. Names in slots are relative to the module."""
         raise NotImplementedError
 
     def _own(self, name: str, theirs: str) -> Slots:
-        """The slot of a parameter that a checkpoint holds as one tensor, called `theirs`."""
+        """The slot of a parameter that is one tensor in the checkpoint, called `theirs`."""
         yield theirs, WeightSlot(name, 0, self.get_parameter(name).shape[0])
 
     def _inner(self, name: str, theirs: str) -> Slots:
-        """The slots of the child `name`, as this module names them."""
+        """The slots of the child `name`, with names relative to this module."""
         child = self.get_submodule(name)
         assert isinstance(child, ModelPart)
         for stored, slot in child.slots(theirs):
