@@ -1,4 +1,4 @@
-"""The model that ships with the package: a small decoder of Python source, trained with `stride train`."""
+"""The model that ships with the package: a small decoder for Python source, trained with `stride train`."""
 
 from __future__ import annotations
 
