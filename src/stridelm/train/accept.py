@@ -1,5 +1,5 @@
-"""What a mask student guesses, and how good that is: tokens a window under verified greedy decoding, and what
-learning to guess cost plain decoding."""
+"""How good a mask student's guesses are: tokens per window under verified greedy decoding, and how much plain decoding
+lost by training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stridelm.train.objective import EVAL_TOKENS, precision
 from stridelm.train.windows import step_generator
 
 WINDOWS = (2, 3, 4, 8)
-"""The k for which tokens a window are reported (those up to k_max)."""
+"""The k for which tokens per window are reported (those up to k_max)."""
 
 
 def slot_weights(k_max: int) -> torch.Tensor:
@@ -23,7 +23,7 @@ def slot_weights(k_max: int) -> torch.Tensor:
 
 
 def windows_of(real_BAV: torch.Tensor, block_BAKV: torch.Tensor, mask_id: int) -> torch.Tensor:
-    """What the anchors' rows and their masks guess, never a mask itself: [B, A, K + 1] int64."""
+    """The guesses at the anchors' rows and their masks, never the mask token itself: [B, A, K + 1] int64."""
     logits = torch.cat((real_BAV[:, :, None], block_BAKV), dim=2)
     ban = torch.arange(logits.shape[-1], device=logits.device) == mask_id
     return logits.masked_fill(ban, -torch.inf).argmax(-1)
@@ -35,10 +35,10 @@ def measure(
 ) -> dict[str, float]:
     """Judge a mask student on fixed text windows.
 
-    plain_loss: next-token cross-entropy of real rows, nats a token. mask_loss: cross-entropy of mask rows
+    plain_loss: next-token cross-entropy of real rows, nats per token. mask_loss: cross-entropy of mask rows
     against the base reading the student's guesses, slot-weighted. agreement: share of real rows where student
-    and base have the same argmax. tokens_k{k}: tokens a window of k under verified greedy: the guess at the
-    real row, and each further one that the student itself, reading the guesses before it, also puts first.
+    and base have the same argmax. tokens_k{k}: tokens per window of k under verified greedy decoding: the guess at the
+    real row, and each further one that equals the student's own argmax after reading the guesses before it.
     """
     length, slots = windows_VT1.shape[1] - 1, k_max - 1
     anchors = sample_anchors(length, max(1, min(128, length // 16)), slots, step_generator(seed, 0))

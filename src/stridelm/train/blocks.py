@@ -1,4 +1,4 @@
-"""Many mask windows in one forward pass: real rows, and behind them blocks of rows that hang off anchors.
+"""Many mask windows in one forward pass: real rows, followed by blocks of rows, each attached to an anchor.
 
     row     0 1 2 3 4 5 | a: 1 2 3 | b: 1 2 3      T = 6, anchors a = 1 and b = 4, K = 3 slots
     pos     0 1 2 3 4 5 |    2 3 4 |    5 6 7
@@ -9,7 +9,7 @@ A block row computes what it would in a plain causal pass over [real rows 0..anc
 later in the text and no other block reaches it. Anchors are shared by all sequences of a batch, so there is
 one mask for all.
 
-Shape legend: B sequences, T real rows, A anchors, K slots a block, M = A * K block rows, R = T + M rows a
+Shape legend: B sequences, T real rows, A anchors, K slots of a block, M = A * K block rows, R = T + M rows of a
 sequence.
 """
 
@@ -26,12 +26,12 @@ from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import by_row, by_sequence, masked_attention
 
 CHUNKS = 4
-"""Chunks in training: less than half the masked attention of one chunk; more would make small kernels."""
+"""Chunks in training: these take less than half the masked attention of one chunk; more would make kernels small."""
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class Chunk:
-    """Block rows `start` to `stop`, whose anchors all lie before real row `limit`."""
+    """Block rows `start` to `stop`, whose anchors are all before real row `limit`."""
 
     start: int
     stop: int
@@ -42,7 +42,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class BlockMix:
-    """The model's `mix` for B sequences of T real rows, and block rows in chunks behind them."""
+    """The model's `mix` for B sequences of T real rows, followed by block rows in chunks."""
 
     batch: int
     length: int
@@ -66,17 +66,17 @@ def _attend_chunk(
 
 
 def strata(length: int, anchors: int, slots: int) -> list[int]:
-    """The A + 1 edges of `anchors` equal parts of the places where an anchor may stand.
+    """The A + 1 edges of `anchors` equal parts of the positions where an anchor may be.
 
-    Raises ValueError if there are more anchors than places.
+    Raises ValueError if there are more anchors than positions.
     """
     if length - slots < anchors:
-        raise ValueError(f"{anchors} anchors with {slots} masks do not fit {length} tokens; lower --anchors")
+        raise ValueError(f"{anchors} anchors with {slots} masks each do not fit into {length} tokens; lower --anchors")
     return [number * (length - slots) // anchors for number in range(anchors + 1)]
 
 
 def sample_anchors(length: int, anchors: int, slots: int, generator: torch.Generator) -> torch.Tensor:
-    """One anchor in each of `anchors` strata of the text, none so late that its block leaves the context.
+    """One anchor in each of `anchors` strata of the text, none so late that its block would exceed the context.
 
     Returns [A] int64, ascending, on the CPU.
     """
@@ -85,10 +85,9 @@ def sample_anchors(length: int, anchors: int, slots: int, generator: torch.Gener
 
 
 def block_chunks(anchors_A: torch.Tensor, length: int, slots: int, count: int) -> tuple[Chunk, ...]:
-    """Block rows in `count` chunks of neighbouring anchors, so that early ones skip the text that they cannot
-    see.
+    """Block rows in `count` chunks of neighbouring anchors, so that early chunks skip the text that they cannot see.
 
-    With more than one chunk the anchors must come from `sample_anchors`: limits are those of its strata,
+    With more than one chunk the anchors must come from `sample_anchors`: the limits are those of its strata, which are
     known without reading the anchors.
     """
     total = len(anchors_A)

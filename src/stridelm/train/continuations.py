@@ -1,8 +1,8 @@
-"""What a target goes on to say, which is what its drafters are to guess: prompts from a text, continued by the target.
+"""Prompts from a text, continued by the target: the data from which its drafters learn to guess its tokens.
 
-All prompts have one length, so the sequences of a batch grow in step. Some are continued greedily, the others at
-temperature 1. A file of them is written once, batch by batch, each a function of the seed and its number alone: a run
-that was interrupted goes on behind the last whole batch.
+All prompts have the same length, so the sequences of a batch grow in step. Some are continued greedily, the others at
+temperature 1. A file of continuations is written batch by batch, each a function of the seed and its number only: an
+interrupted run resumes after the last complete batch.
 
 Legend: N sequences of L tokens, P of them prompt and C continuation; B sequences of a batch, V tokens of a vocabulary.
 """
@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file of continuations holds, written beside it. Two files of one plan are equal, up to how devices add."""
+    """What a file of continuations holds; written beside it. Two files with the same plan are equal, except for
+    differences between devices in the order of adding."""
 
     sequences: int
     length: int
@@ -43,9 +44,9 @@ class Plan:
     seed: int
     dtype: str
     stops: tuple[int, ...]
-    """Tokens that end a continuation; what stands behind one means nothing."""
+    """Tokens that end a continuation; what follows one is meaningless."""
     prompts: str
-    """SHA-256 of the text that prompts are cut from."""
+    """SHA-256 of the text from which prompts are cut."""
     target: str
     """SHA-256 of the target's weights."""
 
@@ -72,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Source:
-    """The target, as far as files of its continuations depend on it."""
+    """What files of continuations depend on in the target."""
 
     vocab_size: int
     stops: tuple[int, ...]
@@ -81,7 +82,7 @@ class Source:
 
 
 class Continuations:
-    """Such a file, whole."""
+    """A complete file of continuations."""
 
     def __init__(self, plan: Plan, rows_NL: np.ndarray) -> None:
         self.plan, self.rows_NL = plan, rows_NL
@@ -95,22 +96,22 @@ class Continuations:
         return live_tokens(self.on(torch.device("cpu")), self.plan.prompt_tokens, self.plan.stops)
 
     def counts(self, vocab_size: int) -> torch.Tensor:
-        """[V] int64 how often each token was said."""
-        said = self.on(torch.device("cpu"))[:, self.plan.prompt_tokens :]
-        return said[self._live_NC].bincount(minlength=vocab_size)
+        """[V] int64 how often each token was generated."""
+        generated = self.on(torch.device("cpu"))[:, self.plan.prompt_tokens :]
+        return generated[self._live_NC].bincount(minlength=vocab_size)
 
     def facts(self) -> dict[str, Any]:
-        """For a provenance record. Continuation tokens are those up to the one that ends a text."""
+        """For a provenance record. Continuation tokens are counted up to the one that ends a text."""
         plan = self.plan
-        said = self._live_NC.sum(1).numpy()
+        generated = self._live_NC.sum(1).numpy()
         greedy = plan.is_greedy(0, plan.sequences)
         return {
             "sequences": plan.sequences,
             "greedy_sequences": int(greedy.sum()),
             "prompt_tokens": plan.sequences * plan.prompt_tokens,
-            "continuation_tokens": int(said.sum()),
-            "greedy_continuation_tokens": int(said[greedy].sum()),
-            "ended": int((said < plan.length - plan.prompt_tokens).sum()),
+            "continuation_tokens": int(generated.sum()),
+            "greedy_continuation_tokens": int(generated[greedy].sum()),
+            "ended": int((generated < plan.length - plan.prompt_tokens).sum()),
             "seed": plan.seed,
             "sha256": hashlib.sha256(np.ascontiguousarray(self.rows_NL).tobytes()).hexdigest(),
             "prompts_sha256": plan.prompts,
@@ -118,28 +119,30 @@ class Continuations:
 
 
 def continuations(path: Path, plan: Plan, text: TokenFile, model: Decoder, line_seconds: float) -> Continuations:
-    """What `path` holds, after generating what is missing of it. Its plan goes beside it as .json.
+    """The continuations in `path`, after generating what is missing. The plan is written beside it as .json.
 
-    model: ready to run on the device and in the dtype to generate in. line_seconds: between progress lines.
-    Raises ValueError if the file was begun by another plan, and for a text too short for its prompts.
+    model: on the device and in the dtype to generate with. line_seconds: seconds between progress lines.
+    Raises ValueError if the file was started with another plan, or if the text is too short for its prompts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _agree(path, plan)
+    _check_plan(path, plan)
     row_bytes = plan.length * np.dtype(plan.dtype).itemsize
     done = path.stat().st_size // (row_bytes * plan.batch) * plan.batch if path.is_file() else 0
-    whole = path.is_file() and path.stat().st_size == plan.sequences * row_bytes
-    if not whole:
+    complete = path.is_file() and path.stat().st_size == plan.sequences * row_bytes
+    if not complete:
         _write(path, plan, text, model, done, line_seconds)
     rows = np.memmap(path, dtype=np.dtype(plan.dtype).newbyteorder("<"), mode="r", shape=(plan.sequences, plan.length))
     return Continuations(plan, rows)
 
 
-def _agree(path: Path, plan: Plan) -> None:
+def _check_plan(path: Path, plan: Plan) -> None:
     description = path.with_suffix(".json")
     ours = json.loads(json.dumps(asdict(plan)))
     if not description.is_file():
         if path.exists():
-            raise ValueError(f"{path} is no file of continuations, {description.name} is missing; give another folder")
+            raise ValueError(
+                f"{path} is not a file of continuations: {description.name} is missing; give another folder"
+            )
         description.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
         return
     theirs = json.loads(description.read_text(encoding="utf-8"))
@@ -154,7 +157,7 @@ def _write(path: Path, plan: Plan, text: TokenFile, model: Decoder, done: int, l
     """Append the batches from sequence number `done` on."""
     device = model.norm.device
     prompts = Windows(torch.from_numpy(np.asarray(text.tokens).astype(np.int32)), plan.prompt_tokens, plan.seed)
-    row_bytes, begun, said = plan.length * np.dtype(plan.dtype).itemsize, time.monotonic(), time.monotonic()
+    row_bytes, began, logged = plan.length * np.dtype(plan.dtype).itemsize, time.monotonic(), time.monotonic()
     with path.open("ab") as stream, bar("generating", plan.sequences, "sequences") as advance:
         stream.truncate(done * row_bytes)
         advance(done)
@@ -170,10 +173,10 @@ def _write(path: Path, plan: Plan, text: TokenFile, model: Decoder, done: int, l
             rows.cpu().numpy().astype(np.dtype(plan.dtype).newbyteorder("<")).tofile(stream)
             stream.flush()
             advance(count)
-            if time.monotonic() - said > line_seconds:
-                said = time.monotonic()
+            if time.monotonic() - logged > line_seconds:
+                logged = time.monotonic()
                 logger.info("generating %3.0f%%", 100 * (first + count) / plan.sequences)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - began
     speed = (plan.sequences - done) * (plan.length - plan.prompt_tokens) / max(seconds, 1e-9)
     logger.info("%s: %d sequences, %.0f s, %.0f tokens/s", path, plan.sequences, seconds, speed)
 
@@ -190,7 +193,7 @@ def go_on(
     hidden = hidden.view(batch, start, -1)[:, -1]
     for position in range(start, length):
         scores = model.logits(hidden).float()
-        # Less the logarithm of an exponential variable is plus Gumbel noise, whose argmax draws from the softmax.
+        # Minus the logarithm of an exponential variable is Gumbel noise; the argmax of the sum draws from the softmax.
         noise = torch.empty_like(scores).exponential_(generator=generator).log_()
         rows[:, position] = token = (scores - noise.masked_fill_(greedy_B[:, None], 0.0)).argmax(-1)
         if position + 1 < length:
@@ -199,11 +202,11 @@ def go_on(
 
 
 def live_tokens(rows_BL: torch.Tensor, prompt_tokens: int, stops: tuple[int, ...]) -> torch.Tensor:
-    """[B, L - P] bool: tokens of the continuations, up to and with the one that ends each."""
-    said = rows_BL[:, prompt_tokens:]
-    ends = torch.zeros_like(said, dtype=torch.bool)
+    """[B, L - P] bool: tokens of the continuations, up to and including the one that ends each."""
+    generated = rows_BL[:, prompt_tokens:]
+    ends = torch.zeros_like(generated, dtype=torch.bool)
     for stop in stops:
-        ends |= said == stop
+        ends |= generated == stop
     return ends.cumsum(1) - ends.long() == 0
 
 

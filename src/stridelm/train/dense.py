@@ -1,4 +1,4 @@
-"""Attention for training: whole sequences side by side, plainly causal, no pages; and for writing on, all in step.
+"""Attention for training, causal over whole sequences without pages, and for generating sequences that grow in step.
 
 Shape legend: B sequences of T rows, N = B * T flat rows, H query heads, G key/value heads, D head width, Q queries and
 K keys of a sequence.
@@ -15,7 +15,7 @@ from stridelm.attention.base import HeadsInput
 from stridelm.kernels.plain import roped
 
 ALIGNED = 8
-"""Kernels that take a mask want its rows to be a multiple of so many keys."""
+"""Kernels that take a mask need its rows to be a multiple of this many keys."""
 
 
 def by_sequence(x_NHD: torch.Tensor, batch: int) -> torch.Tensor:
@@ -41,11 +41,11 @@ class DenseMix:
 
 
 class CachedMix:
-    """The same for sequences that grow: every call of a layer brings rows behind those that it was brought before, all
-    of a sequence at first and one of each from then on."""
+    """The same for growing sequences: each call of a layer appends rows to those of earlier calls, whole sequences at
+    first and then one row of each."""
 
     def __init__(self, batch: int, length: int) -> None:
-        """length: the longest that the sequences get."""
+        """length: maximum length of the sequences."""
         self.batch, self.length = batch, length
         self._filled: dict[int, int] = {}
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -79,7 +79,7 @@ def masked_attention(
     if missing:
         k_BGKD, v_BGKD = (F.pad(x, (0, 0, 0, missing)) for x in (k_BGKD, v_BGKD))
         mask_QK = F.pad(mask_QK, (0, missing))
-    # The kernels that take a mask know no grouped heads: query heads that share keys are laid end to end instead.
+    # Kernels that take a mask do not support grouped heads, so query heads that share keys are concatenated as rows.
     q = q_BHQD.unflatten(1, (groups, shared)).flatten(2, 3)
     out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_QK.repeat(shared, 1))
     return out.unflatten(2, (shared, -1)).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Between the training room and the world: a Hugging Face Qwen3 directory that any engine can load."""
+"""Exports a trained model as a Hugging Face Qwen3 directory that any engine can load, and loads one for training."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def export(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write config.json, model.safetensors, generation_config.json, the tokenizer and provenance.json into
-    `out`.
+    """Write config.json, model.safetensors, generation_config.json, the tokenizer and provenance.json into `out`.
 
     config: the transformers config that the model was built from. Fused weights are split into the
     checkpoint's names.
@@ -69,8 +68,7 @@ def checkpoint_tensors(model: Trainable, dtype: torch.dtype) -> dict[str, torch.
 def load_for_training(path: Path, device: torch.device | str = "cpu") -> tuple[Decoder, Any]:
     """(trainable float32 decoder, its transformers config) of a Hugging Face directory.
 
-    Raises ValueError for a checkpoint that cannot be read or is no Qwen3, the only family that is written
-    here.
+    Raises ValueError for a checkpoint that cannot be read or is not a Qwen3, the only family that `export` writes.
     """
     config = load_config(path)
     if config.model_type != "qwen3":

@@ -1,4 +1,4 @@
-"""A trained head as a directory that serves: weights, config.json, and where they come from."""
+"""Exports a trained head as a directory that can be served: weights, config.json and provenance."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ DIR is this directory; TARGET is {target["name"]}, whose weights have SHA-256 `{
 The target's own continuations of prompts from a text, part of them greedy, the others at temperature 1. Held-out
 prompts are from the text's validation side.
 
-| | sequences | greedy | prompt tokens | continuation tokens | of them greedy | ended | seed |
+| | sequences | greedy | prompt tokens | continuation tokens | greedy ones | ended | seed |
 |---|---|---|---|---|---|---|---|
 {rows}
 
 ## Training
 
-{result["step"]:,} steps, {result["tokens"]:,} tokens (prompts counted) in {result["seconds"]:.0f} s; seed
+{result["step"]:,} steps, {result["tokens"]:,} tokens (including prompts) in {result["seconds"]:.0f} s; seed
 {record["seed"]}, device {record["hardware"]["device"]}. Best at step {result["best_step"]:,}, loss {best["loss"]:.4f}.
 
     {" ".join(record["command"])}
@@ -76,15 +76,16 @@ prompts are from the text's validation side.
 
 ## Acceptance
 
-Held-out greedy continuations, a chain behind every token: how often a guess is what the target says next, where all
-before it were. Text that loops is counted. Such chains yield {best["tokens_a_step"]:.2f} tokens a step.
+Held-out greedy continuations, with a chain after every token: how often a guess is the target's next token, provided
+that all guesses before it were right. Looping text is included. Such chains yield {best["tokens_a_step"]:.2f} tokens
+per step.
 
 | depth | {" | ".join(map(str, depths))} |
 |---|{"---|" * len(depths)}
 | accepted | {accepts} |
 | loss, nats | {losses} |
 
-`provenance.json` has every number.
+`provenance.json` has all settings and results.
 """
 
 

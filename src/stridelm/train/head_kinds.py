@@ -1,8 +1,8 @@
-"""Kinds of heads that can be trained: what each is, what it learns, and how its checkpoint is laid out.
+"""Kinds of heads that can be trained: how each is built, what it learns, and the layout of its checkpoint.
 
-The heads themselves are their drafters' own. They are imported when one is built: a drafter's folder may be missing.
+The head modules belong to their drafters and are imported only when one is built: a drafter's folder may be missing.
 
-Legend: B sequences, S tokens of each, H width, M rows, V tokens that a head can say.
+Legend: B sequences, S tokens of each, H width, M rows, V tokens of a head's draft vocabulary.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ class HeadKind:
 
     stage: ClassVar[str]
     drafter: ClassVar[str]
-    """Who serves it."""
+    """The drafter that serves it."""
 
     def __init__(self, settings: HeadSettings) -> None:
         self.settings = settings
 
     def check(self, target: DecoderSpec) -> None:
-        """Raise ValueError if there is no such head for this target."""
+        """Raise ValueError if this target cannot have such a head."""
 
     def build(self, target: Decoder, said: Continuations, seed: int) -> DraftHead:
-        """A new head in float32 on the target's device, a function of target, settings, `said` and seed alone. said:
-        what it is to be trained on."""
+        """A new head in float32 on the target's device, a function of target, settings, `said` and seed only. said:
+        the continuations that it will be trained on."""
         raise NotImplementedError
 
     def sought(
         self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
     ) -> torch.Tensor:
-        """[B, S, ..] what is to be guessed of each token. before: the target's states that they were drawn from."""
+        """[B, S, ..] the training target of each token. before: the target's states from which the tokens were
+        drawn."""
         raise NotImplementedError
 
     def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
-        """[M] the loss of what came out of the head."""
+        """[M] the loss of the head's outputs."""
         raise NotImplementedError
 
     def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,13 +65,13 @@ class HeadKind:
         raise NotImplementedError
 
     def tensors(self, head: DraftHead, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """What goes into model.safetensors."""
+        """The contents of model.safetensors."""
         return checkpoint_tensors(head, dtype)
 
 
 class MtpKind(HeadKind):
-    """A multi-token prediction module that reads its own output, against the tokens that the target said (FastMTP,
-    arXiv 2509.18362), in DeepSeek-V3's layout."""
+    """A multi-token prediction module that reads its own output, trained on the tokens that the target generated
+    (FastMTP, arXiv 2509.18362), in DeepSeek-V3's layout."""
 
     stage = "mtp"
     drafter = "mtp"
@@ -81,7 +82,7 @@ class MtpKind(HeadKind):
 
         head = MtpHead(target, DEEPSEEK, 1)
         init_weights(head, torch.Generator().manual_seed(seed))
-        with torch.no_grad():  # what the target's output rows are used to
+        with torch.no_grad():  # start from the norm that the target's output matrix was trained with
             cast("MtpModule", head.parts[0]).norm.copy_(target.norm)
         return head.to(target.norm.device)
 
@@ -94,14 +95,14 @@ class MtpKind(HeadKind):
         return F.cross_entropy(head.logits(hidden_MH).float(), sought_M, reduction="none")
 
     def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
-        """The target's, which gives the shape of the module's block."""
+        """The target's config, which gives the shape of the module's block."""
         own = {name: value for name, value in target.items() if name not in EXTRA_MODULES}
         return {**own, EXTRA_MODULES[0]: 1}
 
 
 class Eagle3Kind(HeadKind):
-    """An EAGLE-3 head (arXiv 2503.01840), against the target's probabilities of the tokens that it can say, in the
-    layout of SafeAILab and SpecForge."""
+    """An EAGLE-3 head (arXiv 2503.01840), trained on the target's probabilities over the head's draft vocabulary, in
+    the layout of SafeAILab and SpecForge."""
 
     stage = "eagle3"
     drafter = "eagle"
@@ -125,7 +126,7 @@ class Eagle3Kind(HeadKind):
         init_weights(head, torch.Generator().manual_seed(seed))
         frequent = said.counts(target.spec.vocab_size).sort(descending=True, stable=True).indices
         head.ids = frequent[: len(head.ids)].sort().values
-        with torch.no_grad():  # the target has learnt already what its tokens are
+        with torch.no_grad():  # start from the target's output rows and norm, which are already trained
             head.head.weight.copy_(target.head.weight.cpu()[head.ids])
             head.norm.copy_(target.norm)
         head.to(device).prepare(device)
@@ -159,12 +160,12 @@ class Eagle3Kind(HeadKind):
         return {**renamed, "d2t": ids - torch.arange(len(ids)), "t2d": can_say}
 
     def _spec(self, target: DecoderSpec) -> DecoderSpec:
-        """Of the head's layer: a llama's, of the target's sizes where the settings say nothing else."""
+        """The spec of the head's layer: a llama's, with the target's sizes unless the settings override them."""
         s, (mixer, mlp) = self.settings, _dense(target)
         heads = s.heads or mixer.num_heads
         if target.hidden_size % heads:
             raise ValueError(
-                f"--heads {heads} must divide the hidden size {target.hidden_size}, as llama's configs ask"
+                f"--heads {heads} must divide the hidden size {target.hidden_size}, as llama configs require"
             )
         layer = LayerSpec(
             HeadsSpec(
@@ -179,7 +180,7 @@ class Eagle3Kind(HeadKind):
 
     @staticmethod
     def _layer(spec: DecoderSpec) -> dict[str, Any]:
-        """The config of a llama's layer of such a shape."""
+        """The config of a llama layer of this shape."""
         mixer, mlp = _dense(spec)
         activation = next(name for name, ours in ACTIVATIONS.items() if ours == mlp.activation)
         return {
@@ -210,10 +211,10 @@ def _dense(spec: DecoderSpec) -> tuple[HeadsSpec, GatedMLPSpec]:
 
 
 def usual_taps(layers: int) -> tuple[int, int, int]:
-    """The layers of a target with so many whose inputs are read where config.json does not say."""
+    """The layers whose inputs are read in a target of this many, unless config.json lists others."""
     return 2, layers // 2, layers - 3
 
 
 def taps(layers: int) -> tuple[int, int, int]:
-    """The usual ones; of a shallow target those that it has."""
+    """The usual ones; for a target of fewer than six layers, the first, middle and last."""
     return usual_taps(layers) if layers >= 6 else (0, layers // 2, layers - 1)

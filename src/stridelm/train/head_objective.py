@@ -1,6 +1,6 @@
-"""Training a head that follows a frozen target, on what the target said: a loss at every depth of its chains.
+"""Training of a head for a frozen target, on the target's own continuations, with a loss at every depth of its chains.
 
-Legend: B sequences of L tokens, P of them prompt; S starts at a depth, S1 of them at the first; K depths, M rows.
+Legend: B sequences of L tokens, P of them prompt; S chain starts at a depth, S1 at the first; K depths, M rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stridelm.types import States
 
 
 class WideOps(PlainOps):
-    """Residual streams stay in the weights' precision, though autocast's products are narrower."""
+    """Keeps residual streams in the weights' precision although autocast's products are narrower."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         return super().norm(x_NC.to(weight_C.dtype), weight_C, eps)
@@ -35,7 +35,7 @@ class WideOps(PlainOps):
 
 
 class HeadObjective:
-    """Trains `head` in place; the target that it follows is never changed."""
+    """Trains `head` in place; its target is never changed."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class HeadObjective:
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        """loss: as trained. tokens_a_step: with such chains, the target's own token counted. accept_j: share of the
-        chains, of those right so far, whose guess at depth j is what the target says next. loss_j: nats at depth j.
-        tokens_a_step and accept_j are over greedy continuations, where there are any."""
+        """loss: as in training. tokens_a_step: tokens per step with such chains, the target's own token included.
+        accept_j: of the chains that are right so far, the share whose guess at depth j is the target's next token.
+        loss_j: nats at depth j. tokens_a_step and accept_j are over greedy continuations, if there are any."""
         depth, device = len(self.weights_K), self.valid_VL.device
         sums_K4 = torch.zeros(depth, 4, dtype=torch.float64, device=device)
         batch = max(1, EVAL_TOKENS // self.plan.length)
@@ -90,7 +90,7 @@ class HeadObjective:
 
 
 def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) -> States:
-    """What the target's layers say of every token."""
+    """The target's hidden states of every token."""
     inputs: dict[int, torch.Tensor] = {}
 
     def tap(layer: int, x_NH: torch.Tensor) -> None:
@@ -107,11 +107,11 @@ class Depth:
     """One depth of all chains, M = B * S of them."""
 
     hidden_MH: torch.Tensor
-    """What came out of the head."""
+    """The head's output."""
     tokens_M: torch.Tensor
-    """What the target says there."""
+    """The target's token."""
     live_M: torch.Tensor
-    """Whether it does: nothing comes behind the end of a text."""
+    """Whether there is one: nothing follows the end of a text."""
     nats_M: torch.Tensor
     """The head's loss."""
 
@@ -119,23 +119,23 @@ class Depth:
 def depths(
     head: DraftHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
 ) -> Iterator[Depth]:
-    """The chains behind every entry from the prompt's last but one on: those that serving could start."""
+    """The chains after every entry from the prompt's last but one on: those that serving could start."""
     prompt = plan.prompt_tokens
-    said_BS, live_BS = rows_BL[:, prompt:], live_tokens(rows_BL, prompt, plan.stops)
+    tokens_BS, live_BS = rows_BL[:, prompt:], live_tokens(rows_BL, prompt, plan.stops)
     with torch.no_grad():
         states = target_states(target, rows_BL, head.taps)
         before = states.final.unflatten(0, rows_BL.shape)[:, prompt - 1 : -1]
-        sought = kind.sought(head, target, said_BS, before)
+        sought = kind.sought(head, target, tokens_BS, before)
     for shift, hidden_BSH in enumerate(unrolled(head, states, rows_BL, prompt - 2, depth)):
         hidden_MH = hidden_BSH.flatten(0, 1)
         nats_M = kind.nats(head, hidden_MH, sought[:, shift:].flatten(0, 1))
-        yield Depth(hidden_MH, said_BS[:, shift:].flatten(), live_BS[:, shift:].flatten(), nats_M)
+        yield Depth(hidden_MH, tokens_BS[:, shift:].flatten(), live_BS[:, shift:].flatten(), nats_M)
 
 
 def _losses(
     head: DraftHead, target: Decoder, kind: HeadKind, rows_BL: torch.Tensor, plan: Plan, depth: int
 ) -> torch.Tensor:
-    """[K] nats a token."""
+    """[K] nats per token."""
     with precision(rows_BL.device):
         of_depth = list(depths(head, target, kind, rows_BL, plan, depth))
     return torch.stack([(d.nats_M * d.live_M).sum() / d.live_M.sum().clamp(min=1) for d in of_depth])
@@ -150,7 +150,7 @@ def _judge(
     depth: int,
     judged_B: torch.Tensor,
 ) -> torch.Tensor:
-    """[K, 4] float64 sums at each depth: nats, chains still right, live tokens, chains that came so far."""
+    """[K, 4] float64 sums at each depth: nats, chains still right, live tokens, chains that reached this depth."""
     sums, right_BS = [], judged_B[:, None].expand(-1, rows_BL.shape[1] - plan.prompt_tokens)
     for d in depths(head, target, kind, rows_BL, plan, depth):
         starts = len(d.live_M) // len(rows_BL)

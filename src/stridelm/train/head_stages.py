@@ -1,4 +1,4 @@
-"""From a target and a text to a head that drafts for it: `generate` what the target says, then `fit` the head to it."""
+"""From a target and a text to a head that drafts for it: `generate` the target's continuations, then `fit` a head."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Prompts:
 
 
 def prompts_in(file: Path, target: Path) -> Prompts:
-    """The token file and its validation side, valid.bin beside it. Raises ValueError if either is missing or was not
-    written with the target's tokenizer."""
+    """The token file and its validation side, valid.bin in the same folder. Raises ValueError if either is missing or
+    was not written with the target's tokenizer."""
     valid = file.with_name("valid.bin")
     if file.name == valid.name or not valid.is_file():
-        raise ValueError(f"{file} has no held-out side: a valid.bin must lie beside it; encode text with --data")
+        raise ValueError(f"{file} has no held-out side: there must be a valid.bin beside it; encode text with --data")
     tokenizer = load_tokenizer(target)
     return Prompts(TokenFile(file, tokenizer), TokenFile(valid, tokenizer))
 
@@ -59,14 +59,14 @@ def train_head(
     optim: OptimSettings,
     said: Path | None = None,
 ) -> Result:
-    """Generate, where that is not done yet, and fit. said: folder of the continuations, which several heads may share
-    (default: in `out`). Raises ValueError, before anything runs, for what cannot be trained."""
+    """Generate continuations, unless that is already done, and fit a head. said: folder of the continuations, which
+    several heads may share (default: in `out`). Raises ValueError, before anything runs, for what cannot be trained."""
     run = replace(run, length=s.length)
     spec = check_target(target, s.length)
     kind.check(spec)
     for text in (prompts.train, prompts.valid):
         if text.info.vocab_size > spec.vocab_size:
-            have = f"{text.path} has {text.info.vocab_size} tokens, {target} only {spec.vocab_size}"
+            have = f"{text.path} has a vocabulary of {text.info.vocab_size} tokens, {target} only {spec.vocab_size}"
             raise ValueError(f"{have}; encode the text with the target's own tokenizer")
     if run.resume:
         resumable(out / WORK)
@@ -77,8 +77,8 @@ def train_head(
 def generate(
     target: Path, prompts: Prompts, s: ContinuationSettings, run: HeadRunSettings, folder: Path
 ) -> tuple[Continuations, Continuations]:
-    """What the target goes on to say behind training prompts and behind held-out ones, kept in `folder` and reused from
-    there. Raises ValueError if `folder` holds what others say, or a text has too few tokens for a prompt."""
+    """The target's continuations of training prompts and of held-out ones, stored in `folder` and reused from there.
+    Raises ValueError if `folder` holds another target's, or if a text has too few tokens for a prompt."""
     device, _ = place(run)
     model = load_target(target, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     source = Source(model.spec.vocab_size, checkpoint_eos_ids(target), weights_hash(target))
@@ -101,7 +101,8 @@ def fit(
     optim: OptimSettings,
     *settings: object,
 ) -> Result:
-    """Train a new head on continuations and export the best checkpoint to `out`. settings: further ones to record."""
+    """Train a new head on continuations and export the best checkpoint to `out`. settings: further settings to
+    record."""
     device, compile = place(run)
     model = load_target(target, device, torch.float32)
     head = kind.build(model, train, run.seed)
@@ -121,14 +122,14 @@ def fit(
 
 
 def check_target(path: Path, length: int) -> DecoderSpec:
-    """The target's shape. Raises ValueError if it is none that can go on to `length` tokens here."""
+    """The target's shape. Raises ValueError if it cannot generate up to `length` tokens here."""
     spec = build_empty(load_config(path), path).spec
     if length > spec.max_length:
         have = f"--prompt-tokens and --new-tokens make {length}, {path} has a context of {spec.max_length}"
         raise ValueError(f"{have}; lower them")
     windows = [layer.mixer.window for layer in spec.layers]
     if any(window is not None and window < length for window in windows):
-        raise ValueError(f"layers of {path} see less than {length} tokens; lower --prompt-tokens or --new-tokens")
+        raise ValueError(f"layers of {path} see fewer than {length} tokens; lower --prompt-tokens or --new-tokens")
     return spec
 
 

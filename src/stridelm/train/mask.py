@@ -1,10 +1,9 @@
 """Mask-token prediction by online self-distillation (arXiv 2602.06019).
 
-The student guesses a window: y_0 at a real row, y_1.. at the masks behind it. The frozen teacher, a copy of
-the base, reads the same text with the student's own guesses in place of the masks and says what it would have
-put there; the student learns the teacher's choices. Since k is drawn from 2..k_max and masks are causal, one
-block of k_max slots with weights P(k > slot) trains all k at once. A second term holds the real rows to the
-base's distribution.
+The student guesses a window: y_0 at a real row, y_1.. at the masks after it. The frozen teacher, a copy of the base,
+reads the same text with the student's own guesses in place of the masks and predicts each of these tokens; the student
+learns the teacher's predictions. Since k is drawn from 2..k_max and masks are causal, one block of k_max slots with
+weights P(k > slot) trains all k at once. A second term keeps the real rows close to the base's distribution.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from stridelm.train.windows import step_generator
 logger = logging.getLogger(__name__)
 
 PRESS, PRESS_LIMIT = 1.5, 4.0
-"""The protecting term grows by this factor when a validation finds plain decoding beyond its limit, up to
-this many times its setting. High learning rates raise the loss for a while anyway, so it is not raised
-without end."""
+"""The protecting term grows by this factor when a validation finds the plain loss beyond its limit, up to this many
+times its setting. It is bounded because high learning rates raise the loss for a while in any case."""
 
 
 class MaskObjective:
@@ -76,7 +74,7 @@ class MaskObjective:
         metrics |= {"base_loss": self.base_loss, "plain_rise": rise, "protect": self.protect}
         if rise > s.plain_limit and self.protect < PRESS_LIMIT * s.protect_weight:
             self.protect *= PRESS
-            logger.info("plain loss is %.1f%% over the base's: protecting term raised to %g", 100 * rise, self.protect)
+            logger.info("plain loss is %.1f%% above the base's: raised protect_weight to %g", 100 * rise, self.protect)
         return Validation(metrics["mask_loss"] if rise <= s.plain_limit else math.inf, metrics)
 
     def state(self) -> dict[str, Any]:
@@ -95,7 +93,7 @@ def _forward(
     mask_id: int,
     with_text: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(mask cross-entropy, KL(base || student), next-token cross-entropy), each a mean in nats a row."""
+    """(mask cross-entropy, KL(base || student), next-token cross-entropy), each a mean in nats per row."""
     real, slots = ids_BT1[:, :-1], len(weights_K)
     masks = torch.full((len(real), len(anchors_A) * slots), mask_id, dtype=real.dtype, device=real.device)
     with precision(real.device):

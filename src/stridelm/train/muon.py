@@ -2,8 +2,8 @@
 
 After Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
 https://kellerjordan.github.io/posts/muon/, whose quintic Newton-Schulz coefficients and Nesterov form are
-used here. Fused projections are several matrices in one parameter; each is orthogonalised for itself.
-Matrices of one shape go through the iteration as one batch.
+used here. Fused projections are several matrices in one parameter; each is orthogonalised separately.
+Matrices of the same shape go through the iteration as one batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ ITERATIONS = 5
 
 
 def orthogonalise(x_PMN: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Push every singular value of P matrices (M <= N) towards 1; after five iterations they lie in about
-    0.7..1.2.
+    """Push every singular value of P matrices (M <= N) towards 1; after five iterations they are in about 0.7..1.2.
 
     Computed and returned in `dtype`; bfloat16 is enough.
     """
@@ -37,7 +36,7 @@ def orthogonalise(x_PMN: torch.Tensor, dtype: torch.dtype = torch.float32) -> to
 
 @dataclass(frozen=True)
 class Part:
-    """Rows `start` to `stop` of parameter number `index`: one matrix of its own."""
+    """Rows `start` to `stop` of parameter number `index`: one of the matrices fused in it."""
 
     index: int
     start: int
@@ -49,7 +48,8 @@ class Part:
         return part if self.wide else part.mT
 
     def scale(self, tensors: Sequence[torch.Tensor]) -> float:
-        """Taller than wide: more, so that the update's size per output row does not depend on the shape."""
+        """Larger for matrices taller than wide, so that the update's size per output row does not depend on the
+        shape."""
         return math.sqrt(max(1.0, (self.stop - self.start) / tensors[self.index].shape[1]))
 
 
@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
         (group,) = self.param_groups
         params: list[torch.Tensor] = group["params"]
         grads = [p.grad for p in params if p.grad is not None]
-        assert len(grads) == len(params), "a matrix got no gradient"
+        assert len(grads) == len(params), "a matrix has no gradient"
         velocities = [self._velocity(p) for p in params]
         torch._foreach_lerp_(velocities, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, velocities, group["momentum"])  # Nesterov: look one step ahead
@@ -94,7 +94,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _batches(matrices: Sequence[tuple[torch.nn.Parameter, Sequence[int]]]) -> list[list[Part]]:
-    """All parts, grouped by the shape that they have once turned wide."""
+    """All parts, grouped by their shape after tall ones are transposed."""
     groups: dict[tuple[int, int], list[Part]] = {}
     for index, (parameter, rows) in enumerate(matrices):
         height, width = parameter.shape

@@ -1,4 +1,4 @@
-"""What the training loop asks of an objective, and the pieces that objectives share."""
+"""The interface between the training loop and objectives, and the pieces that objectives share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Validation:
-    """score: what the best checkpoint minimises (infinite: not to be kept). metrics: everything worth a log
-    line. shown: what stands beside the losses until the next validation."""
+    """score: what the best checkpoint minimises (infinite: do not keep this one). metrics: everything worth logging.
+    shown: text displayed beside the losses until the next validation."""
 
     score: float
     metrics: dict[str, float]
@@ -34,7 +34,7 @@ class Validation:
 
 
 class Trainable(Protocol):
-    """A module that says which of its parameters hold several of a checkpoint's tensors."""
+    """A module that declares which of its parameters hold several of a checkpoint's tensors."""
 
     def slots(self, theirs: str = "") -> Slots: ...
 
@@ -48,11 +48,11 @@ class Trainable(Protocol):
 
 
 class Objective(Protocol):
-    """A loss over windows and a judgement on a fixed validation set."""
+    """A loss over windows, and validation on a fixed set."""
 
     @property
     def model(self) -> Trainable:
-        """What is trained."""
+        """The module being trained."""
         ...
 
     def loss(self, ids_BT1: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -62,7 +62,7 @@ class Objective(Protocol):
     def validate(self) -> Validation: ...
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the weights."""
+        """What a resumed run needs in addition to the weights."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
@@ -71,13 +71,13 @@ class Objective(Protocol):
 def precision(device: torch.device) -> torch.autocast:
     """bfloat16 products over float32 weights on CUDA; plain float32 elsewhere.
 
-    Each weight is used once a pass, so autocast's cache of casts would only hold memory.
+    Each weight is used once per pass, so autocast's cache of casts would only waste memory.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 
 def compiled(function: Callable[..., T], wanted: bool) -> Callable[..., T]:
-    """`torch.compile` for fixed shapes, where wanted. Should compilation fail, the run goes on uncompiled."""
+    """`torch.compile` for fixed shapes, if wanted. If compilation fails, the run continues uncompiled."""
     if not wanted:
         return function
     fast: Callable[..., T] | None = torch.compile(function, dynamic=False)
@@ -91,7 +91,7 @@ def compiled(function: Callable[..., T], wanted: bool) -> Callable[..., T]:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # what compilers raise differs between versions
-            logger.exception("torch.compile failed; training goes on uncompiled, several times slower")
+            logger.exception("torch.compile failed; training continues uncompiled, several times slower")
             fast = None
             return function(*args)
 
@@ -105,14 +105,14 @@ def plain_hidden(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:
 
 
 def next_token_loss(model: Decoder, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats a token."""
+    """Mean cross-entropy in nats per token."""
     logits = model.logits(plain_hidden(model, inputs_BT))
     return F.cross_entropy(logits.float(), targets_BT.flatten())
 
 
 @torch.no_grad()
 def plain_validation_loss(model: Decoder, windows_VT1: torch.Tensor) -> float:
-    """Mean next-token cross-entropy over fixed windows, in nats a token."""
+    """Mean next-token cross-entropy over fixed windows, in nats per token."""
     total, rows = 0.0, max(1, EVAL_TOKENS // (windows_VT1.shape[1] - 1))
     with precision(windows_VT1.device):
         for ids in windows_VT1.split(rows):

@@ -1,4 +1,4 @@
-"""Which parameter is trained by which optimiser, and one step of all of them."""
+"""Assigns each parameter to an optimiser, and steps all of them together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stridelm.train.objective import Trainable
 from stridelm.train.settings import OptimSettings
 
 OF_TOKENS = ("embed.weight", "embedding.weight", "head.weight")
-"""What decoders and heads call matrices with a row for each token."""
+"""Names, in decoders and heads, of matrices with one row per token."""
 
 
 class Optimiser:
@@ -66,8 +66,8 @@ class Optimiser:
 
 
 def matrices(model: Trainable) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of the matrices between states, each with the row counts of the matrices fused in it: not those whose rows
-    are tokens."""
+    """Names of the inner matrices, each with the row counts of the matrices fused in it. Those with one row per token
+    are excluded."""
     slots: dict[str, list[tuple[int, int]]] = {}
     for _, slot in model.slots():
         slots.setdefault(slot.name, []).append((slot.start, slot.stop))

@@ -1,5 +1,5 @@
-"""From a directory of text to token files: whatever of tokenizer, split and encoding does not exist yet is
-made."""
+"""From a directory of text to token files: makes the tokenizer, the split and the encoding as far as they do not exist
+yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stridelm.train.tokens import (
 logger = logging.getLogger(__name__)
 
 TOKENIZER_BYTES = 60_000_000
-"""Text on which a new tokenizer is trained."""
+"""Bytes of text on which a new tokenizer is trained."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Prepared:
 def prepare(
     data: Path, work: Path, tokenizer_dir: Path | None, settings: DataSettings, context: int, seed: int
 ) -> Prepared:
-    """Token files for `data`, kept in `work` (and reused from there).
+    """Token files for `data`, stored in `work` and reused from there.
 
-    data: token files (train.bin, valid.bin and their .json), or text already split into train/ and valid/, or
-    a folder of text, of which whole packages (folders directly under it) are held out. Raises ValueError for
-    data that is none of these, and for a tokenizer that does not fit.
+    data: token files (train.bin, valid.bin and their .json), or text already split into train/ and valid/, or a folder
+    of text from which whole packages (folders directly under it) are held out. Raises ValueError for data that is none
+    of these, and for a tokenizer that does not fit.
     """
     if not data.is_dir():
         raise ValueError(f"no such directory: {data}; give a folder of text, or one with train.bin and valid.bin")
@@ -116,8 +116,8 @@ def _documents(data: Path, settings: DataSettings, seed: int) -> tuple[list[Docu
 
 
 def read_as_is(root: Path, suffixes: Sequence[str]) -> list[Document]:
-    """Every file below `root` with one of the suffixes, sorted, unfiltered: someone has cleaned and split
-    this text.
+    """Every file below `root` with one of the suffixes, sorted and unfiltered: this text has already been cleaned and
+    split.
 
     Raises ValueError if there is none.
     """
@@ -132,7 +132,7 @@ def read_as_is(root: Path, suffixes: Sequence[str]) -> list[Document]:
 
 
 def on_device(tokens: TokenFile, device: torch.device) -> torch.Tensor:
-    """The whole stream as int32 on the device that trains, where gathering windows is cheapest."""
+    """The whole stream as int32 on the training device, where gathering windows is cheapest."""
     return torch.from_numpy(np.asarray(tokens.tokens).astype(np.int32)).to(device)
 
 

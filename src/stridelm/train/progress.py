@@ -1,4 +1,4 @@
-"""Showing how a run goes: a bar on a terminal, short lines in a log."""
+"""Shows a run's progress: a bar on a terminal, short lines in a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """A context manager; `update` is called at every log record."""
+    """A context manager; call `update` at every log record."""
 
     def __init__(self, stage: str, line_seconds: float) -> None:
         self.stage, self.line_seconds = stage, line_seconds
@@ -31,7 +31,7 @@ class Reporter:
         self._bar.stop()
 
     def update(self, clock: Clock, losses: dict[str, float], tokens_per_second: float, judged: str = "") -> None:
-        """Show the state after `clock.step` steps; judged: what the last validation said."""
+        """Show the state after `clock.step` steps; judged: summary of the last validation."""
         shown = " ".join(f"{name} {value:.4f}" for name, value in losses.items())
         speed, remaining = _count(tokens_per_second), clock.remaining_seconds()
         text = " ".join(filter(None, (f"step {clock.step} {shown}", judged, f"{speed} tokens/s ETA {remaining:.0f} s")))

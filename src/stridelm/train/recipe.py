@@ -1,5 +1,4 @@
-"""The model that this room trains: a small Qwen3, so that every engine which reads Qwen3 can run what comes
-out."""
+"""The model that this package trains: a small Qwen3, so that every engine that supports Qwen3 can run the result."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from stridelm.train.settings import ModelShape
 
 
 def qwen3_config(shape: ModelShape, vocab_size: int, eos_id: int, **extra: Any) -> Any:
-    """A transformers `Qwen3Config`. `extra` fields (such as mask_token_id) are written into config.json as
-    they are."""
+    """A transformers `Qwen3Config`. `extra` fields (such as mask_token_id) are written into config.json unchanged."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
@@ -40,7 +38,7 @@ def qwen3_config(shape: ModelShape, vocab_size: int, eos_id: int, **extra: Any) 
 
 
 def new_model(config: Any, seed: int) -> Decoder:
-    """A decoder with fresh float32 weights on the CPU, a function of config and seed alone."""
+    """A decoder with fresh float32 weights on the CPU, a function of config and seed only."""
     model = build(config)
     model.ropes.prepare("cpu")
     init_weights(model, torch.Generator().manual_seed(seed))
@@ -49,8 +47,8 @@ def new_model(config: Any, seed: int) -> Decoder:
 
 @torch.no_grad()
 def init_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Embeddings at 0.02; matrices at half of 1/sqrt(fan-in), which Muon soon sets to its own scale; what
-    writes into the residual stream at zero, so that every block starts as the identity."""
+    """Initialise embeddings at 0.02, matrices at half of 1/sqrt(fan-in), which Muon soon brings to its own scale, and
+    those that write into the residual stream at zero, so that every block starts as the identity."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
@@ -63,5 +61,5 @@ def init_weights(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of weights, tied ones once."""
+    """Number of weights; tied ones count once."""
     return sum(p.numel() for p in model.parameters())

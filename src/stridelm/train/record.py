@@ -1,4 +1,4 @@
-"""What a run leaves behind for those who ask how a checkpoint came about."""
+"""Records how a checkpoint was made: logs and provenance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 
 class JsonLines:
-    """An append-only log, one JSON object a line, flushed as it is written."""
+    """An append-only log, one JSON object per line, flushed after each."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python, and the libraries that numbers depend on."""
+    """The versions of Python and of the libraries that results depend on."""
     found = {"python": platform.python_version()}
     for name in ("stridelm", "torch", "triton", "transformers", "tokenizers", "numpy"):
         try:
@@ -59,7 +59,7 @@ def provenance(stage: str, device: torch.device, *settings: Any, **facts: Any) -
     return {
         "stage": stage,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        # Absolute paths say where something lay on one machine, which is nobody's business.
+        # Absolute paths describe one machine's folders, which do not belong in a published record.
         "command": [Path(word).name if word.startswith("/") else word for word in sys.argv],
         "settings": {type(s).__name__: asdict(s) for s in settings if is_dataclass(s) and not isinstance(s, type)},
         **facts,

@@ -1,4 +1,4 @@
-"""How far a run has come, and what that makes of the learning rate."""
+"""A run's progress, and the learning rate at it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def rate(progress: float, warmup: float, decay: float) -> float:
 
 @dataclass
 class Clock:
-    """Progress by steps or by seconds, whichever the run was limited in.
+    """Progress by steps or by seconds, whichever limits the run.
 
-    `skipped` is the share of the stable phase that was jumped over because validation had stopped improving.
+    `skipped` is the share of the stable phase that was skipped because validation had stopped improving.
     """
 
     steps: int | None
@@ -48,18 +48,18 @@ class Clock:
         return self.progress >= 1 - self.decay
 
     def begin_decay(self) -> None:
-        """Jump over what is left of the stable phase."""
+        """Skip the rest of the stable phase."""
         self.skipped += max(0.0, (1 - self.decay) - self.progress)
 
     def remaining_seconds(self) -> float:
-        """Estimated time to the end at the present pace."""
+        """Estimated time to the end at the current speed."""
         if self.seconds is not None:
             return (1 - self.progress) * self.seconds
         assert self.steps is not None
         return (1 - self.progress) * self.steps * self.elapsed / max(1, self.step)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: counters only, so that a resumed run may have another limit."""
+        """What a checkpoint stores: counters only, so that a resumed run may have another limit."""
         return {key: asdict(self)[key] for key in ("step", "elapsed", "skipped")}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Every knob of the training room, as frozen dataclasses. The command line is made from these fields, so each
-one carries its own help."""
+"""All settings of training, as frozen dataclasses. The command line is generated from these fields, so each has its
+own help text."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ class OptimSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How long, on what, and how the run is watched and kept."""
+    """How long and on what to train, and how the run is monitored and saved."""
 
     steps: int | None = option(None, "optimiser steps (give this or --minutes)")
     minutes: float | None = option(None, "wall time of training in minutes, compilation excluded")
     seed: int = option(0, "seed of weights, batch order and anchors")
-    batch_tokens: int = option(131_072, "tokens a step")
-    length: int = option(2048, "tokens a sequence")
-    short_length: int = option(0, "sequence length at first (0: always --length)")
-    short_share: float = option(0.7, "share of the run with --short-length, where that is given")
+    batch_tokens: int = option(131_072, "tokens per step")
+    length: int = option(2048, "tokens per sequence")
+    short_length: int = option(0, "sequence length in the first part of the run (0: always --length)")
+    short_share: float = option(0.7, "share of the run that uses --short-length, if that is set")
     eval_steps: int = option(250, "steps between validations")
-    eval_tokens: int = option(1_000_000, "validation tokens used, the same ones every time")
+    eval_tokens: int = option(1_000_000, "validation tokens, the same ones every time")
     patience: int = option(8, "validations without improvement before decay begins early, and then before stopping")
     save_minutes: float = option(2.0, "minutes between checkpoints for --resume")
     log_steps: int = option(20, "steps between log records")
-    log_seconds: float = option(10.0, "seconds between progress lines when the output is no terminal")
-    device: str = option("auto", "torch device; auto takes CUDA where it exists")
+    log_seconds: float = option(10.0, "seconds between progress lines when the output is not a terminal")
+    device: str = option("auto", "torch device; auto uses CUDA if available")
     compile: bool | None = option(None, "torch.compile the loss (default: on CUDA)")
-    resume: bool = option(False, "go on from the checkpoint in --out")
+    resume: bool = option(False, "resume from the state saved in --out")
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise ValueError("say how long to train: give either --steps or --minutes")
+            raise ValueError("specify how long to train: give either --steps or --minutes")
         longest = max(self.length, self.short_length)
         if self.length < 1 or self.batch_tokens < longest:
             raise ValueError(f"--batch-tokens {self.batch_tokens} must hold at least one sequence of {longest} tokens")
@@ -88,8 +88,8 @@ class BaseSettings:
 class MaskSettings:
     """Online self-distillation of mask-token prediction."""
 
-    k_max: int = option(8, "most tokens a window: the real row's and k_max - 1 masks'")
-    anchors: int = option(256, "mask blocks a sequence")
+    k_max: int = option(8, "maximum tokens of a window: one real row and k_max - 1 masks")
+    anchors: int = option(256, "mask blocks per sequence")
     mask_weight: float = option(1.0, "weight of the mask rows' cross-entropy against the teacher")
     protect_weight: float = option(2.0, "weight of KL(base || student) on real rows, which keeps plain decoding")
     text_weight: float = option(0.0, "weight of next-token cross-entropy on real rows")
@@ -106,8 +106,7 @@ class MaskSettings:
 
 @dataclass(frozen=True)
 class MaskOptimSettings(OptimSettings):
-    """As for a base model, but from finished weights: smaller steps, and a rate that falls from the warm-up
-    on."""
+    """As for a base model, but starting from trained weights: lower rates, which fall from the end of the warm-up."""
 
     muon_lr: float = option(0.01, "peak learning rate of matrices (Keller Jordan's scale)")
     adam_lr: float = option(1.5e-3, "peak learning rate of embeddings and norms")
@@ -119,11 +118,11 @@ class MaskOptimSettings(OptimSettings):
 
 @dataclass(frozen=True)
 class ContinuationSettings:
-    """What the target is to say for a head to learn from."""
+    """The target's continuations that a head learns from."""
 
     prompt_tokens: int = option(128, "tokens of a prompt")
-    new_tokens: int = option(384, "tokens that the target goes on with, fewer where it ends the text")
-    train_tokens: int = option(12_000_000, "continuation tokens to train on, prompts not counted")
+    new_tokens: int = option(384, "tokens that the target generates per prompt, fewer if it ends the text")
+    train_tokens: int = option(12_000_000, "continuation tokens to train on, excluding prompts")
     greedy_share: float = option(0.5, "share of the prompts continued greedily; the others at temperature 1")
     generate_batch: int = option(2048, "sequences generated at once")
 
@@ -143,12 +142,12 @@ class ContinuationSettings:
 
 @dataclass(frozen=True)
 class HeadRunSettings(RunSettings):
-    """How long, and how the run is watched and kept. A sequence is a prompt and its continuation."""
+    """How long to train, and how the run is monitored and saved. A sequence is a prompt and its continuation."""
 
-    batch_tokens: int = option(32_768, "tokens a step, prompts counted")
-    length: int = option(512, "tokens of a sequence, as the continuations have it")
+    batch_tokens: int = option(32_768, "tokens per step, including prompts")
+    length: int = option(512, "tokens of a sequence, as in the continuations")
     eval_steps: int = option(500, "steps between validations")
-    eval_tokens: int = option(131_072, "tokens of held-out sequences, prompts counted")
+    eval_tokens: int = option(131_072, "tokens of held-out sequences, including prompts")
 
 
 @dataclass(frozen=True)
@@ -165,17 +164,17 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class MtpSettings(HeadSettings):
-    """One multi-token prediction module, applied again and again (FastMTP)."""
+    """One multi-token prediction module, applied recursively (FastMTP)."""
 
     discount: float = option(0.6, "weight of a depth relative to the one before it")
 
 
 @dataclass(frozen=True)
 class EagleSettings(HeadSettings):
-    """One llama layer over three inner states (EAGLE-3)."""
+    """One llama layer over three of the target's inner states (EAGLE-3)."""
 
     discount: float = option(0.8, "weight of a depth relative to the one before it")
-    draft_vocab_size: int = option(32_000, "tokens that the head can say, the target's most frequent; at most all")
+    draft_vocab_size: int = option(32_000, "tokens that the head can draft: the target's most frequent, at most all")
     heads: int | None = option(None, "query heads of the layer (default: the target's)")
     kv_heads: int | None = option(None, "key/value heads of the layer (default: the target's)")
     mlp: int | None = option(None, "width of the layer's gated MLP (default: the target's)")
@@ -191,7 +190,7 @@ class EagleSettings(HeadSettings):
 
 @dataclass(frozen=True)
 class HeadOptimSettings(OptimSettings):
-    """Muon for matrices, AdamW for output rows and norms. What the target knows of tokens is there already."""
+    """Muon for matrices, AdamW for output rows and norms. What the target has learnt about tokens is reused."""
 
     adam_lr: float = option(1e-3, "peak learning rate of output rows and norms")
     decay: float = option(0.5, "share of the run, at its end, in which the rate falls to zero")

@@ -24,17 +24,17 @@ from stridelm.train.windows import fixed_windows, text_windows
 logger = logging.getLogger(__name__)
 
 WORK = "run"
-"""Folder inside --out for what is not part of the checkpoint: state, log, token files."""
+"""Folder inside --out for files that are not part of the checkpoint: state, log, token files."""
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device called `name`; "auto" is CUDA where it exists."""
+    """The torch device called `name`; "auto" is CUDA if available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        # Its masked backward wants layouts that differ between versions; the other kernels do not.
+        # cuDNN's masked backward requires layouts that differ between versions; the other kernels do not.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
@@ -66,7 +66,7 @@ def train_base(
 def train_mask(
     out: Path, checkpoint: Path, data: Prepared, mask: MaskSettings, run: RunSettings, optim: OptimSettings
 ) -> Result:
-    """Teach the model in `checkpoint` to read masks, against a frozen copy of itself, and export it to
+    """Teach the model in `checkpoint` to read masks, by distillation from a frozen copy of itself, and export it to
     `out`."""
     device, compile = place(run)
     student, config = load_for_training(checkpoint, device)
@@ -74,7 +74,7 @@ def train_mask(
     _check_context(run, config.max_position_embeddings)
     teacher = copy.deepcopy(student)
     with torch.no_grad():
-        # Base training only ever pushed the mask's row away; start it where an average token is.
+        # Base training only ever pushed the mask's row away; start it at the average token.
         student.embed.weight[data.mask_id] = student.embed.weight.mean(0)
     valid = fixed_windows(on_device(data.valid, device), run.length, run.eval_tokens)
     objective = MaskObjective(student, teacher, valid, data.mask_id, mask, seed=run.seed, compile=compile)
@@ -102,19 +102,19 @@ def place(run: RunSettings) -> tuple[torch.device, bool]:
 
 def _check_context(run: RunSettings, context: int) -> None:
     if max(run.length, run.short_length) > context:
-        raise ValueError(f"--length {run.length} is beyond the model's context of {context}; lower it")
+        raise ValueError(f"--length {run.length} exceeds the model's context of {context}; lower it")
 
 
 def _check_fit(config: Any, data: Prepared, checkpoint: Path) -> None:
     if config.vocab_size != data.train.info.vocab_size:
         raise ValueError(
-            f"{checkpoint} has {config.vocab_size} tokens, "
+            f"{checkpoint} has a vocabulary of {config.vocab_size} tokens, "
             f"the data was written with {data.train.info.vocab_size}; "
             f"encode it with the checkpoint's own tokenizer (--tokenizer {checkpoint})"
         )
 
 
 def _base_record(checkpoint: Path) -> dict[str, Any]:
-    """The provenance of the checkpoint that the student started from, in full where it has one."""
+    """The provenance of the checkpoint that the student started from, in full if it has one."""
     file = checkpoint / "provenance.json"
     return {"name": checkpoint.name, "provenance": json.loads(file.read_text()) if file.is_file() else None}

@@ -55,7 +55,7 @@ PATTERN = (
 )
 
 _LONGEST_TOKEN = 32  # characters; longer ones would only be comment rulers
-_CHUNK = 256  # documents encoded at a time: enough to keep the threads of the tokenizer busy, little memory
+_CHUNK = 256  # documents encoded at a time: enough to keep the tokenizer's threads busy, and little memory
 
 
 def train_tokenizer(
@@ -106,8 +106,8 @@ def train_tokenizer(
 
 
 def sample_texts(documents: Sequence[Document], max_bytes: int, seed: int = 0) -> list[str]:
-    """Texts of a random choice of documents, at most `max_bytes` of UTF-8 in all: merges settle long before a
-    whole corpus is read, and training the tokenizer takes time and memory in proportion."""
+    """Texts of randomly chosen documents, at most `max_bytes` of UTF-8 in total: merges settle long before a whole
+    corpus is read, and training the tokenizer takes time and memory in proportion."""
     shuffled = list(documents)
     random.Random(seed).shuffle(shuffled)
     texts = []
@@ -148,14 +148,13 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str], context
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """SHA-256 (hex) of the tokenizer's definition: token files made with another tokenizer are told apart by
-    it."""
+    """SHA-256 (hex) of the tokenizer's definition, by which token files made with another tokenizer are recognised."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class TokenFileInfo:
-    """What the `.json` beside a token file says. `bytes` counts UTF-8 text without the separators, `tokens`
+    """The contents of the `.json` beside a token file. `bytes` counts UTF-8 text without the separators, `tokens`
     everything in the file; `separator` is the id that ends every document; `dtype` is a numpy name."""
 
     tokens: int
@@ -246,7 +245,7 @@ class TokenFile:
         expected = self.info.tokens * np.dtype(self.info.dtype).itemsize
         if self.path.stat().st_size != expected:
             size = self.path.stat().st_size
-            raise ValueError(f"{self.path} has {size} bytes where {expected} are described; encode it again")
+            raise ValueError(f"{self.path} has {size} bytes, but its .json describes {expected}; encode it again")
         if tokenizer is not None and tokenizer_hash(tokenizer) != self.info.tokenizer:
             raise ValueError(f"{self.path} was written with another tokenizer; encode the documents again")
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: its best validation, and all of them by step."""
+    """A run's result: its best validation, and all validations by step."""
 
     step: int
     tokens: int
@@ -38,8 +38,7 @@ class Result:
 
 
 class Trainer:
-    """Trains `objective.model` in place. Files go into `folder`: log.jsonl, state.pt (to resume from),
-    best.pt."""
+    """Trains `objective.model` in place. Writes log.jsonl, state.pt (to resume from) and best.pt into `folder`."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Trainer:
         optim: OptimSettings,
         folder: Path,
     ) -> None:
-        """batches: what to train on, by the sequence lengths that the run uses."""
+        """batches: the training data, by each sequence length that the run uses."""
         self.stage, self.objective, self.run, self.optim, self.folder = stage, objective, run, optim, folder
         self.batches = batches
         self.device = next(objective.model.parameters()).device
@@ -85,7 +84,7 @@ class Trainer:
                 stopped = self._loop(log, reporter)
             except KeyboardInterrupt:
                 self._save()
-                logger.warning("interrupted at step %d; go on with --resume", self.clock.step)
+                logger.warning("interrupted at step %d; continue with --resume", self.clock.step)
                 raise
             finally:
                 log.close()
@@ -156,7 +155,7 @@ class Trainer:
         reporter.update(self.clock, means, speed, self._judged)
 
     def _validate(self, log: JsonLines) -> bool:
-        """Judge, keep the best, and say whether to stop."""
+        """Validate, keep the best weights, and return whether to stop."""
         result = self.objective.validate()
         record = {"step": self.clock.step, "tokens": self.tokens, "seconds": round(self.clock.elapsed, 2)}
         record |= {name: round(value, 5) for name, value in result.metrics.items()}
@@ -172,7 +171,7 @@ class Trainer:
         self.waited = 0
         if self.clock.decaying:
             return True
-        logger.info("validation has stopped improving at step %d: decay begins early", self.clock.step)
+        logger.info("validation stopped improving by step %d: starting the decay early", self.clock.step)
         self.clock.begin_decay()
         return False
 
@@ -186,7 +185,7 @@ class Trainer:
     def _load_best(self) -> None:
         path = self.folder / "best.pt"
         if not math.isfinite(self.best):
-            logger.warning("no validation was acceptable; the last weights are kept")
+            logger.warning("no validation was acceptable; keeping the last weights")
             return
         self.objective.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))
 
@@ -216,7 +215,7 @@ class Trainer:
 
 
 def resumable(folder: Path) -> Path:
-    """What a run in `folder` is resumed from. Raises ValueError if there is nothing."""
+    """The file from which a run in `folder` is resumed. Raises ValueError if it does not exist."""
     path = folder / "state.pt"
     if not path.is_file():
         raise ValueError(f"nothing to resume: there is no {path}; start without --resume")
@@ -224,7 +223,7 @@ def resumable(folder: Path) -> Path:
 
 
 def _write(value: dict[str, Any], path: Path) -> None:
-    """All or nothing: an interrupted write leaves the previous file."""
+    """Write atomically: an interrupted write leaves the previous file."""
     partial = path.with_name(path.name + ".partial")
     torch.save(value, partial)
     partial.replace(path)

@@ -1,13 +1,14 @@
 """A head unrolled over its own output, as serving chains it (draft/head_drafter.py), after every entry of a text.
 
-Entry i is made of the target's state i and of token i + 1, and guesses token i + 2. A chain behind entry s goes on with
-entries s + 1, s + 2, ...: each is made of what came out of the one before it and of the next token, here the true one,
-and sees the entries 0..s that have the target's states, and its own chain's. Entries of equal depth run together:
+Entry i is made from the target's state i and token i + 1, and guesses token i + 2. A chain after entry s continues with
+entries s + 1, s + 2, ...: each is made from the head's output at the one before and the next token, here the true one,
+and sees the entries 0..s, which are made from the target's states, and those of its own chain. Entries of equal depth
+run together:
 
-    keys               | folded 0 1 2 3 4 | depth 2, behind 2 3 4 | depth 3, behind 2 3 4
+    keys               | target 0 1 2 3 4 | depth 2, after 2 3 4  | depth 3, after 2 3 4
     depth 1, entry 3   |        x x x x . |                       |
-    depth 2, behind 3  |        x x x x . |                 . x . |
-    depth 3, behind 3  |        x x x x . |                 . x . |                 . x .
+    depth 2, after 3   |        x x x x . |                . x .  |
+    depth 3, after 3   |        x x x x . |                . x .  |                . x .
 
 This is the training-time test of EAGLE-3 (arXiv 2503.01840, section 3.1) and the recursion of FastMTP (arXiv
 2509.18362).
@@ -30,11 +31,11 @@ from stridelm.types import States
 
 
 class ChainMix:
-    """A head's `mix` while it is unrolled: its first call brings the folded entries of B sequences, every further
-    one an entry of each chain."""
+    """A head's `mix` while it is unrolled: its first call passes the entries of B sequences that are made from the
+    target's states, every further call one entry of each chain."""
 
     def __init__(self, batch: int, first: int) -> None:
-        """first: entry behind which the first chain starts."""
+        """first: entry after which the first chain starts."""
         self.batch, self.first = batch, first
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -55,17 +56,18 @@ class ChainMix:
 
 
 def chain_mask(first: int, starts: int, chained: int, device: torch.device) -> torch.Tensor:
-    """Which keys the newest entries see: [S, first + S + chained * S] bool, folded entries, then depth by depth."""
+    """Which keys the newest entries see: [S, first + S + chained * S] bool, the entries made from the target's states,
+    then depth by depth."""
     start = torch.arange(starts, device=device)
-    folded = torch.arange(first + starts, device=device) <= first + start[:, None]
+    from_target = torch.arange(first + starts, device=device) <= first + start[:, None]
     own = start == start[:, None]
-    return torch.cat((folded, own.repeat(1, chained)), dim=1)
+    return torch.cat((from_target, own.repeat(1, chained)), dim=1)
 
 
 def unrolled(head: DraftHead, states: States, rows_BL: torch.Tensor, first: int, depth: int) -> Iterator[torch.Tensor]:
-    """What comes out of the head at depths 1 to `depth`: [B, S, H] each.
+    """The head's outputs at depths 1 to `depth`: [B, S, H] each.
 
-    states: of the target, B * L rows. Number s at depth j is behind entry first + s, and guesses token
+    states: of the target, B * L rows. Number s at depth j belongs to the chain after entry first + s, and guesses token
     first + s + j + 1.
     """
     batch, length = rows_BL.shape

@@ -1,7 +1,7 @@
-"""Weights are written whole or not at all, and may be read by whom the umask says.
+"""Writes weights atomically, with the permissions that the umask gives.
 
-safetensors writes to a temporary file, which is for its owner alone, and gives it the name that was asked for: a server
-under another account could not read what was trained.
+safetensors itself writes a temporary file that only its owner can read, and renames it: a server under another account
+could not read what was trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def write_weights(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """A safetensors file with the mode of any new file. An interrupted write leaves the previous file."""
+    """Write a safetensors file with the mode of any new file. An interrupted write leaves the previous file."""
     from safetensors.torch import save_file
 
     partial = path.with_name(path.name + ".partial")

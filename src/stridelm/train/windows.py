@@ -1,5 +1,5 @@
-"""Which tokens each step sees: a pure function of the seed and of how many windows came before, so that a
-resumed run goes on exactly where the interrupted one would have."""
+"""Which tokens each step sees: a pure function of the seed and of the number of windows before it, so that a resumed
+run continues exactly as the interrupted one would have."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class Batches(Protocol):
 class Windows:
     """An endless, shuffled sequence of windows of `length + 1` tokens (the last is only a target).
 
-    Every epoch cuts the stream at another offset and visits all windows once, in another order.
+    Every epoch cuts the stream at a different offset and visits all windows once, in a different order.
     """
 
     def __init__(self, tokens: torch.Tensor, length: int, seed: int) -> None:
-        """tokens: [n] integers on the device that trains. Raises ValueError if they do not fill two
-        windows."""
+        """tokens: [n] integers on the training device. Raises ValueError if they do not fill two windows."""
         if len(tokens) < 2 * length + 1:
             raise ValueError(
                 f"the training text has {len(tokens)} tokens, too few for sequences of {length}; "
@@ -55,15 +54,15 @@ class Windows:
 
 
 def text_windows(tokens: torch.Tensor, run: RunSettings) -> dict[int, Windows]:
-    """The windows of a run over a text, by every length that it uses."""
+    """The windows of a run over a text, by each length that it uses."""
     return {length: Windows(tokens, length, run.seed) for length in {run.length, run.short_length} - {0}}
 
 
 class Rows:
-    """Rows of a matrix, all of them once an epoch, each epoch in another order."""
+    """Rows of a matrix, each once per epoch, in a different order every epoch."""
 
     def __init__(self, rows_NL: torch.Tensor, seed: int) -> None:
-        """rows_NL: integers on the device that trains."""
+        """rows_NL: integers on the training device."""
         self.rows, self.seed = rows_NL, seed
         self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
 
