@@ -1,8 +1,8 @@
-"""How many tokens a step each drafter gets accepted, by how much the text repeats itself.
+"""Tokens per step of each drafter, by how much the text repeats itself.
 
-A prompt's bucket is decided by its plain continuation at the same temperature and seed, whoever drafts: the
-share of distinct 4-grams in its tokens. The headline is the bucket above 0.6; the others show how much loops
-would flatter. A run starts without what earlier ones left in the engine, so that no drafter has seen the answers.
+A prompt's bucket is decided by the share of distinct 4-grams in its plain continuation at the same temperature and
+seed, the same for all drafters. The headline is the bucket above 0.6; the others show how much loops would flatter.
+The prefix cache and what drafters have learnt are cleared before every run, so that no drafter has seen the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AcceptanceRow:
     acceptance_rule: str
     lossless: bool
     simulated: bool
-    """Acceptance was drawn: the tokens are not the model's."""
+    """Acceptance was drawn at random: the tokens are not the model's."""
     depth: int
     confidence: float | None
     acceptance_length: float | None
@@ -50,9 +50,9 @@ class AcceptanceRow:
     max_tokens: int
     completion_tokens: int
     acceptance: Acceptance | None
-    """None where the bucket is empty."""
+    """None if the bucket is empty."""
     identical: bool | None
-    """Whether every output was plain decoding's; None where the rule does not promise it."""
+    """Whether every output was plain decoding's; None if the rule does not promise it."""
     identical_outputs: int
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class AcceptanceRow:
 
 @dataclass(frozen=True)
 class PlainText:
-    """What plain decoding said at one temperature, before anyone drafted."""
+    """Plain decoding's output at one temperature."""
 
     temperature: float
     prompts: int
@@ -75,7 +75,7 @@ class PlainText:
     """Continuations that end in a loop."""
     loop_share: float
     median_loop_start: float | None
-    """Tokens before the loop sets in."""
+    """Tokens before the loop begins."""
 
     @classmethod
     def of(cls, temperature: float, outputs: Sequence[list[int]]) -> PlainText:
@@ -113,7 +113,7 @@ def measure_acceptance(
     on_run: Callable[[str], None] = lambda what: None,
 ) -> AcceptanceReport:
     """Rows for each variant, temperature and bucket, and for all prompts together. Raises ValueError for a variant
-    that cannot be run, a prompt that cannot be served, and max_tokens too few to judge repetition by."""
+    that cannot be run, a prompt that cannot be served, and a max_tokens too small to judge repetition."""
     if settings.max_tokens < SHORTEST:
         raise ValueError(f"max_tokens {settings.max_tokens} is too few to judge repetition; give at least {SHORTEST}")
     check_variants(engine, variants)

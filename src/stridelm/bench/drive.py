@@ -1,7 +1,7 @@
-"""Drives an engine with a fixed number of streams and writes down what comes out when.
+"""Drives an engine with a fixed number of streams and records when tokens are emitted.
 
-A closed loop: as one request ends the next is added, so that a run is at its stated concurrency until the
-prompts run out. Times are those at which a caller of `Engine.step` sees the tokens.
+A closed loop: when one request ends, the next is added, so that a run has its stated concurrency until the prompts run
+out. Times are those at which a caller of `Engine.step` sees the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stridelm.types import Request
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt and how it is to be completed."""
+    """One prompt and how to complete it."""
 
     prompt_ids: list[int]
     params: SamplingParams
@@ -26,7 +26,7 @@ class Job:
 
 @dataclass(slots=True)
 class Timeline:
-    """What became of one job. `emissions` are (seconds since it was added, tokens that came) of its steps."""
+    """The course of one job. `emissions` has (seconds since it was added, tokens emitted) for each of its steps."""
 
     request: Request
     added_s: float
@@ -44,7 +44,7 @@ class Run:
     seconds: float
     timelines: tuple[Timeline, ...]
     steps: int
-    """Forward passes, those that only read prompts included."""
+    """Forward passes, including those that only read prompts."""
     rows: int
     peak_pages: int
     preemptions: int
@@ -59,7 +59,7 @@ class Run:
 
 
 def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
-    """Complete all jobs, `streams` at a time. The engine must be idle, and is again afterwards.
+    """Complete all jobs, `streams` at a time. The engine must be idle, and is idle again afterwards.
 
     Raises ValueError if a job can never be served; nothing is left running.
     """
@@ -100,6 +100,6 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
 
 
 def _land(engine: Engine) -> None:
-    """A step that nobody waits for may be in flight."""
+    """Land a step that may still be in flight although no request waits for it."""
     while engine.busy:
         engine.step()

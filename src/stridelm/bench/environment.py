@@ -1,4 +1,4 @@
-"""Where a figure was measured. Without it a figure says nothing."""
+"""The environment in which a figure was measured, without which it means nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stridelm.engine.engine import Engine
 
 
 def environment() -> dict[str, Any]:
-    """Machine and software, and how busy the machine is at this moment."""
+    """Machine and software, and the machine's current load."""
     return {
         "stridelm": __version__,
         "python": platform.python_version(),
@@ -39,7 +39,7 @@ def environment() -> dict[str, Any]:
 
 
 def device_name(engine: Engine) -> str:
-    """The device that an engine runs on, as a row names it."""
+    """The name, in results, of the device that an engine runs on."""
     device = engine.loaded.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -52,7 +52,7 @@ def dtype_name(engine: Engine) -> str:
 
 
 def cpu_name() -> str:
-    """As the kernel names it; the architecture where it does not."""
+    """The CPU's name as the kernel reports it; otherwise the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

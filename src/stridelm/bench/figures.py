@@ -1,4 +1,4 @@
-"""From timelines to the figures of a row: percentiles of times, tokens a step, acceptance by position."""
+"""From timelines to the figures of a row: percentiles of times, tokens per step, acceptance by position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of times, in seconds. None where there was nothing to measure."""
+    """Percentiles of times, in seconds. None if there was nothing to measure."""
 
     p50: float | None
     p90: float | None
@@ -31,9 +31,9 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Times:
-    """ttft: from being added to the first token. tpot: mean time a token after the first, of each request.
-    itl: gaps between a request's successive emissions, which bring one token each in plain decoding, and
-    several where a draft was accepted."""
+    """ttft: from being added to the first token. tpot: each request's mean time per token after its first emission.
+    itl: gaps between a request's successive emissions, which have one token each in plain decoding and several if a
+    draft was accepted."""
 
     ttft_s: Percentiles
     tpot_s: Percentiles
@@ -58,9 +58,9 @@ class Times:
 class Acceptance:
     """Position d counts from the first drafted token.
 
-    conditional[d]: accepted, of the steps that put position d to the test. marginal[d]: accepted, of the
-    steps that drafted anything for the request. coverage: share of a request's emitting steps that did.
-    tokens_per_step: output tokens over the steps that emitted any, each request counted by itself.
+    conditional[d]: share accepted of the steps that tested position d. marginal[d]: share accepted of the steps that
+    drafted anything for the request. coverage: share of a request's emitting steps that drafted. tokens_per_step:
+    output tokens over the steps that emitted any, each request counted separately.
     """
 
     tokens_per_step: float
@@ -72,7 +72,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, tokens: int, stats: Sequence[RequestStats]) -> Acceptance:
-        """tokens: how many the requests with these stats put out."""
+        """tokens: how many tokens the requests with these stats emitted."""
         accepted, reached = _totals(s.accepted_at for s in stats), _totals(s.reached_at for s in stats)
         steps = sum(s.steps for s in stats)
         accepted += [0] * (len(reached) - len(accepted))

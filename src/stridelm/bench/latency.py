@@ -1,10 +1,10 @@
 """How fast each drafter is, as a ratio to plain decoding.
 
-Plain decoding and the variants take turns on the same prompts in one process, round after round, in
-alternating order, plain decoding again for every few variants. A ratio is to the plain run beside, so that a machine
-that slows down meanwhile does not move it; the figure is the median over the rounds. A run starts without what earlier
-ones left in the engine.
-Where the rule promises it the outputs must be plain decoding's, token for token, and the row says whether they were.
+Plain decoding and the variants take turns on the same prompts in one process, round after round, in alternating order,
+with a run of plain decoding for every few variants. A ratio is taken to the neighbouring plain run, so that a machine
+that slows down meanwhile does not change it; the figure is the median over the rounds. The prefix cache and what
+drafters have learnt are cleared before every run.
+If the rule promises plain decoding's output, token for token, the row states whether the outputs were equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stridelm.params import SamplingParams
 
 WARM_UP_TOKENS = 8
 BESIDE = 3
-"""Variants that are held against one run of plain decoding."""
+"""Variants that are compared with one run of plain decoding."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LatencyRow:
     acceptance_rule: str
     lossless: bool
     simulated: bool
-    """Acceptance was drawn: the tokens are not the model's."""
+    """Acceptance was drawn at random: the tokens are not the model's."""
     depth: int
     confidence: float | None
     acceptance_length: float | None
@@ -57,13 +57,13 @@ class LatencyRow:
     ignore_eos: bool
     prefix_cache: str
     completion_tokens: int
-    """Of one run."""
+    """In one run."""
     seconds: float
     tokens_per_s: float
     ratio: float
-    """To plain decoding: tokens a second over tokens a second, of runs beside one another."""
+    """Tokens per second over those of the neighbouring plain run; median over the rounds."""
     ratios: tuple[float, ...]
-    """Of each run."""
+    """The ratio of each run."""
     times: Times
     """Over the requests of all rounds."""
     steps: int
@@ -73,12 +73,12 @@ class LatencyRow:
     page_size: int
     preemptions: int
     identical: bool | None
-    """Whether every output of every round was plain decoding's; None where the rule does not promise it."""
+    """Whether every output of every round was plain decoding's; None if the rule does not promise it."""
     identical_outputs: int
-    """How many prompts' outputs were, in the first round."""
+    """How many prompts' outputs were plain decoding's in the first round."""
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, but for percentiles and positions."""
+        """Flat except for percentiles and positions."""
         row = asdict(self)
         times, acceptance = row.pop("times"), row.pop("acceptance")
         return {**row, **times, **acceptance}
@@ -97,17 +97,16 @@ def measure_latency(
     settings: LatencySettings,
     on_run: Callable[[str], None] = lambda what: None,
 ) -> list[LatencyRow]:
-    """Rows for plain decoding and each variant at each concurrency. on_run is told of every run before it
-    starts.
+    """Rows for plain decoding and each variant at each concurrency. on_run is called before each run starts.
 
-    The engine must have room for the largest concurrency, and a prefix cache if it is to be cold. Raises
+    The engine must have room for the largest concurrency, and a prefix cache if `prefix_cache` is "cold". Raises
     ValueError for a variant that cannot be run, and for a prompt that cannot be served.
     """
     check_variants(engine, variants)
     contenders = [plain(engine.loaded.target), *variants]
     rows: list[LatencyRow] = []
     for streams in settings.batch:
-        # Prompts are used again until every stream has one.
+        # Prompts are repeated until every stream has one.
         count = max(len(prompts.prompts), streams)
         ids = list(itertools.islice(itertools.cycle(encode(engine, prompts)), count))
         timed = _timed(engine, contenders, ids, streams, settings, on_run)
@@ -126,14 +125,14 @@ def _timed(
     settings: LatencySettings,
     on_run: Callable[[str], None],
 ) -> list[tuple[list[Run], list[Run]]]:
-    """For each contender, of which plain decoding is the first: its runs, and the run of plain decoding beside each.
-    The warm-up before them is thrown away."""
+    """For each contender (the first is plain decoding): its runs, and each one's neighbouring run of plain decoding.
+    The warm-up is discarded."""
     params = SamplingParams(
         temperature=settings.temperature, max_tokens=settings.max_tokens, ignore_eos=settings.ignore_eos
     )
     first, brief = ids[:streams], replace(params, max_tokens=min(WARM_UP_TOKENS, settings.max_tokens))
     if engine.loaded.device.type == "cuda":
-        # Every kind of step is captured when it is first met, and some are met at the end of a request alone.
+        # Each kind of step is captured when it first occurs, and some kinds occur only at the end of a request.
         first, brief = ids, params
     for variant in contenders:
         on_run(f"{streams} streams, warming up, {variant.label}")

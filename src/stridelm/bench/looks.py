@@ -1,6 +1,6 @@
-"""How drafters look in charts: each its own colour and its own marker, the same in every chart whatever else is drawn.
+"""How drafters look in charts: each has its own colour and marker, the same in every chart.
 
-A drafter's look is its place in the registry, so that a new one has its own without being named here.
+A drafter's look follows from its place in the registry, so that a new one gets its own without being named here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from stridelm.draft import DRAFTERS
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's colours, which most colour-blind readers can tell apart."""
 COLOURS = ("#333333", *SERIES, "#8c6d31")
-"""The first is `none`'s, which is drawn as plain decoding is, if ever."""
+"""The first is that of `none`, which looks like plain decoding if it is ever drawn."""
 MARKERS = ("x", "o", "s", "^", "D", "v", "P", "*", "<", ">", "X", "p", "h", "d", "8", "H", "1", "2", "3", "4")
 FILLS = ("full", "none", "left", "right", "top", "bottom")
-"""Of one drafter's variants in a chart."""
+"""Marker fills of one drafter's variants in a chart."""
 GOLDEN = 0.618034
-"""Of the way around the circle of hues from one colour to the next: none comes near an earlier one soon."""
+"""Step around the circle of hues from one colour to the next, which keeps colours far apart for long."""
 
 Row = TypeVar("Row")
 
@@ -31,16 +31,16 @@ def look_of(drafter: str) -> dict[str, Any]:
 
 
 def looks_of(rows: Sequence[Row], name: Callable[[Row], str]) -> dict[str, dict[str, Any]]:
-    """How each thing that `name` makes of rows is drawn, in their order: as its drafter, and variants of one drafter
-    with markers filled differently."""
-    found: dict[str, dict[str, Any]] = {}
+    """The look of each distinct `name(row)`, in order of rows: its drafter's, with a different marker fill for each
+    variant of the same drafter."""
+    looks: dict[str, dict[str, Any]] = {}
     variants: dict[str, int] = {}
     for row in rows:
-        if name(row) not in found:
+        if name(row) not in looks:
             drafter = row.drafter  # type: ignore[attr-defined]
             count = variants[drafter] = variants.get(drafter, -1) + 1
-            found[name(row)] = {**look_of(drafter), "fillstyle": FILLS[count % len(FILLS)]}
-    return found
+            looks[name(row)] = {**look_of(drafter), "fillstyle": FILLS[count % len(FILLS)]}
+    return looks
 
 
 def _colour(place: int) -> str:

@@ -1,4 +1,4 @@
-"""Charts of results. matplotlib is optional and is loaded only when a chart is asked for."""
+"""Charts of results. matplotlib is optional and is loaded only when a chart is requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stridelm.bench.repetition import BUCKETS
 FORMATS = (".png", ".svg")
 INK, LOSSY_HATCH = "#333333", "///"
 LINES = 3
-"""Depths of one way of drafting from which on they are drawn as a line, not as bars."""
+"""With at least this many depths of one way of drafting, results are drawn as lines instead of bars."""
 
 
 def check_plot(path: Path) -> None:
@@ -27,8 +27,8 @@ def check_plot(path: Path) -> None:
 
 
 def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
-    """Ratio to plain decoding of each variant, a bar for each concurrency; where many depths were asked for, lines over
-    them instead, in a panel for each concurrency. Whiskers span the rounds."""
+    """Ratio to plain decoding of each variant, with a bar for each concurrency; for many depths, lines over depth
+    instead, in a panel for each concurrency. Whiskers span the rounds."""
     drafting = [row for row in rows if row.label != "plain"]
     if _many_depths(drafting):
         _latency_lines(drafting, path)
@@ -46,7 +46,7 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
         axes.vlines(at, min(row.ratios), max(row.ratios), color=INK, linewidth=0.8)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
     _name_bars(axes, labels, level=3)
-    axes.set_ylabel("tokens a second over plain decoding")
+    axes.set_ylabel("tokens per second over plain decoding")
     axes.set_ylim(top=1.25 * axes.get_ylim()[1])
     axes.legend(frameon=False, fontsize=8, ncols=len(streams) + 1)
     head = rows[0]
@@ -57,8 +57,8 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
 
 
 def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
-    """For each temperature, tokens a step in each bucket, or in the headline's over depths where many were asked for;
-    below it, the headline bucket's acceptance by position."""
+    """For each temperature, tokens per step in each bucket, or for many depths those of the headline bucket over depth;
+    below, the headline bucket's acceptance by position."""
     temperatures = list(dict.fromkeys(row.temperature for row in report.rows))
     families = looks_of(report.rows, _family) if _many_depths(report.rows) else {}
     count = 4 if families else len(dict.fromkeys(row.label for row in report.rows))
@@ -72,7 +72,7 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
             _position_lines(panels[len(temperatures) + i], headline, looks_of(headline, _label), _label)
             continue
         _depth_lines(panels[i], headline, families, lambda row: row.acceptance and row.acceptance.tokens_per_step)
-        panels[i].set_ylabel("tokens a step")
+        panels[i].set_ylabel("tokens per step")
         deepest = {_family(row): row for row in sorted(headline, key=lambda row: row.depth)}
         drawn = [deepest[family] for family in families]
         _position_lines(panels[len(temperatures) + i], drawn, families, _family, legend=False)
@@ -97,7 +97,7 @@ def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
             colour = families[_family(row)]["color"]
             axes.vlines(row.depth, min(row.ratios), max(row.ratios), color=colour, linewidth=0.6, alpha=0.6)
         axes.set_title(_streams(count), fontsize=9, loc="left")
-    panels[0].set_ylabel("tokens a second over plain decoding")
+    panels[0].set_ylabel("tokens per second over plain decoding")
     head = rows[0]
     lossy = "" if all(row.lossless for row in rows) else "; dotted: lossy"
     title = f"{Path(head.model).name}, {head.dtype}, {head.device}, temperature {head.temperature:g}{lossy}"
@@ -111,7 +111,7 @@ def _streams(count: int) -> str:
 
 
 def _family(row: Any) -> str:
-    """A row's label but for its depth."""
+    """A row's label without its depth."""
     return str(row.label).replace(f"@{row.depth}", "", 1)
 
 
@@ -123,7 +123,7 @@ def _many_depths(rows: Sequence[Any]) -> bool:
     depths: dict[str, set[int]] = {}
     for row in rows:
         depths.setdefault(_family(row), set()).add(row.depth)
-    return any(len(found) >= LINES for found in depths.values())
+    return any(len(distinct) >= LINES for distinct in depths.values())
 
 
 def _depth_lines(
@@ -132,7 +132,7 @@ def _depth_lines(
     families: Mapping[str, Mapping[str, Any]],
     value: Callable[[Any], float | None],
 ) -> None:
-    """A value over the depth of a draft, a line for each way of drafting. families: way -> how it looks."""
+    """A value over the depth of a draft, one line for each way of drafting. families: way of drafting -> its look."""
     for family, look in families.items():
         line = sorted((row for row in rows if _family(row) == family and value(row)), key=lambda row: row.depth)
         style = "-" if all(row.lossless for row in line) else ":"
@@ -148,7 +148,7 @@ def _shared_legend(figure: Any, axes: Any) -> None:
 
 
 def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
-    """Tokens a step: a group of bars for each variant, a bar for each bucket that has prompts."""
+    """Tokens per step: a group of bars for each variant, with a bar for each bucket that has prompts."""
     labels = list(dict.fromkeys(row.label for row in rows))
     buckets = [name for name in dict.fromkeys(row.bucket for row in rows) if _prompts(rows, name)]
     width = 0.8 / max(1, len(buckets))
@@ -162,7 +162,7 @@ def _bucket_bars(axes: Any, rows: Sequence[AcceptanceRow]) -> None:
         _bar(axes, at, row.acceptance.tokens_per_step, width, colour, row.lossless, name)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle="--", label="plain decoding")
     _name_bars(axes, labels, level=2)
-    axes.set_ylabel("tokens a step")
+    axes.set_ylabel("tokens per step")
     axes.set_ylim(top=1.45 * axes.get_ylim()[1])
     axes.legend(frameon=False, fontsize=7, title="distinct 4-grams of the plain text", title_fontsize=7, ncols=2)
 
@@ -174,7 +174,7 @@ def _position_lines(
     name: Callable[[AcceptanceRow], str],
     legend: bool = True,
 ) -> None:
-    """Conditional acceptance by position, a line for each variant that drafted. looks: by what `name` calls a row."""
+    """Conditional acceptance by position, one line for each variant that drafted. looks: by `name(row)`."""
     for row in rows:
         if row.acceptance is None or not row.acceptance.conditional:
             continue
@@ -207,7 +207,7 @@ def _bar(axes: Any, at: float, value: float, width: float, colour: str, lossless
 
 def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
     """A figure of `lines` rows of panels, and its axes, row after row."""
-    # A figure of its own, without pyplot: no window system is touched and no global state left.
+    # Without pyplot: no window system is touched and no global state is left behind.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(4.5, width) * panels, 3.6 if lines == 1 else 2.9 * lines), layout="constrained")
@@ -218,7 +218,7 @@ def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
 
 
 def _name_bars(axes: Any, labels: Sequence[str], level: int) -> None:
-    """Variants below their bars, an option a line; aslant if there are more than `level`."""
+    """Put variants' labels below their bars, one option per line; slanted if there are more than `level`."""
     slant = {"rotation": 20, "ha": "right", "fontsize": 8} if len(labels) > level else {}
     axes.set_xticks(range(len(labels)), [label.replace("+", "\n+") for label in labels], **slant)
 

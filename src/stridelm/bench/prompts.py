@@ -1,4 +1,4 @@
-"""What the benchmarks complete: the shipped held-out prompts, or the user's own files."""
+"""The benchmarks' prompts: the shipped held-out ones, or the user's own files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 BUILT_IN = Path(__file__).parent / "prompts.json"
-"""48 beginnings of Python functions from packages that the built-in model never saw
+"""48 beginnings of Python functions from packages on which the built-in model was not trained
 (recipes/builtin/make_prompts.py).
 """
 TEXT_KEYS = ("text", "prompt")
@@ -28,20 +28,20 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
 
     def first(self, count: int | None) -> PromptSet:
-        """The first `count` prompts, all if None. Raises ValueError if there are not as many."""
+        """The first `count` prompts, all if None. Raises ValueError if there are fewer."""
         if count is None:
             return self
         if not 1 <= count <= len(self.prompts):
-            raise ValueError(f"num_prompts is {count} and {self.name} has {len(self.prompts)} prompts; lower it")
+            raise ValueError(f"num_prompts is {count} but {self.name} has {len(self.prompts)} prompts; lower it")
         return PromptSet(self.name, self.prompts[:count])
 
 
 def load_prompts(source: str | None = None) -> PromptSet:
     """The prompts at a path, or the shipped ones if None.
 
-    A .json file holds a list, or an object with "prompts"; a .jsonl file one prompt a line; a prompt there is
-    a string or an object with "text" or "prompt". Any other file is one prompt; a directory is one prompt a
-    file, by name. Raises ValueError for a path that holds no prompt.
+    A .json file holds a list, or an object with "prompts"; a .jsonl file one prompt per line; a prompt there is a
+    string or an object with "text" or "prompt". Any other file is one prompt; a directory holds such files, read in
+    order of name. Raises ValueError for a path without prompts.
     """
     path = BUILT_IN if source is None else Path(source)
     if path.is_dir():

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 GRAM = 4
 SHORTEST = 16
-"""Tokens under which a continuation says too little to be put in a bucket."""
+"""Continuations of fewer tokens are too short to be put in a bucket."""
 LOOP_ROUNDS, LOOP_TOKENS = 3, 24
-"""A loop is a tail that is at least so many rounds of one block, and at least so many tokens."""
+"""A loop is a tail of at least this many repetitions of one block, and of at least this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ LOOPING = Bucket("under 0.3")
 MIXED = Bucket("0.3 to 0.6")
 VARIED = Bucket("above 0.6", headline=True)
 BUCKETS = (LOOPING, MIXED, VARIED)
-"""Most repetitive first. What drafters are judged by is the last."""
+"""Most repetitive first. Drafters are judged by the last."""
 
 
 def distinct_share(tokens: Sequence[int]) -> float | None:
-    """Distinct 4-grams over all 4-grams; None for a continuation that is too short to say."""
+    """Distinct 4-grams over all 4-grams; None if the continuation is too short to judge."""
     if len(tokens) < SHORTEST:
         return None
     grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
@@ -37,7 +37,7 @@ def distinct_share(tokens: Sequence[int]) -> float | None:
 
 
 def bucket_of(tokens: Sequence[int]) -> Bucket | None:
-    """Where a plain continuation belongs; None if it is too short to say."""
+    """The bucket of a plain continuation; None if it is too short to judge."""
     share = distinct_share(tokens)
     if share is None:
         return None
@@ -45,7 +45,7 @@ def bucket_of(tokens: Sequence[int]) -> Bucket | None:
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """Where the loop begins that the continuation ends in; None if it ends in none."""
+    """Where the loop begins in which the continuation ends; None if it does not end in a loop."""
     starts = [
         start for period in range(1, len(tokens) // LOOP_ROUNDS + 1) if (start := _tail(tokens, period)) is not None
     ]

@@ -1,4 +1,4 @@
-"""How results are shown: tables for the eye. What is kept of them is in results.py."""
+"""Results as tables for a terminal. results.py stores them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stridelm.bench.acceptance import AcceptanceReport, AcceptanceRow, PlainText
 from stridelm.bench.figures import Percentiles
 from stridelm.bench.latency import LatencyRow
 
-LOSSY = "* lossy: the output is not promised to be plain decoding's"
+LOSSY = "* lossy: the output may differ from plain decoding's"
 SIMULATED = "synthetic: simulated acceptance; the output is not the model's, for benchmarks only"
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:
-    """What was run, then a line a row. Times in milliseconds."""
+    """What was run, then one line per row. Times in milliseconds."""
     head = rows[0]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("streams", justify="right")
@@ -55,8 +55,8 @@ def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:
             _sameness(row.identical, row.identical_outputs, row.prompts),
         )
     notes = [
-        f"ratio: tokens/s over those of plain decoding beside it, median of {len(rows[-1].ratios)}",
-        "accepted at: of the steps that reached the position",
+        f"ratio: tokens/s over those of the neighbouring plain run, median of {len(rows[-1].ratios)}",
+        "accepted at: share of the steps that reached the position",
         "TTFT, TPOT, ITL: p50 / p90 / p99 in milliseconds",
     ]
     notes += _warnings(rows)
@@ -72,7 +72,7 @@ def latency_table(rows: Sequence[LatencyRow]) -> RenderableType:
 
 
 def acceptance_table(report: AcceptanceReport) -> RenderableType:
-    """What plain decoding said, then tokens a step of each variant in each bucket."""
+    """A summary of plain decoding's output, then tokens per step of each variant in each bucket."""
     if not report.rows:
         return _plain_table(report.plain)
     head = report.rows[0]
@@ -103,7 +103,7 @@ def acceptance_table(report: AcceptanceReport) -> RenderableType:
         )
     notes = [
         "bucket: share of distinct 4-grams in the plain continuation (bold: the headline)",
-        "accepted at: of the steps that reached the position; of all drafts: of the steps that drafted",
+        "accepted at: share of the steps that reached the position; of all drafts: share of the steps that drafted",
         "drafted in: share of the steps that drafted",
     ]
     notes += _warnings(report.rows)
@@ -132,10 +132,10 @@ def _plain_table(texts: Iterable[PlainText]) -> Table:
     return table
 
 
-def positions(values: Sequence[float], most: int = 4) -> str:
+def positions(values: Sequence[float], limit: int = 4) -> str:
     """Shares by position, the first few."""
-    shown = " ".join(f"{value:.2f}" for value in values[:most])
-    return f"{shown} .." if len(values) > most else shown or "-"
+    shown = " ".join(f"{value:.2f}" for value in values[:limit])
+    return f"{shown} .." if len(values) > limit else shown or "-"
 
 
 def milliseconds(times: Percentiles) -> str:
@@ -144,7 +144,7 @@ def milliseconds(times: Percentiles) -> str:
 
 
 def _warnings(rows: Sequence[LatencyRow] | Sequence[AcceptanceRow]) -> list[str]:
-    """What must be said of these rows' outputs."""
+    """Warnings about these rows' outputs."""
     lossy = [] if all(row.lossless for row in rows) else [LOSSY]
     return [*lossy, SIMULATED] if any(row.simulated for row in rows) else lossy
 

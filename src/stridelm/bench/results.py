@@ -1,12 +1,12 @@
-"""Results on disk: a line of JSON for each run of a benchmark, so that all runs of a machine fit into one file.
+"""Results on disk: one line of JSON per run of a benchmark, so that all runs of a machine fit into one file.
 
-A line says which benchmark ran, what it was told, what it found, and last where it ran. Rows are most of what is found,
-and most of a row is its names, and what it has in common with every other. So a list of rows is kept as a table:
+A line names the benchmark, its settings, its results and, last, the environment. Results are mostly rows, and rows are
+mostly names and values that all of them share. So a list of rows is stored as a table:
 
-    {"same": {name: what all rows have in common}, "columns": [the other names], "rows": [[their values], ..]}
+    {"same": {name: value that all rows share}, "columns": [the other names], "rows": [[their values], ..]}
 
-A name that a row lacks is null there. Fractions are kept to six digits, more than any measurement repeats. What
-a run's settings do not tell of it, a person adds as its "note".
+A name that a row lacks is null there. Fractions are rounded to six digits, more than any measurement reproduces. What
+the settings of a run do not show can be added by hand as its "note".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLE = {"same", "columns", "rows"}
 
 
 def append_result(path: Path, benchmark: str, settings: Any, **results: Any) -> None:
-    """Add a run to a file, which is made where there is none. settings: a dataclass.
+    """Append a run to a file, which is created if it does not exist. settings: a dataclass.
 
     Raises ValueError if the file cannot be written.
     """
@@ -38,9 +38,9 @@ def append_result(path: Path, benchmark: str, settings: Any, **results: Any) -> 
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """The runs in a file, in the order in which they were made, their rows as dictionaries.
+    """The runs in a file, oldest first, with their rows as dictionaries.
 
-    Raises ValueError if the file cannot be read, or a line of it is not a run's.
+    Raises ValueError if the file cannot be read, or if a line is not a run.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -50,9 +50,9 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def as_line(record: Mapping[str, Any]) -> str:
-    """A run as it is kept, with the end of its line."""
-    kept = {name: _table(value) if _is_rows(value) else value for name, value in _rounded(record).items()}
-    return json.dumps(kept, separators=(",", ":")) + "\n"
+    """A run as it is stored, including the line end."""
+    stored = {name: _table(value) if _is_rows(value) else value for name, value in _rounded(record).items()}
+    return json.dumps(stored, separators=(",", ":")) + "\n"
 
 
 def _run(line: str, where: str) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def _run(line: str, where: str) -> dict[str, Any]:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [name for name in names if len({_told(row, name) for row in rows}) > 1]
+    columns = [name for name in names if len({_value_text(row, name) for row in rows}) > 1]
     same = {name: rows[0][name] for name in names if name not in columns}
     return {"same": same, "columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
-def _told(row: Mapping[str, Any], name: str) -> str:
-    """What a row says under a name, if anything: equal texts are equal values, which 1, 1.0 and True are not."""
+def _value_text(row: Mapping[str, Any], name: str) -> str:
+    """A row's value of a name as JSON, "" if it has none: 1, 1.0 and True are equal values but different texts."""
     return json.dumps(row[name]) if name in row else ""
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark can be told. The command line is made from these fields."""
+"""The settings of benchmarks. The command line is generated from these fields."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal
 from stridelm.values import option
 
 JSON_HELP = "append this run to a file (.jsonl), as one line of JSON: settings, figures, and last the environment"
-"""Of --json, which every benchmark has."""
+"""Help of --json, which every benchmark has."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Who drafts, and what is completed."""
+    """Which drafters run, and which prompts they complete."""
 
     drafters: tuple[str, ...] = option(
         (),
-        "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]] between commas, such as mtp@3+draft_topk=2; by default every "
+        "comma-separated NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as mtp@3+draft_topk=2; by default every "
         "drafter that the model can run",
     )
     depth: tuple[int, ...] = option((), "depths for entries without @DEPTH; by default each drafter's own")
     prompts: str | None = option(None, "file or directory of prompts; by default the shipped held-out Python")
-    num_prompts: int | None = option(None, "use only the first so many prompts")
-    max_tokens: int = option(128, "tokens to complete each prompt with")
+    num_prompts: int | None = option(None, "use only the first N prompts")
+    max_tokens: int = option(128, "maximum tokens of each completion")
     seed: int = option(0, "prompt i is sampled with this seed plus i")
 
     def __post_init__(self) -> None:
@@ -36,14 +36,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class LatencySettings(Workload):
-    """What is timed."""
+    """Settings of the latency benchmark."""
 
-    batch: tuple[int, ...] = option((1,), "streams at once: as one request ends the next begins")
-    repeats: int = option(3, "runs of each kind; plain decoding and the drafters take turns, and the median counts")
-    num_prompts: int | None = option(8, "use only the first so many prompts; none for all")
+    batch: tuple[int, ...] = option((1,), "concurrent streams: when one request ends, the next begins")
+    repeats: int = option(3, "runs of each kind, plain decoding and drafters in turn; the median is reported")
+    num_prompts: int | None = option(8, "use only the first N prompts; none for all")
     temperature: float = option(0.0, "sampling temperature")
-    ignore_eos: bool = option(True, "go on to max_tokens after an end of text, so that every run does the same work")
-    prefix_cache: Literal["off", "cold"] = option("off", "off, or cold: in use, and emptied before every run")
+    ignore_eos: bool = option(True, "continue to max_tokens after an end of text, so that every run does the same work")
+    prefix_cache: Literal["off", "cold"] = option("off", "off, or cold: enabled, and emptied before every run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,10 +55,10 @@ class LatencySettings(Workload):
 
 @dataclass(frozen=True)
 class AcceptanceSettings(Workload):
-    """What is counted. Nothing is timed, so any number of streams gives the same figures."""
+    """Settings of the acceptance benchmark. Nothing is timed, so any number of streams gives the same figures."""
 
     temperature: tuple[float, ...] = option((0.0, 1.0), "sampling temperatures")
-    batch: int = option(8, "streams at once")
+    batch: int = option(8, "concurrent streams")
 
     def __post_init__(self) -> None:
         super().__post_init__()

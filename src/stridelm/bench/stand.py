@@ -1,4 +1,4 @@
-"""The test stand: one engine that every kind of decoding shares, and the jobs that it is given."""
+"""The test stand: one engine that all variants share, and the jobs it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stridelm.params import SamplingParams
 
 
 def open_engine(model: str | None, streams: int, *, prefix_caching: bool = False, **options: Any) -> Engine:
-    """An engine with room for `streams` requests at once. Whoever drafts is said by each request."""
+    """An engine with room for `streams` requests at once. Each request names its drafter."""
     return Engine(
         EngineConfig(model=model, drafter="none", max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
     )
@@ -28,13 +28,13 @@ def encode(engine: Engine, prompts: PromptSet) -> list[list[int]]:
 
 
 def check_variants(engine: Engine, variants: Sequence[Variant]) -> None:
-    """Raise ValueError for a variant that the engine would refuse: before anything is measured, not in the middle."""
+    """Raise ValueError, before anything is measured, for a variant that the engine would refuse."""
     for variant in variants:
         engine.drafters.get(variant.drafter).rows_by_depth(variant.speculation)
 
 
 def make_jobs(ids: Sequence[list[int]], variant: Variant, params: SamplingParams, seed: int) -> list[Job]:
-    """One job a prompt. Each has a seed of its own, the same under every variant."""
+    """One job per prompt. Each has its own seed, the same under every variant."""
     return [
         Job(prompt_ids, replace(params, seed=seed + i, speculation=variant.speculation))
         for i, prompt_ids in enumerate(ids)
@@ -42,5 +42,5 @@ def make_jobs(ids: Sequence[list[int]], variant: Variant, params: SamplingParams
 
 
 def checkpoint_name(engine: Engine) -> str:
-    """What a row calls the model."""
+    """The model's name in results."""
     return "built-in" if engine.config.model is None else str(engine.config.model)

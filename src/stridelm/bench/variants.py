@@ -1,15 +1,14 @@
-"""What `--drafters` says, taken apart: a drafter with a depth and options, an acceptance rule and the rule's number.
+"""Parses `--drafters`: a drafter with a depth and options, an acceptance rule and the rule's number.
 
     NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]]
 
     mask    ngram@8    mask@3:trust:0.9    ngram@4:synthetic:2.5
     eagle@5+draft_topk=4+num_draft_tokens=16    mtp@3+draft_sample_method=greedy:rejection
 
-An option is any that a drafter or rule brings, but for those with a place of their own; its value is an integer, else
-a number, else text.
-The number behind the rule is the confidence of trusted windows, and the tokens a step of simulated acceptance.
+OPTION is any option of a drafter or rule, except those with their own place; VALUE is read as an integer, else as a
+number, else as text. NUMBER is the confidence of trusted windows, or the tokens per step of simulated acceptance.
 
-An entry without @DEPTH stands for one variant at each of the depths asked for.
+An entry without @DEPTH stands for one variant at each depth in `--depth`.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ SYNTAX = (
     "ngram@4:synthetic:2.5"
 )
 PLACED = ("drafter", "depth", "acceptance", "acceptance_length", "confidence")
-"""What of a Speculation has a place of its own in an entry."""
+"""The fields of Speculation that have their own place in an entry."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of decoding, with nothing left open."""
+    """One way of decoding, with all settings resolved."""
 
     speculation: Speculation
     lossless: bool
-    """Whether the rule promises the distribution of what plain decoding would say."""
+    """Whether the rule promises the distribution of plain decoding's output."""
 
     @property
     def drafter(self) -> str:
@@ -56,21 +55,21 @@ class Variant:
 
     @property
     def simulated(self) -> bool:
-        """Whether the number of accepted tokens is drawn."""
+        """Whether the number of accepted tokens is drawn at random."""
         return RULES.get(self.acceptance).simulated
 
     def repeats(self, temperature: float) -> bool:
-        """Whether it promises what plain decoding says, not the distribution of it alone."""
+        """Whether it promises plain decoding's very output, and not only its distribution."""
         return self.lossless and (temperature == 0 or RULES.get(self.acceptance).coupled)
 
     @property
     def drafts(self) -> bool:
-        """False for plain decoding, under whatever name it was asked for."""
+        """False for plain decoding, however it was requested."""
         return self.drafter != "none" and self.speculation.depth != 0
 
     @property
     def label(self) -> str:
-        """The entry that would ask for exactly this; lossy ones are starred."""
+        """The entry that gives exactly this variant; lossy ones are starred."""
         if not self.drafts:
             return "plain"
         text = f"{self.drafter}@{self.speculation.depth}"
@@ -85,10 +84,10 @@ class Variant:
 
 
 def read_variants(entries: Sequence[str], depths: Sequence[int], target: TargetInfo) -> list[Variant]:
-    """The drafting variants of `--drafters` and `--depth`, each once, in the order given. Plain decoding is
-    not among them: it runs in any case. No entry stands for every drafter that the model can run.
+    """The drafting variants of `--drafters` and `--depth`, each once, in the order given. Plain decoding is not among
+    them: it always runs. Without entries, every drafter that the model can run.
 
-    Raises ValueError for an entry that cannot be read or that this model cannot run.
+    Raises ValueError for an entry that cannot be parsed or that this model cannot run.
     """
     entries = entries or runnable(target)
     found = [variant for entry in entries for variant in _of_entry(entry, depths, target)]
@@ -113,19 +112,19 @@ def _of_entry(entry: str, depths: Sequence[int], target: TargetInfo) -> list[Var
     base = Speculation.of({"drafter": name, "acceptance": rule, **options})
     if match["depth"] is not None:
         return [_settled(Speculation.of({"depth": int(match["depth"])}).over(base), target)]
-    # A drafter that takes no depth runs once, whatever depths the others are to run at.
+    # A drafter without a depth runs once, whatever depths the others run at.
     if not depths or (name in DRAFTERS and DRAFTERS.get(name).default_depth == 0):
         return [_settled(base, target)]
     return [_settled(Speculation(depth=depth).over(base), target) for depth in depths]
 
 
 def _options(entry: str, text: str) -> dict[str, Any]:
-    """What stands behind plus signs. Raises ValueError for what is no option here, or is given twice."""
+    """The options after plus signs. Raises ValueError for one that is not allowed here or is given twice."""
     options: dict[str, Any] = {}
     for part in text.split("+")[1:]:
         name, _, value = part.partition("=")
         if name in PLACED:
-            raise ValueError(f"{name} is no option in {entry!r}, it has its own place; write {SYNTAX}")
+            raise ValueError(f"{name} is not an option in {entry!r}, it has its own place; write {SYNTAX}")
         if name not in known():
             free = ", ".join(name for name in known() if name not in PLACED)
             raise ValueError(f"unknown option {name!r} in {entry!r}; known: {free}")
@@ -145,12 +144,12 @@ def _value(text: str) -> int | float | str:
 
 
 def _shown(value: Any) -> str:
-    """The text of a value, a tree's in brackets: `--drafters` is not cut at commas inside them."""
+    """The text of a value; a tree is put in brackets, because `--drafters` is not split at commas inside them."""
     return str(list(value)).replace(" ", "") if isinstance(value, tuple) else str(value)
 
 
 def _number(entry: str, rule: str, text: str | None) -> dict[str, float]:
-    """The option that the number behind a rule sets."""
+    """The option that the number after a rule sets."""
     if text is None:
         return {}
     option = "acceptance_length" if RULES.get(rule).simulated else "confidence"
