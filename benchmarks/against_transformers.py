@@ -4,20 +4,20 @@
     python benchmarks/against_transformers.py [MODEL] --mtp 3 --json results/against_transformers_mtp.jsonl
 
 Both decode greedily with a KV cache, for exactly --max-tokens tokens; prompts of a batch are padded on the
-left for transformers. The two take turns, in alternating order; the ratio is taken within a round and its
-median is the figure. Stride runs as it is shipped: paging, sampler, detokenising and all. transformers
+left for transformers. The two take turns, in alternating order; the ratio is taken within a round, and the
+median ratio is reported. Stride runs as shipped, including paging, sampler and detokenising. transformers
 returns ids only.
 
-With --mtp DEPTH both draft with the MTP module that lies beside MODEL, one prompt at a time. The option of
-transformers is `generate(use_mtp=True)`: it drafts one token with each module of a checkpoint, no more and no
-fewer, and applies none twice. It is told of the modules, as its qwen3 expects none, and keeps them loaded, as
-Stride does; by itself it reads them anew for every prompt. What is compared:
+With --mtp DEPTH both draft with the MTP module beside MODEL, one prompt at a time. transformers' option is
+`generate(use_mtp=True)`: it drafts exactly one token with each module of a checkpoint and applies none twice.
+Because its qwen3 expects no modules, they are passed to it and stay loaded, as in Stride; by itself it loads
+them again for every prompt. What is compared:
 
 - one module, from which both draft one token;
-- the same checkpoint, in which Stride applies the module DEPTH times;
-- a checkpoint with DEPTH copies of the module, which makes transformers draft DEPTH tokens; Stride runs it in
-  turn too, and drafts the same;
-- the two ways to draft DEPTH tokens with this module: Stride applies it again and again, transformers has the
+- the same checkpoint, with Stride applying the module DEPTH times;
+- a checkpoint with DEPTH copies of the module, which makes transformers draft DEPTH tokens; Stride runs it
+  module by module too, and drafts the same;
+- the two ways to draft DEPTH tokens with this module: Stride applies it repeatedly, transformers uses the
   copies.
 """
 
@@ -72,7 +72,7 @@ class Settings:
     dtype: str
     device: str
     mtp: int | None = None
-    """Depth. None: both decode plainly."""
+    """Depth. None: plain decoding in both."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Pass:
     outputs: list[list[int]]
     seconds: float
     steps: int
-    """Forward passes of the target, those that read prompts included."""
+    """Forward passes of the target, including those that read prompts."""
 
     @property
     def tokens(self) -> int:
@@ -94,7 +94,7 @@ class Pass:
 
     @property
     def tokens_per_step(self) -> float:
-        """One prompt at a time, each read in one step, which gives its first token."""
+        """For runs of one prompt at a time, where each prompt is read in one step, which gives its first token."""
         return (self.tokens - len(self.outputs)) / (self.steps - len(self.outputs))
 
 
@@ -111,7 +111,7 @@ class Row:
     ratio: float
     ratios: tuple[float, ...]
     same_outputs: int
-    """Prompts whose outputs agree. In 16 bits two implementations part at near-ties; neither is wrong."""
+    """Prompts whose outputs agree. In 16 bits two implementations diverge at near-ties; neither is wrong."""
     mean_agreeing_tokens: float
     """Leading tokens that agree."""
 
@@ -130,7 +130,7 @@ class MtpRow(Row):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
-    parser.add_argument("--batch", default="1,8", help="batch sizes between commas (default: 1,8)")
+    parser.add_argument("--batch", default="1,8", help="comma-separated batch sizes (default: 1,8)")
     parser.add_argument("--mtp", type=int, metavar="DEPTH", help="draft with MTP, at batch size 1")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-prompts", type=int, default=8)
@@ -164,7 +164,7 @@ def open_both(model: str | None, settings: Settings) -> tuple[Engine, Any]:
     dtype = next(engine.loaded.model.parameters()).dtype
     hf = AutoModelForCausalLM.from_pretrained(model or builtin_path(), dtype=dtype, local_files_only=True)
     hf = hf.eval().to(engine.loaded.device)
-    hf.generation_config.eos_token_id = None  # both write exactly max_tokens
+    hf.generation_config.eos_token_id = None  # both generate exactly max_tokens
     return engine, hf
 
 
@@ -182,7 +182,7 @@ def measure_batch(engine: Engine, hf: Any, ids: list[list[int]], size: int, sett
 def take_turns(
     ours: Callable[[int], Pass], theirs: Callable[[int], Pass], settings: Settings
 ) -> tuple[list[Pass], list[Pass]]:
-    """A pass of each a round. They are called with the tokens that each prompt is to get."""
+    """One pass of each per round. They are called with the number of tokens to generate for each prompt."""
     for side in (ours, theirs):
         side(WARM_UP_TOKENS)
     done: dict[Callable[[int], Pass], list[Pass]] = {ours: [], theirs: []}
@@ -193,7 +193,7 @@ def take_turns(
 
 
 def figures(ours: Sequence[Pass], theirs: Sequence[Pass]) -> dict[str, Any]:
-    """What every row says of its rounds."""
+    """The fields that every row has about its rounds."""
     ratios = tuple(a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs))
     outputs = list(zip(ours[-1].outputs, theirs[-1].outputs))
     return {
@@ -209,7 +209,7 @@ def figures(ours: Sequence[Pass], theirs: Sequence[Pass]) -> dict[str, Any]:
 
 
 def measure_mtp(settings: Settings, depth: int) -> list[MtpRow]:
-    from transformers.modeling_layers import MtpModel  # older ones have none, and compare plain decoding all the same
+    from transformers.modeling_layers import MtpModel  # imported here: older versions lack it but can decode plainly
 
     transformers_logging.set_verbosity_error()  # it reports the modules as tensors that its qwen3 does not expect
     transformers_logging.disable_progress_bar()
@@ -288,7 +288,7 @@ def run_stride(engine: Engine, ids: Sequence[list[int]], variant: Variant, strea
 
 @torch.inference_mode()
 def run_transformers(hf: Any, ids: Sequence[list[int]], size: int, tokens: int, modules: Any = None) -> Pass:
-    """A batch after the other. modules: its MtpModel to draft with."""
+    """One batch after another. modules: transformers' MtpModel to draft with."""
     outputs: list[list[int]] = []
     steps = 0
 

@@ -1,4 +1,4 @@
-"""What a GPU did during some steps of an engine, kernel by kernel, as CUPTI tells it."""
+"""What a GPU did during some steps of an engine, kernel by kernel, as CUPTI reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from stridelm.engine.engine import Engine
 
 GRAPH = 20
-"""Kernels from which on one launch is a captured step."""
+"""A launch with at least this many kernels is a captured step."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Activity:
 
 
 def trace_steps(engine: Engine, steps: int) -> list[Activity]:
-    """Everything that ran during so many steps, by start."""
+    """Everything that ran during `steps` steps, sorted by start."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         for _ in range(steps):
@@ -51,7 +51,7 @@ def idle_us(activities: list[Activity]) -> float:
 
 
 def gap_us(activities: list[Activity]) -> float | None:
-    """How long nothing ran between one captured step and the next, on average; None if there are not two."""
+    """How long nothing ran between one captured step and the next, on average; None if there are fewer than two."""
     launches: dict[int, list[Activity]] = defaultdict(list)
     for activity in activities:
         launches[activity.launch].append(activity)

@@ -1,22 +1,22 @@
-"""Decode speed of an 8B model on one GPU, weights random: plain and with each drafter, over batch sizes.
+"""Decode speed of an 8B model with random weights on one GPU: plain and with each drafter, over batch sizes.
 
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.jsonl
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --read results/gpu_decode.jsonl --plot gpu_decode.svg
 
 Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding with all
 requests running is timed: from the step in which the last got its first token to when one of them nears its end.
-`floor` is the time to read the weights and the KV that a step must read, at the bandwidth given. `prefill` is prompt
-tokens a second until every request has its first token.
+`floor` is the time to read the weights and the KV that a step must read, at the given bandwidth. `prefill` is prompt
+tokens per second until every request has its first token.
 
-Random weights accept no draft, so what a drafter gains is not to be seen here. Trusted windows (mask@2:trust) emit all
-their tokens whatever the weights say; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens a step because it was told
-to: acceptance is simulated, the step is real. Both are starred. What is drawn in so few steps has a mean of its
-own, so where a length was told, tokens a second are those of that length at the step time measured; tokens/step is what
-was drawn.
+With random weights no draft is accepted, so a drafter's gain does not show here. Trusted windows (mask@2:trust) emit
+all their tokens whatever the weights are; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens per step by
+definition: acceptance is simulated, the step is real. Both are starred. Over so few steps the mean of the lengths drawn
+deviates from the given one, so tokens per second are computed from the given length and the measured step time;
+tokens/step is what was drawn.
 
-`draft`, `forward` and `sampling` are what the device spends on the parts of a step (engine/step_timer.py); `gap` is how
-long nothing runs between one captured step and the next, as CUPTI sees it. Both are measured in short runs of their
-own, in the middle of the contexts that the timed run goes through.
+`draft`, `forward` and `sampling` are the device's times for the parts of a step (engine/step_timer.py); `gap` is how
+long nothing runs between one captured step and the next, as CUPTI reports it. Both are measured in separate short runs,
+in the middle of the contexts that the timed run goes through.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ LLAMA_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 VLLM = {1: 203.9, 4: 796.0, 16: 2968.0, 64: 9421.0, 128: 14343.0, 256: 17853.0}
-"""Tokens a second of vLLM 0.26.0, plain, the same work on one H200 (measured beside us, torch 2.11): streams, times
-tokens a step, over the time of a step with all of them running, as here."""
+"""Tokens per second of vLLM 0.26.0, plain, with the same work on one H200 (measured beside Stride, torch 2.11): streams
+times tokens per step, over the time of a step with all of them running, as here."""
 EAGLE3 = "eagle@3:synthetic:2.5"
 VLLM_EAGLE3 = {1: 385.5, 4: 1475.0, 16: 5434.0, 64: 13825.0, 128: 16410.0, 256: 18092.0}
-"""The same with EAGLE-3, three drafts a step, acceptance simulated at 2.5 tokens."""
+"""The same with EAGLE-3, three draft tokens per step, acceptance simulated at 2.5 tokens."""
 DRAFT_VOCAB = 32000
 
 
 MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
 WARM, END = 24, 16
-"""Tokens of a run that is not timed; tokens before its last from which on a request may draft less."""
+"""Tokens of the untimed warm-up run; number of last tokens of a request for which it may draft less."""
 PART_STEPS = 12
 """Steps over which the parts of a step are measured."""
 
@@ -102,7 +102,7 @@ class Row:
     tokens_per_step: float
     floor_ms: float
     part_ms: dict[str, float]
-    """Of the device, a step."""
+    """Device time of each part, per step."""
     gap_ms: float | None
     """Between captured steps."""
     prefill_per_s: float
@@ -113,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one run, or of several together."""
+    """Measurements of one run, or of several together."""
 
     tokens: int
     """While all requests were running, as are the next two."""
@@ -134,8 +134,8 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", default="1,4,16,64,128,256")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens in")
-    parser.add_argument("--output", type=int, default=256, help="tokens out")
+    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--output", type=int, default=256, help="output tokens")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
@@ -143,7 +143,9 @@ def main() -> int:
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: draw a run with these options")
+    parser.add_argument(
+        "--read", type=Path, metavar="FILE", help="measure nothing: plot an earlier run with these options"
+    )
     args = parser.parse_args()
     console = Console(width=170)
     if args.plot:
@@ -153,11 +155,11 @@ def main() -> int:
     settings = Settings(batches, args.prompt, args.output, args.layers, args.repeats, modes, decoding, args.bandwidth)
     if args.read:
         if args.plot is None:
-            parser.error("--read only draws: say where with --plot")
+            parser.error("--read only plots: name the chart's file with --plot")
         plot(rows_of_last_run(args.read, settings), args.plot)
         return 0
     if not torch.cuda.is_available():
-        console.print("no GPU here: this benchmark needs one")
+        console.print("this benchmark needs a GPU, and torch sees no CUDA device here")
         return 1
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -181,17 +183,17 @@ def main() -> int:
 
 
 def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
-    """Of the runs in a file, the last with these settings. Raises SystemExit where there is none."""
+    """The rows of the last run in a file with these settings. Raises SystemExit if there is none."""
     told = json.loads(json.dumps(asdict(settings)))
     runs = [run for run in read_results(file) if run["benchmark"] == "gpu_decode" and run["settings"] == told]
     if not runs:
-        raise SystemExit(f"no run in {file} had these options; give those of the run that is to be drawn")
+        raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
     rows: list[dict[str, Any]] = runs[-1]["rows"]
     return rows
 
 
 def write_eagle3(folder: Path, settings: Settings) -> Path:
-    """A head of the published Llama-3.1-8B heads' shape, whose weights nobody reads."""
+    """A head in the shape of the published Llama-3.1-8B heads, whose weights are not read."""
     width, inner, vocab = (LLAMA_8B[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
     keys = LLAMA_8B["num_key_value_heads"] * LLAMA_8B["head_dim"]
     shapes = {
@@ -261,7 +263,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
         gap = gap_time(engine, decoding, batch, settings)
         parts = part_times(engine, decoding, batch, settings)
         a_step = measured.tokens / measured.steps / batch
-        told = told_length(decoding)
+        told = synthetic_length(decoding)
         tokens_per_s = (told or a_step) * batch * measured.steps / measured.seconds
         plain = tokens_per_s if decoding == "plain" else plain
         row = Row(
@@ -280,14 +282,14 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             mode=mode,
         )
         console.print(
-            f"{mode} batch {batch} {decoding}: {row.tokens_per_s:.1f} tokens/s, {row.ms_per_step:.2f} ms a step"
+            f"{mode} batch {batch} {decoding}: {row.tokens_per_s:.1f} tokens/s, {row.ms_per_step:.2f} ms per step"
         )
         rows.append(row)
     return rows
 
 
-def told_length(decoding: str) -> float | None:
-    """Tokens a step that simulated acceptance has on average."""
+def synthetic_length(decoding: str) -> float | None:
+    """The given mean of tokens per step of simulated acceptance."""
     rule, _, length = decoding.partition(":")[2].partition(":")
     return float(length) if rule.startswith("synthetic") else None
 
@@ -309,7 +311,7 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
     began = time.perf_counter()
     while any(not request.output_ids for request in requests):
         engine.step()
-    # A step is in flight now, and at the end as well: what is read in between took the time in between.
+    # A step is in flight both now and at the end, so the tokens read in between took the time in between.
     prefill = batch * prompt / (time.perf_counter() - began)
     started = seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
     while all(len(request.output_ids) < output - END for request in requests):
@@ -325,7 +327,7 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
 
 
 def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) -> dict[str, float]:
-    """Milliseconds that the device spends on each part of a step, in graphs that are captured for this alone."""
+    """Milliseconds that the device spends on each part of a step, in graphs captured only for this."""
     engine.time_steps(True)
     try:
         with decoding_requests(engine, decoding, batch, settings):
@@ -346,7 +348,7 @@ def gap_time(engine: Engine, decoding: str, batch: int, settings: Settings) -> f
 
 @contextmanager
 def decoding_requests(engine: Engine, decoding: str, batch: int, settings: Settings) -> Iterator[None]:
-    """Requests in the middle of their output, gone afterwards."""
+    """Keeps requests in the middle of their output running, and aborts them afterwards."""
     rng = random.Random(batch)
     vocab = engine.loaded.target.vocab_size
     params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, speculation=speculation(decoding))
@@ -360,12 +362,12 @@ def decoding_requests(engine: Engine, decoding: str, batch: int, settings: Setti
     finally:
         for name in names:
             engine.abort(name)
-        while engine.busy:  # what is in flight
+        while engine.busy:  # land the steps in flight
             engine.step()
 
 
 def speculation(decoding: str) -> Speculation | str:
-    """ "plain", or drafter@depth with an acceptance rule, and a confidence or a simulated length, behind colons."""
+    """ "plain", or drafter@depth, then after colons an acceptance rule and a confidence or a simulated length."""
     if decoding == "plain":
         return "off"
     drafter, _, rest = decoding.partition("@")
@@ -382,7 +384,8 @@ def speculation(decoding: str) -> Speculation | str:
 
 
 def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
-    """Weights (all but the embedding, of which a row a token is read) and KV at the middle of the run."""
+    """Time to read the weights (without the embedding, of which one row per token is read) and the KV at the middle of
+    the run."""
     model = engine.loaded.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.embed.weight.numel() * 2
     entry = bytes_per_token(model.layer_states, torch.bfloat16)
@@ -392,7 +395,7 @@ def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
 
 def as_table(rows: list[Row]) -> Table:
     table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama-3.1-8B's shape, bfloat16")
-    names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms a step", "floor")
+    names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms/step", "floor")
     for column in (*names, *PARTS, "gap", "prefill/s"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -414,7 +417,7 @@ def as_table(rows: list[Row]) -> Table:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Above, where a plain step's time goes, over the floor; below, what drafting makes of plain decoding."""
+    """Above, the parts of a plain step's time, and the floor; below, drafting as a ratio to plain decoding."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["mode"] == "captured"]
@@ -432,7 +435,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             plain[b]["floor_ms"], at - 0.35, at + 0.35, color=INK, linewidth=1.5, label=None if at else "floor"
         )
         above.annotate(f"{plain[b]['tokens_per_s']:,.0f}/s", (at, foot[at]), ha="center", va="bottom", fontsize=7)
-    above.set_ylabel("ms a step, plain decoding")
+    above.set_ylabel("ms per step, plain decoding")
     others = list(dict.fromkeys(row["decoding"] for row in rows if row["decoding"] != "plain"))
     for colour, decoding in zip(itertools.cycle(SERIES), others):
         line = [row for row in rows if row["decoding"] == decoding]
@@ -440,7 +443,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         places = [batches.index(row["batch"]) for row in line]
         below.plot(places, [row["over_plain"] for row in line], marker="o", color=colour, label=decoding + star)
     below.axhline(1.0, color=INK, linewidth=1, linestyle="--")
-    below.set_ylabel("tokens a second over plain")
+    below.set_ylabel("tokens per second over plain")
     below.set_xlabel("requests in a batch   (* lossy, or acceptance simulated)")
     for axes in (above, below):
         axes.set_xticks(range(len(batches)), [str(b) for b in batches])

@@ -1,15 +1,15 @@
-"""How long it takes to draw tokens on the GPU: the kernels that the sampler launches beside its torch code.
+"""How long drawing tokens takes on the GPU: the sampler's kernels against its torch code.
 
     python benchmarks/gpu_draw_kernels.py --json results/gpu_draw_kernels.jsonl
 
 A vocabulary of 128,256 in bfloat16. The kernels are timed in a CUDA graph of many calls over different logits, enough
-of them to be too much for the L2 cache; the torch code as it runs, launched from the host. Microseconds are medians
-over replays; GB/s is the logits read once over that time.
+of them to exceed the L2 cache; the torch code is timed as launched from the host. Microseconds are medians over
+replays; GB/s is the logits read once over that time.
 
   greedy         the argmax of the raw logits
   sampled        temperature 0.8
   min-p          the same, with min-p 0.05
-  mixed          a third of the rows each
+  mixed          a third of the rows of each of the above
   top-k          temperature 0.8, top-k 50
   top-p          temperature 0.8, top-p 0.95
   top-k, top-p   both
@@ -44,13 +44,13 @@ from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 
 L2_BYTES = 256 << 20
-"""What the calls of a graph must read at least, all together: five times an H200's cache."""
+"""Minimum that the calls of a graph read in total: five times an H200's cache."""
 MAX_CALLS = 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 MIN_P: dict[str, Any] = {"temperature": 0.8, "min_p": 0.05}
 HISTORY = 4096
-"""Tokens that every request has, prompt and output."""
+"""Tokens of every request, prompt and output."""
 PENALTIES: dict[str, Any] = {
     **SAMPLED,
     "repetition_penalty": 1.1,
@@ -77,7 +77,7 @@ MIXTURES: dict[str, tuple[dict[str, Any], ...]] = {
     "bias": ({**SAMPLED, **BIAS},),
     "all edits": (ALL_EDITS,),
 }
-"""The requests that the rows take turns to belong to."""
+"""The requests to which the rows belong, in turn."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def main() -> int:
 
 
 def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[Table], list[dict[str, Any]]]:
-    """(tables for the eye, rows for JSON)"""
+    """(tables for the terminal, rows for JSON)"""
     found: list[dict[str, Any]] = []
     for count in rows:
         bytes_read = count * vocab * 2
@@ -142,7 +142,7 @@ def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[
 
 
 def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
-    """(name, calls of the kernels, calls of the torch code), a call for each of the logits."""
+    """(name, calls of the kernels, calls of the torch code), one call for each of the logits."""
     from stridelm.kernels.draw import confidence
 
     work = [(name, *_draws(logits, mixture)) for name, mixture in MIXTURES.items()]
@@ -170,7 +170,7 @@ def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> t
 
 
 def eager_us(calls: Calls, replays: int) -> float:
-    """Microseconds of a call launched from the host, at most eight calls at a time: torch takes its while."""
+    """Microseconds of a call launched from the host, with at most eight calls at a time, because torch is slow."""
 
     def run() -> None:
         for call in calls[:8]:

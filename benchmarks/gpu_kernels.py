@@ -3,16 +3,16 @@
     python benchmarks/gpu_kernels.py [GROUP ...] --json results/gpu_kernels.jsonl
 
 Every figure is the median over replays of a CUDA graph that holds many calls, divided by their number, so that
-launches cost nothing. The calls of a graph read different pages, enough of them to be too much for the L2 cache.
+launches cost nothing. The calls of a graph read different pages, enough of them to exceed the L2 cache.
 
 A group is a function from Settings to a Section. To add one, write it and name it in GROUPS.
 
 attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages of 16, bfloat16):
-  decode    spans of 1 to 16 rows (the last real row and a chain of draft rows) behind a context, in microseconds.
+  decode    spans of 1 to 16 rows (the last real row and a chain of draft rows) after a context, in microseconds.
             GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
-  prefill   one span of many rows behind nothing, beside torch's flash attention over dense keys.
+  prefill   one span of many rows without a context, beside torch's flash attention over dense keys.
 
-shapes, the same launches with other block sizes and numbers of programs: as they are chosen, and the five best. A
+shapes, the same launches with other block sizes and numbers of programs: the default choice and the five best. A
 choice is good if it is near the best everywhere.
 """
 
@@ -38,7 +38,7 @@ from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP
 
 L2_BYTES = 256 << 20
-"""What the calls of a graph must read at least, all together: five times an H200's cache."""
+"""Minimum that the calls of a graph read in total: five times an H200's cache."""
 MAX_CALLS = 64
 MODES = (False, True)
 """Fast, deterministic."""
@@ -55,7 +55,7 @@ class Settings:
 
 @dataclass
 class Section:
-    """What one group of kernels came to: tables for the eye, rows for JSON."""
+    """The results of one group of kernels: tables for the terminal, rows for JSON."""
 
     tables: list[Table]
     rows: list[dict[str, Any]]
@@ -104,7 +104,7 @@ HEADS, KV_HEADS, DIM, PAGE_SIZE = 32, 8, 128, 16
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
 """Keys and values of one token in one layer."""
 POOL_SHARE = 0.6
-"""Of the free memory, for the pool. Decode steps that need more are left out."""
+"""Share of the free memory for the pool. Decode steps that need more are left out."""
 
 
 class AttentionPool:
@@ -122,7 +122,7 @@ class AttentionPool:
         self, batch: int, context: int, rows: int, deterministic: bool, **forced: Any
     ) -> list[Callable[[], object]]:
         """Calls over different pages: `batch` spans of one real row and `rows - 1` draft rows in a chain. Empty if
-        the pool is too small for one call. forced: `shape` and `programs`, where they are not to be chosen."""
+        the pool is too small for one call. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
         calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
@@ -306,7 +306,7 @@ def shapes(settings: Settings) -> Section:
 
 
 def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]]]) -> list[dict[str, Any]]:
-    """One launch, timed as it is chosen and with every shape and number of programs that might do."""
+    """One launch, timed with the default choice and with every other plausible shape and number of programs."""
     from triton.runtime.errors import OutOfResources
 
     from stridelm.kernels.attention import Shape

@@ -1,13 +1,13 @@
-"""How long a model's matrix products take on a GPU: kernels/products.py, which adds in one order, beside the library.
+"""How long a model's matrix products take on a GPU: kernels/products.py, with its fixed order, beside the library.
 
     python benchmarks/gpu_products.py --json results/gpu_products.jsonl
     python benchmarks/gpu_products.py --tiles --rows 1,16,64,128,256
 
 Shapes of an 8B model in bfloat16. Every figure is the median over replays of a CUDA graph of calls with different
-weights, enough of them to be too much for the L2 cache. GB/s counts the weights alone. `bits` says whether the
-library's product has our kernel's bits at that number of rows: in deterministic mode it then takes over above 64 rows.
+weights, enough of them to exceed the L2 cache. GB/s counts only the weights. `bits` says whether the library's product
+has our kernel's bits at that number of rows: if so, deterministic mode uses the library above 64 rows.
 
---tiles tries many tiles instead, and shows the fastest beside the one that `choose_tile` takes.
+--tiles tries many tiles instead, and shows the fastest beside the one that `choose_tile` returns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     if not torch.cuda.is_available():
-        console.print("no GPU here: this benchmark needs one")
+        console.print("this benchmark needs a GPU, and torch sees no CUDA device here")
         return 1
     settings = Settings(tuple(map(int, args.rows.split(","))), args.replays)
     if args.tiles:
@@ -150,7 +150,7 @@ def candidates(rows: int) -> list[Tile]:
 
 
 def tile_us(tile: Tile, calls: Calls, replays: int) -> float | None:
-    """None for a tile that does not fit the processor."""
+    """None for a tile that does not fit on the processor."""
     try:
         with mock.patch.object(products, "choose_tile", return_value=tile):
             return graph_us(calls, replays)

@@ -4,11 +4,11 @@
 
 Shapes of an 8B model in bfloat16: hidden width 4,096, MLP width 14,336, 32 query and 8 KV heads of size 128, and for
 `compact` a cache of 32 layers. Every figure is the median over replays of a CUDA graph of many calls, divided by their
-number, so that launches from the host cost nothing. Each call has inputs and outputs of its own: of many rows they come
-from memory, of few rows from the L2 cache, as they do in a decoding step.
+number, so that launches from the host cost nothing. Each call has its own inputs and outputs: with many rows they come
+from memory, with few rows from the L2 cache, as in a decoding step.
 
-GB/s counts every byte that must be read or written once. `plain` is what the operations are in torch, several kernels
-each.
+GB/s counts every byte that must be read or written once. `plain` is the torch implementation, several kernels per
+operation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stridelm.models.layers.rope import Rope, RopeSpec
 
 ROWS = (1, 16, 64, 256, 2048)
 CALLS = 50
-"""In a graph."""
+"""Calls in a graph."""
 WIDTH, MLP, HEADS, KV_HEADS, SIZE, LAYERS = 4096, 14336, 32, 8, 128, 32
 ITEM = 2
 """Bytes of a bfloat16."""
@@ -47,7 +47,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one number of rows: the same work in two ways, in `CALLS` places."""
+    """One operation at one number of rows: the same work done by both sets, on `CALLS` different inputs."""
 
     name: str
     rows: int
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table, list[dict[str, Any]]]:
-    """Times all operations: a table for the eye, and a row for each operation and number of rows for JSON."""
+    """Times all operations: a table for the terminal, and for JSON one row per operation and number of rows."""
     table = Table(box=None, pad_edge=False, title="row operations")
     for column in ("operation", "rows", "us", "GB/s", "plain us", "plain / triton"):
         table.add_column(column, justify="left" if column == "operation" else "right")
@@ -97,14 +97,14 @@ def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table,
 
 
 def cases(rows: tuple[int, ...]) -> Iterator[Case]:
-    """Made one after another: their tensors are gigabytes."""
+    """Yields the cases one at a time, because their tensors take gigabytes."""
     for make in (norm, add_norm, gate, rope_and_store, compact):
         for count in rows:
             yield make(count)
 
 
 def both(run: Callable[[Ops, int], object]) -> dict[str, list[Call]]:
-    """`run(ops, n)` for each place n, by either set of operations."""
+    """`run(ops, n)` for each input n, with either set of operations."""
     from stridelm.kernels.triton_rows import TritonOps
 
     sets: dict[str, Ops] = {"triton": TritonOps(), "plain": PlainOps()}

@@ -1,10 +1,10 @@
-"""From start to first token on a GPU, prompts a second, and what captured steps cost in memory.
+"""Time from start to first token on a GPU, prefill speed, and the memory that captured steps take.
 
     python benchmarks/gpu_start.py --json results/gpu_start.jsonl
 
-Llama-3.1-8B's shape in bfloat16, weights random. Each start is a process of its own, timed from before Python imports
-anything to the first token of a prompt of 512 tokens; kernels that this machine has compiled before are found again.
-Prefill is 64 prompts of 512 random tokens at once, no prefix cache, until the last has its first token.
+Llama-3.1-8B's shape in bfloat16, weights random. Each start is a separate process, timed from before Python imports
+anything to the first token of a prompt of 512 tokens; kernels that this machine has already compiled are reused.
+Prefill is 64 prompts of 512 random tokens at once, without prefix cache, until the last has its first token.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
 
     console = Console(width=140)
     if not torch.cuda.is_available():
-        console.print("no GPU here: this benchmark needs one")
+        console.print("this benchmark needs a GPU, and torch sees no CUDA device here")
         return 1
     settings = Settings(args.max_num_seqs)
     found = []
@@ -105,7 +105,7 @@ def _in_a_process(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(options: dict[str, Any], began: float) -> dict[str, Any]:
-    """One start, in a process that has done nothing else. began: `time.time()` before the process was made."""
+    """One start, in a process that has done nothing else. began: `time.time()` before the process was created."""
     import torch
 
     from stridelm.config import EngineConfig
@@ -125,8 +125,8 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
         engine.step()
     first = time.time() - began
     rates = []
-    for rope in range(3):
-        requests = [engine.add(f"{rope}-{i}", prompt(), params) for i in range(PROMPTS)]
+    for turn in range(3):
+        requests = [engine.add(f"{turn}-{i}", prompt(), params) for i in range(PROMPTS)]
         torch.cuda.synchronize()
         started = time.perf_counter()
         while any(not request.output_ids for request in requests):

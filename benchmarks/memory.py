@@ -1,10 +1,9 @@
-"""What `stride generate` needs: peak resident memory, and time from the start of the process to the first
-text.
+"""The cost of `stride generate`: peak resident memory, and time from the start of the process to the first text.
 
     python benchmarks/memory.py [MODEL] --json results/memory.jsonl
 
-Each run is a process of its own, started from nothing but a warm disk cache. Memory is the kernel's peak
-resident set of that process; the first text is the first byte on its standard output.
+Each run is a separate process, started with a warm disk cache. Memory is the peak resident set that the kernel reports
+for that process; the first text is the first byte on its standard output.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--drafter", help="as for stride generate (default: its own)")
+    parser.add_argument("--drafter", help="as for stride generate (default: its default)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
     settings = Settings(args.model, args.max_tokens, args.repeats, args.drafter)
@@ -55,7 +54,7 @@ def main() -> int:
     peak = max(one.peak_mib for one in samples)
     first = statistics.median(one.first_text_s for one in samples)
     console = Console(highlight=False)
-    console.print(f"peak resident memory {peak:.0f} MiB (most of {len(samples)} runs)")
+    console.print(f"peak resident memory {peak:.0f} MiB (maximum of {len(samples)} runs)")
     console.print(f"start to first text {first:.2f} s (median of {len(samples)} runs)")
     if args.json:
         append_result(
@@ -70,7 +69,7 @@ def main() -> int:
 
 
 def sample(settings: Settings) -> Sample:
-    """One run of `stride generate`. Raises RuntimeError with its own words if it fails."""
+    """One run of `stride generate`. Raises RuntimeError with its error output if it fails."""
     command = [sys.executable, "-m", "stridelm.cli.main", "generate"]
     command += [settings.model] if settings.model else []
     command += ["--prompt", load_prompts().prompts[0].text, "--temperature", "0"]

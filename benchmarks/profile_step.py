@@ -1,4 +1,4 @@
-"""Where a captured step's time goes: kernels by name, and what lies between them.
+"""Where a captured step's time goes: kernels by name, and the gaps between them.
 
 python benchmarks/profile_step.py --batch 1 --decoding plain
 """
@@ -53,8 +53,8 @@ def main() -> int:
         counts[activity.name] += 1
     whole = max(activity.end for activity in activities) - activities[0].start
     idle, gap = idle_us(activities) / STEPS, gap_us(activities)
-    table = Table(title=f"batch {batch}, {args.decoding}, {args.mode}: {whole / STEPS:.0f} us a step")
-    for column in ("us a step", "share", "launches", "us each", "kernel"):
+    table = Table(title=f"batch {batch}, {args.decoding}, {args.mode}: {whole / STEPS:.0f} us per step")
+    for column in ("us/step", "share", "launches", "us each", "kernel"):
         table.add_column(column, justify="right" if column != "kernel" else "left")
     for name, us in sorted(spent.items(), key=lambda each: -each[1])[:28]:
         table.add_row(

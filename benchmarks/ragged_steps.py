@@ -1,15 +1,15 @@
-"""What raggedness costs: confidence-adaptive decoding at many streams, where every request is at another
-length.
+"""What raggedness costs: confidence-adaptive decoding at many streams, where every request has another length.
 
     python benchmarks/ragged_steps.py [MODEL] --streams 16 --k 2,3,4 --tau 0.5,0.7,0.9 --json results/ragged_steps.jsonl
 
 Two measurements:
 
 1. A ragged step against a uniform one with as many rows. In a trusted window of k, a request that emitted c
-tokens runs c real rows and k - 1 probes in the next step. Here real engine steps of the mask drafter run on
-one batch, and only c is dictated: the same for all in every other step, and mixed from 1 to k with the same
-sum in between. So both kinds have the same requests, rows and contexts, and share whatever else the machine
-does. 2. Tokens a second of confidence-adaptive decoding over plain decoding, over a grid of k and confidence.
+   tokens runs c real rows and k - 1 probes in the next step. Here real engine steps of the mask drafter run on
+   one batch, and only c is prescribed: the same for all requests in every other step, and mixed from 1 to k
+   with the same sum in the steps between. So both kinds have the same requests, rows and contexts, and are
+   equally affected by whatever else the machine does.
+2. Tokens per second of confidence-adaptive decoding over plain decoding, over a grid of k and confidence.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from stridelm.params import SamplingParams
 from stridelm.verify.rule import VerifyInput
 from stridelm.verify.trust.rule import Trust
 
-CONFIDENCE = 0.5  # so that confidences are computed, as they would be; what they say is overruled
-RAGGED_FROM = 3  # in a window of 2 no whole mean lies between 1 and 2
-SKIPPED = 8  # steps at the start, while prompts are read and steps captured
+CONFIDENCE = 0.5  # so that confidences are computed as usual; their values are overruled
+RAGGED_FROM = 3  # a window of 2 has no integer mean between 1 and 2
+SKIPPED = 8  # steps at the start, in which prompts are read and steps captured
 MAX_STREAMS = 512
 
 
@@ -75,17 +75,17 @@ class StepRow:
 
 
 class Dictated(Trust):
-    """The trusted rule with the number of emitted tokens dictated instead of judged."""
+    """The trusted rule, but with a prescribed number of emitted tokens."""
 
     def __init__(self, device: torch.device) -> None:
         self._counts = torch.ones(MAX_STREAMS, device=device)
-        """Written before each step, so that a captured step reads them too."""
+        """Written in place before each step, so that a captured step reads them too."""
 
     def dictate(self, counts: list[int]) -> None:
         self._counts[: len(counts)] = torch.tensor(counts, dtype=torch.float32)
 
     def sureness(self, inputs: VerifyInput) -> Sureness:
-        """Row j of a window is -j sure, and must be as sure as the last one to be emitted."""
+        """Row j of a window has confidence -j, and must reach that of the last row to be emitted."""
         rows, columns = inputs.nodes.shape
         place = torch.arange(0, -columns, -1, dtype=torch.float32, device=inputs.nodes.device)
         return place.expand(rows, -1), 1 - self._counts[:rows]
@@ -95,11 +95,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--k", default="2,3,4", help="windows between commas")
-    parser.add_argument("--tau", default="0.5,0.7,0.9", help="confidences between commas; '' for none")
+    parser.add_argument("--k", default="2,3,4", help="comma-separated windows")
+    parser.add_argument("--tau", default="0.5,0.7,0.9", help="comma-separated confidences; '' for none")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120, help="steps a k of the first measurement; 0 leaves it out")
+    parser.add_argument("--steps", type=int, default=120, help="steps per k of the first measurement; 0 leaves it out")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
@@ -131,17 +131,17 @@ def main() -> int:
 
 
 def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
-    """Alternate uniform and ragged steps on one batch of requests; a step's rows follow from the counts
-    before it."""
+    """Alternate uniform and ragged steps on one batch of requests; a step's rows follow from the counts of the step
+    before."""
     mean = (k + 1) // 2 if k % 2 else k // 2  # a whole number, so that a uniform step can have as many rows
     rng = random.Random(0)
     rule = Dictated(engine.loaded.device)
-    engine.device.verifier._rules["trust"] = rule  # the one seam that this benchmark opens
+    engine.device.verifier._rules["trust"] = rule  # the only internal that this benchmark replaces
     prompts = encode(engine, load_prompts())
-    most = SKIPPED * k + (settings.steps + 2) * k
+    max_tokens = SKIPPED * k + (settings.steps + 2) * k
     params = SamplingParams(
         temperature=0,
-        max_tokens=most,
+        max_tokens=max_tokens,
         ignore_eos=True,
         speculation={"drafter": "mask", "depth": k - 1, "acceptance": "trust", "confidence": CONFIDENCE},
     )
@@ -149,8 +149,8 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
         engine.add(f"ragged-{i}", prompts[i % len(prompts)][:64], params)
     timed: list[tuple[bool, int, float]] = []
     uniform = [mean] * settings.streams
-    # A step's rows follow from the counts of the step before it; and a call waits for the step `lag` calls ago.
-    told = deque([uniform] * (engine.steps.lag + 1))
+    # A step's rows follow from the counts of the step before it, and a call waits for the step `lag` calls ago.
+    counts_before = deque([uniform] * (engine.steps.lag + 1))
     try:
         for number in range(SKIPPED + settings.steps):
             ragged_next = number % 2 == 0
@@ -161,9 +161,9 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
             engine.step()
             seconds = time.perf_counter() - start
             if number >= SKIPPED:
-                timed.append((told[0] is not uniform, engine.stats.rows - rows, seconds))
-            told.append(counts)
-            told.popleft()
+                timed.append((counts_before[0] is not uniform, engine.stats.rows - rows, seconds))
+            counts_before.append(counts)
+            counts_before.popleft()
     finally:
         engine.device.verifier._rules.pop("trust")
         for i in range(settings.streams):
@@ -172,7 +172,7 @@ def measure_steps(engine: Engine, k: int, settings: Settings) -> StepRow:
 
 
 def mixed(k: int, mean: int, streams: int, rng: random.Random) -> list[int]:
-    """Counts from 1 to k whose sum is streams * mean, in random order. As spread as they can be."""
+    """Counts from 1 to k whose sum is streams * mean, spread as widely as possible and in random order."""
     counts = [1] * streams
     missing = streams * (mean - 1)
     for i in range(streams):

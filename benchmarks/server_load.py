@@ -2,14 +2,14 @@
 
     python benchmarks/server_load.py [MODEL] --streams 64 --seconds 300 --speculation random --json results/load.jsonl
 
-Three processes beside this one: `stride serve`, which is two, and the engine by itself, driven without HTTP, which is
-timed before and after the server, since machines drift; --turns has them take turns more often. Every stream asks for
-one completion after another, streamed, and offline for the same ones. Reported: tokens a second over the offline API's
-at as many streams, a token's time behind the first likewise, percentiles of the time to the first token and between
-tokens, resident memory of both server processes over time, errors, and pages that are held when all is over.
+Three processes beside this one: `stride serve`, which is two, and the engine alone, driven without HTTP. The latter is
+timed before and after the server, because machines drift; --turns makes them alternate more often. Every stream
+requests one streamed completion after another, and the same ones offline. Reported: tokens per second over the offline
+API's at as many streams, the same for the time per token after the first, percentiles of the time to the first token
+and between tokens, resident memory of both server processes over time, errors, and pages still held at the end.
 
---speculation is a drafter's name, "auto", or "random": each request one of all that can run, or none, with the seed of
-the draw fixed. CPU threads are what the machine has: HTTP, the engine and this client share them.
+--speculation is a drafter's name, "auto", or "random": each request uses one of all that can run, or none, drawn with a
+fixed seed. CPU threads are not limited: HTTP, the engine and this client share them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.params import SamplingParams
 
 OFFLINE_S = 20.0
-"""About how long the offline API is timed for, at most, whenever it is its turn."""
+"""About the maximum time for which the offline API is timed in each of its turns."""
 SAMPLE_S = 5.0
 
 
@@ -66,14 +66,14 @@ class Settings:
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """What the clients observed."""
 
     tokens: int = 0
     requests: int = 0
     errors: list[str] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
-    """Between events, an entry for each token that the later one brought."""
+    """Time between events per token, with one entry for each token of the later event."""
 
 
 def main() -> int:
@@ -84,7 +84,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--speculation", default="auto")
-    parser.add_argument("--turns", type=int, default=1, help="parts of the time, the offline API timed between them")
+    parser.add_argument(
+        "--turns", type=int, default=1, help="parts of the time, with the offline API timed between them"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = vars(parser.parse_args())
@@ -103,33 +105,35 @@ def main() -> int:
 
 
 def choices(speculation: str) -> list[dict[str, Any] | str | None]:
-    """What requests take turns in asking for."""
+    """The `speculation` values among which each request draws."""
     if speculation == "random":
         return ["off", *({"drafter": name} for name in DRAFTERS if name not in ("none", "medusa", "model"))]
     return [None if speculation == "auto" else speculation]
 
 
-def asks(settings: Settings, rope: int, index: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What one stream asks for in one turn, request after request: a prompt, and how it is to be completed."""
-    texts, draw = [prompt.text for prompt in load_prompts().prompts], random.Random(rope * settings.streams + index)
+def asks(settings: Settings, turn: int, index: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The requests of one stream in one turn, one after another: a prompt and its sampling parameters."""
+    texts, draw = [prompt.text for prompt in load_prompts().prompts], random.Random(turn * settings.streams + index)
     shared = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "ignore_eos": True}
     while True:
-        asked = draw.choice(choices(settings.speculation))
-        spoken = {} if asked is None else {"speculation": asked}
-        yield draw.choice(texts), {**shared, "seed": draw.randrange(1 << 30), **spoken}
+        choice = draw.choice(choices(settings.speculation))
+        speculation = {} if choice is None else {"speculation": choice}
+        yield draw.choice(texts), {**shared, "seed": draw.randrange(1 << 30), **speculation}
 
 
 def offline(settings: Settings) -> None:
-    """The engine by itself, in a process of its own: a line of input is the number of a turn, one of output its
-    figures. Each turn runs as many requests as the last one says that there is time for."""
+    """The engine alone, in its own process: each line of input is the number of a turn, each line of output its
+    figures. A turn runs as many requests as fit into its time at the speed of the previous turn."""
     engine = open_engine(settings.model, settings.streams, prefix_caching=True)
     assert engine.tokenizer is not None
     default = {"speculation": "auto"} if settings.speculation == "auto" else {}
     each = 2
-    for line in chain(["0"], iter(sys.stdin.readline, "")):  # the first to warm up
+    for line in chain(["0"], iter(sys.stdin.readline, "")):  # the first turn warms up
         streams = [asks(settings, int(line), index) for index in range(settings.streams)]
-        asked = [next(stream) for _ in range(each) for stream in streams]
-        jobs = [Job(engine.tokenizer.encode(text), SamplingParams(**{**default, **options})) for text, options in asked]
+        requests = [next(stream) for _ in range(each) for stream in streams]
+        jobs = [
+            Job(engine.tokenizer.encode(text), SamplingParams(**{**default, **options})) for text, options in requests
+        ]
         run = drive(engine, jobs, settings.streams)
         seconds = min(OFFLINE_S, settings.turn_s)
         each = max(2, round(seconds * run.tokens_per_s / settings.max_tokens / settings.streams))
@@ -138,14 +142,14 @@ def offline(settings: Settings) -> None:
 
 
 class Offline:
-    """`offline` from outside."""
+    """The parent's side of the `offline` process."""
 
     def __init__(self) -> None:
         command = [sys.executable, *sys.argv, "--offline"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._figures()
 
-    def rope(self, number: int) -> dict[str, float]:
+    def turn(self, number: int) -> dict[str, float]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -161,7 +165,7 @@ class Offline:
 
 
 def behind_the_first(run: Run) -> float:
-    """Seconds that a token took which came behind its request's first ones."""
+    """Mean seconds per token after each request's first emission."""
     emissions = [timeline.emissions for timeline in run.timelines]
     return sum(e[-1][0] - e[0][0] for e in emissions) / sum(count for e in emissions for _, count in e[1:])
 
@@ -175,16 +179,16 @@ async def online(settings: Settings) -> dict[str, Any]:
         assert server.stdout is not None
         host, port = re.findall(r"http://([^:]+):(\d+)", server.stdout.readline())[0]
         seen, resident = Seen(), list[dict[str, float]]()
-        turns, seconds = [await asyncio.to_thread(alone.rope, 0)], 0.0
-        for rope in range(settings.turns):
+        turns, seconds = [await asyncio.to_thread(alone.turn, 0)], 0.0
+        for turn in range(settings.turns):
             watching = asyncio.create_task(watch_memory(server.pid, resident))
             began = time.monotonic()
             end = began + settings.turn_s
-            streams = (asks(settings, rope, index) for index in range(settings.streams))
+            streams = (asks(settings, turn, index) for index in range(settings.streams))
             await asyncio.gather(*(stream(host, int(port), asked, end, seen) for asked in streams))
             seconds += time.monotonic() - began
             watching.cancel()
-            turns.append(await asyncio.to_thread(alone.rope, rope))
+            turns.append(await asyncio.to_thread(alone.turn, turn))
         held = await pages_held(host, int(port))
     finally:
         alone.end()
@@ -207,7 +211,7 @@ async def online(settings: Settings) -> dict[str, Any]:
 
 
 async def stream(host: str, port: int, asked: Iterator[tuple[str, dict[str, Any]]], end: float, seen: Seen) -> None:
-    """One request after another until it is time, on one connection."""
+    """Send one request after another on one connection until `end`."""
     reader, writer = await asyncio.open_connection(host, port)
     while time.monotonic() < end:
         text, options = next(asked)
@@ -222,7 +226,7 @@ async def stream(host: str, port: int, asked: Iterator[tuple[str, dict[str, Any]
 
 
 async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, seen: Seen) -> None:
-    """One streamed completion, its events timed as they arrive. Raises ValueError for an error of the server's."""
+    """One streamed completion, its events timed as they arrive. Raises ValueError for an error from the server."""
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}"
     last = time.monotonic()
@@ -256,7 +260,7 @@ async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, b
 
 
 async def watch_memory(pid: int, seen: list[dict[str, float]]) -> None:
-    """Note resident MiB of the HTTP process and of the engine's, every so often until cancelled."""
+    """Record resident MiB of the HTTP process and of the engine's, every SAMPLE_S seconds until cancelled."""
     http = psutil.Process(pid)
     while True:
         [engine] = http.children()
@@ -266,20 +270,20 @@ async def watch_memory(pid: int, seen: list[dict[str, float]]) -> None:
 
 
 def growth(resident: list[dict[str, float]]) -> dict[str, float]:
-    """Of each process, by which share it grew after the warm-up: the most in the last fifth of the time over the most
-    in the second, since the engine gives memory back now and then."""
+    """By what share each process grew after the warm-up: the maximum in the last fifth of the time over that in the
+    second fifth, because the engine gives memory back now and then."""
     fifth = max(1, len(resident) // 5)
     second, last = resident[fifth : 2 * fifth] or resident, resident[-fifth:]
     return {name: max(seen[name] for seen in last) / max(seen[name] for seen in second) - 1 for name in resident[0]}
 
 
 def extent(resident: list[float]) -> dict[str, float]:
-    """Of a process, in MiB: a sample every five seconds is more than anyone reads."""
+    """A summary of a process's samples, in MiB: first, maximum and last."""
     return {"first": resident[0], "most": max(resident), "last": resident[-1]}
 
 
 async def pages_held(host: str, port: int) -> float:
-    """When nothing runs any more."""
+    """Pages held once no request is running."""
     await asyncio.sleep(1.0)
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -295,8 +299,8 @@ def show(settings: Settings, found: dict[str, Any]) -> None:
     rows = {
         "offline, tokens/s, each turn": " / ".join(f"{run['tokens_per_s']:,.0f}" for run in found["offline"]),
         "served, tokens/s": f"{found['tokens_per_s']:,.0f} ({found['tokens_per_s_over_offline']:.1%})",
-        "offline, ms a token": " / ".join(f"{1000 * run['token_s']:.2f}" for run in found["offline"]),
-        "served, ms a token": f"{1000 * found['token_s']:.2f} ({found['token_s_over_offline'] - 1:+.1%})",
+        "offline, ms/token": " / ".join(f"{1000 * run['token_s']:.2f}" for run in found["offline"]),
+        "served, ms/token": f"{1000 * found['token_s']:.2f} ({found['token_s_over_offline'] - 1:+.1%})",
         "requests, errors": f"{found['requests']:,}, {len(found['errors'])}",
         "TTFT, p50 / p90 / p99 ms": ms["ttft_s"],
         "ITL, p50 / p90 / p99 ms": ms["itl_s"],

@@ -1,11 +1,11 @@
-"""Two checkouts of Stride that serve in turns: what a change costs under load, over HTTP.
+"""Two checkouts of Stride that serve in turns: how much a change costs under load, over HTTP.
 
     python benchmarks/server_turns.py ../before . --streams 64 --seconds 10 --turns 8
 
 Each checkout serves the built-in model from its own `src` with this Python, and sleeps while the other is under load,
-so that whatever else the machine does meets both. Every stream asks for one greedy completion of 128 tokens after
-another, streamed. Reported: tokens per second of each, the ratio turn by turn, and processor time per token of the HTTP
-process and of the engine's. A checkout may name variables of its server: `.:GOMP_SPINCOUNT=3000`.
+so that whatever else the machine does affects both. Every stream requests one streamed greedy completion of 128 tokens
+after another. Reported: tokens per second of each, the ratio turn by turn, and processor time per token of the HTTP
+process and of the engine's. A checkout may set environment variables of its server: `.:GOMP_SPINCOUNT=3000`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP_S = 6.0
 
 @dataclass
 class Server:
-    """One checkout's, and what it gave."""
+    """One checkout's server and its measurements."""
 
     name: str
     rates: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Server:
         self.processes = (server, engine)
 
     async def load(self, streams: int, seconds: float) -> float:
-        """Tokens per second of so many streams."""
+        """Tokens per second with `streams` streams."""
         before, began = self._seconds(), time.monotonic()
         done = sum(await asyncio.gather(*(self._stream(n, began + seconds) for n in range(streams))))
         tokens = done * TOKENS
@@ -64,7 +64,7 @@ class Server:
         return tokens / (time.monotonic() - began)
 
     async def _stream(self, number: int, until: float) -> int:
-        """Completions that one stream got."""
+        """Number of completions that one stream received."""
         reader, writer = await asyncio.open_connection(*self.address)
         done = 0
         while time.monotonic() < until:
@@ -100,10 +100,10 @@ def main() -> None:
             server.start(args.streams)
             asyncio.run(server.load(args.streams, WARM_UP_S))
             server.micros.clear()
-        for rope in range(args.turns):
-            for server in servers if rope % 2 == 0 else servers[::-1]:
+        for turn in range(args.turns):
+            for server in servers if turn % 2 == 0 else servers[::-1]:
                 server.rates.append(asyncio.run(server.load(args.streams, args.seconds)))
-            console.print(f"turn {rope}: " + ", ".join(f"{server.rates[-1]:.0f} tokens/s" for server in servers))
+            console.print(f"turn {turn}: " + ", ".join(f"{server.rates[-1]:.0f} tokens/s" for server in servers))
     finally:
         for server in servers:
             if hasattr(server, "process"):

@@ -1,4 +1,4 @@
-"""How long calls take on a GPU. Shared by the kernel benchmarks, which stand beside this file."""
+"""Measures how long calls take on a GPU. Shared by the kernel benchmarks in this folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def graph_us(calls: Calls, replays: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = [call() for call in calls]
-    del results  # held until here, so that no two calls wrote to the same memory
+    del results  # kept until here, so that no two calls write to the same memory
     return median_us(graph.replay, len(calls), replays)
 
 

@@ -1,9 +1,9 @@
-"""What it costs on a CPU how long threads wait by trying, alone and beside processes that compute.
+"""How OpenMP's spin count affects speed on a CPU, alone and beside other busy processes.
 
     python benchmarks/waiting.py --loops 0,1 --streams 1,8,64 --seconds 60
 
-Every way has a process of its own with the built-in model, which sleeps until it is its turn; they take turns, so that
-whatever else the machine does meets all of them. `--loops` is how many processes compute beside them all the while.
+Every setting has its own process with the built-in model, which sleeps until its turn; they take turns, so that
+whatever else the machine does affects all of them. `--loops` is how many busy processes run beside them all the while.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rich.console import Console
 from stridelm.threads import THEIRS, WAITING
 
 WAYS: dict[str, dict[str, str]] = {
-    "300,000 tries (GNU's default)": {"GOMP_SPINCOUNT": "300000"},
-    "30,000 tries": {"GOMP_SPINCOUNT": "30000"},
-    f"{int(WAITING['GOMP_SPINCOUNT']):,} tries (Stride's default)": WAITING,
-    "3,000 tries": {"GOMP_SPINCOUNT": "3000"},
+    "300,000 spins (GNU's default)": {"GOMP_SPINCOUNT": "300000"},
+    "30,000 spins": {"GOMP_SPINCOUNT": "30000"},
+    f"{int(WAITING['GOMP_SPINCOUNT']):,} spins (Stride's default)": WAITING,
+    "3,000 spins": {"GOMP_SPINCOUNT": "3000"},
     "none (OMP_WAIT_POLICY=passive)": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
@@ -61,8 +61,8 @@ def ask(worker: subprocess.Popen[str], streams: int, tokens: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loops", default="0,2", help="processes beside them, one measurement for each number")
-    parser.add_argument("--streams", default="1", help="at once, one measurement for each number")
+    parser.add_argument("--loops", default="0,2", help="busy processes beside them, one measurement for each number")
+    parser.add_argument("--streams", default="1", help="concurrent streams, one measurement for each number")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
     parser.add_argument("--tokens", type=int, default=40, help="of each turn")
     args = parser.parse_args()
