@@ -184,8 +184,8 @@ def main() -> int:
 
 def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
     """The rows of the last run in a file with these settings. Raises SystemExit if there is none."""
-    told = json.loads(json.dumps(asdict(settings)))
-    runs = [run for run in read_results(file) if run["benchmark"] == "gpu_decode" and run["settings"] == told]
+    wanted = json.loads(json.dumps(asdict(settings)))
+    runs = [run for run in read_results(file) if run["benchmark"] == "gpu_decode" and run["settings"] == wanted]
     if not runs:
         raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
     rows: list[dict[str, Any]] = runs[-1]["rows"]
@@ -263,8 +263,8 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
         gap = gap_time(engine, decoding, batch, settings)
         parts = part_times(engine, decoding, batch, settings)
         a_step = measured.tokens / measured.steps / batch
-        told = synthetic_length(decoding)
-        tokens_per_s = (told or a_step) * batch * measured.steps / measured.seconds
+        length = synthetic_length(decoding)
+        tokens_per_s = (length or a_step) * batch * measured.steps / measured.seconds
         plain = tokens_per_s if decoding == "plain" else plain
         row = Row(
             batch=batch,
