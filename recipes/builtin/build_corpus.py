@@ -2,11 +2,11 @@
 
     python recipes/builtin/build_corpus.py --work data --archive .corpus/corpus.tar.xz
 
-The corpus itself is not in the repository; this script, `packages.txt` and `held_out.txt` are what it takes
-to make it again. It fetches every pinned wheel through pip (never building anything), refuses packages and
-single files whose licence is not permissive, adds one CPython standard library, cleans and deduplicates with
-`stridelm.train.corpus` and `caps.py`, holds out whole packages, and writes `train/` and `valid/` into one archive. What
-went in, under which licence, is recorded in `licences.json`.
+The corpus itself is not in the repository; this script, `packages.txt` and `held_out.txt` reproduce it. It fetches
+every pinned wheel through pip (without building anything), refuses packages and single files whose licence is not
+permissive, adds one CPython standard library, cleans and deduplicates with `stridelm.train.corpus` and `caps.py`, holds
+out whole packages, and writes `train/` and `valid/` into one archive. Every package used and its licence are recorded
+in `licences.json`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ logger = logging.getLogger("build_corpus")
 HERE = Path(__file__).parent
 SUFFIXES = (".py", ".pyi")
 MB = 1_000_000
-# Most text of one package. Breadth teaches more than depth at this size, so the limit is low, and the
-# packages whose code a Python developer's own code calls and imitates the most get more room.
+# Maximum text per package. Breadth teaches more than depth at this size, so the limit is low, and the
+# packages whose code Python developers call and imitate the most get more room.
 CAP = 0.7 * MB
 ROOM_BY_SIZE = {
     14: "cpython",
@@ -54,7 +54,7 @@ HELD_OUT_CAP = 0.4 * MB  # of each held-out package: a varied validation set tha
 FETCH_SECONDS = 240
 
 PERMISSIVE = re.compile(r"\b(MIT|BSD|0BSD|Apache|PSF|Python Software Foundation|ISC|Python-2\.0)\b", re.IGNORECASE)
-# Licences that may only ride along with one of the above, on small bundled parts ("BSD-3-Clause AND Zlib").
+# Licences that are accepted only together with one of the above, on small bundled parts ("BSD-3-Clause AND Zlib").
 COMPANION = re.compile(r"\b(Zlib|CC0-1\.0|Unlicense|MIT-0|BSL-1\.0|Unicode-3\.0|HPND|MIT-CMU|LLVM-exception)\b", re.I)
 COPYLEFT = re.compile(
     r"\b[AL]?GPL|General Public|Mozilla Public|\bMPL\b|\bEPL\b|Eclipse Public|CDDL|EUPL|Proprietary"
@@ -65,7 +65,7 @@ COPYLEFT = re.compile(
 # Scientific wheels state the licence of the Fortran runtime they bundle as a binary; no Python text comes
 # from it.
 RUNTIME = re.compile(r"\(?L?GPL-[\d.]+(?:-or-later|-only|\+)? WITH GCC-exception-[\d.]+\)?", re.IGNORECASE)
-# A single file may carry another licence than its package (vendored code); its header says so.
+# A single file may have another licence than its package (vendored code), stated in its header.
 FILE_COPYLEFT = re.compile(
     r"GNU (?:Lesser |Library |Affero )?(?:General )?Public Licen[sc]e"
     r"|SPDX-License-Identifier:[^\n]*\b(?:[AL]?GPL|MPL)"
@@ -75,7 +75,7 @@ FILE_COPYLEFT = re.compile(
 SHEBANG = re.compile(r"#!.*\n")
 HEADER = re.compile(r"(?:[ \t]*(?:#.*)?\n)+")
 NOTICE = re.compile(r"copyright|licen[sc]e|all rights reserved", re.IGNORECASE)
-# Copies of other projects: duplicates at best, under another licence at worst.
+# Folders with copies of other projects: duplicates at best, under another licence at worst.
 VENDORED = re.compile(r"_?vendor(?:ed)?|_?extern|externals|third_?party")
 
 
@@ -153,7 +153,7 @@ def copy_stdlib(source: Path, target: Path) -> int:
 
 
 def licence_of(wheel: Path) -> tuple[str, str, str]:
-    """(name, version, licence) from a wheel's metadata; the licence is "" where it states none."""
+    """(name, version, licence) from a wheel's metadata; the licence is "" if it states none."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = next(name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
@@ -255,9 +255,8 @@ def clean(corpus: Path, held_out: list[str], cap: float, seed: int) -> list[Docu
 def strip_header(text: str) -> str:
     """Remove a copyright or licence comment at the top of a file, keeping a shebang.
 
-    It stands in every other file, nearly word for word: it would take a good part of a small model's
-    vocabulary and attention, and make it look better at predicting than it is. `licences.json` records what
-    was used.
+    Such a comment is in every other file, nearly word for word: it would take up much of a small model's vocabulary
+    and attention, and make it look better at predicting than it is. `licences.json` records what was used.
     """
     shebang = SHEBANG.match(text)
     start = shebang.end() if shebang else 0
@@ -284,9 +283,9 @@ def write_tree(documents: list[Document], root: Path) -> None:
 
 
 def write_archive(sides: dict[str, list[Document]], path: Path, dictionary: int) -> None:
-    """Write one `tar.xz` with a folder per side. Sorted by path and compressed with a dictionary (bytes) that
-    spans the whole corpus, since what repeats in source code repeats across files. Owner and times are left
-    at zero, so equal documents give an equal archive."""
+    """Write one `tar.xz` with a folder per side, sorted by path and compressed with a dictionary (bytes) that spans the
+    whole corpus, because repetition in source code is mostly across files. Owner and times are zero, so equal documents
+    give an equal archive."""
     path.parent.mkdir(parents=True, exist_ok=True)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary, "nice_len": 273}]
     with (
@@ -312,12 +311,12 @@ def main() -> None:
     parser.add_argument("--archive", type=Path, default=Path(".corpus/corpus.tar.xz"))
     parser.add_argument("--packages", type=Path, default=HERE / "packages.txt")
     parser.add_argument("--held-out", type=Path, default=HERE / "held_out.txt")
-    parser.add_argument("--licences", type=Path, default=HERE / "licences.json", help="where to record what went in")
+    parser.add_argument("--licences", type=Path, default=HERE / "licences.json", help="record of packages and licences")
     parser.add_argument("--stdlib", type=Path, default=Path(email.__file__).parents[1], help="default: this Python's")
-    parser.add_argument("--cap-mb", type=float, default=CAP / MB, help="most text of most packages, in MB")
+    parser.add_argument("--cap-mb", type=float, default=CAP / MB, help="maximum text of most packages, in MB")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dictionary-mb", type=int, default=256, help="xz dictionary; packing needs 11 times that")
-    parser.add_argument("--every", type=int, default=1, help="of training files, archive only every so many")
+    parser.add_argument("--every", type=int, default=1, help="archive only every N-th training file")
     parser.add_argument("--keep-archives", action="store_true", help="keep the downloaded wheels")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -347,7 +346,7 @@ def main() -> None:
     used = {name: record for name, record in sorted(records.items()) if "files" in record}
     arguments.licences.write_text(json.dumps(used, indent=1) + "\n")
     shutil.rmtree(raw)
-    # Licences are those of everything that was read.
+    # The licence record covers everything that was read, even if only every N-th file is archived.
     sides["train"] = sides["train"][arguments.every - 1 :: arguments.every]
     write_archive(sides, arguments.archive, arguments.dictionary_mb << 20)
     logger.info("%s: %.1f MB", arguments.archive, arguments.archive.stat().st_size / MB)

@@ -1,4 +1,4 @@
-"""How much of one package goes into the corpus, so that the largest do not crowd out the rest."""
+"""Limits how much of one package goes into the corpus, so that the largest do not crowd out the rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def cap_packages(
     exceptions: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> list[Document]:
-    """Keep a random choice of whole files of at most `max_bytes` (UTF-8 bytes) per package, so that no single
-    package dominates. `exceptions` gives other limits by package. The order of what remains is unchanged."""
+    """Keep randomly chosen whole files, at most `max_bytes` (UTF-8 bytes) per package, so that no single package
+    dominates. `exceptions` gives other limits by package. The order of the remaining files is unchanged."""
     exceptions = exceptions or {}
     groups: dict[str, list[Document]] = {}
     for document in documents:

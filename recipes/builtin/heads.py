@@ -1,16 +1,16 @@
-"""Train heads that draft for Stride's built-in model on what it goes on to say, on one GPU.
+"""Train heads that draft for Stride's built-in model, on its own continuations, on one GPU.
 
     python recipes/builtin/build_corpus.py --work data --archive .corpus/corpus.tar.xz --every 5
     PYTHONPATH=src python recipes/builtin/heads.py --corpus .corpus/corpus.tar.xz --work /tmp/heads --parts /tmp/parts
 
-The corpus only gives prompts, so a part of it (a fifth, above), or other Python, will do: any folder with train/ and
-valid/, or one of packages, of which --held-out names those for validation. Prompts are continued once, into --work; a
-second call goes on from there, and `--stages eagle3` trains that head alone. --parts gets weights and the rest of each
-head, small enough to carry. `--set mtp:muon_lr=0.03` changes a setting of one head. `--dry-run` needs no corpus and no
-GPU: a few steps on the package's own source, to see that everything works.
+The corpus only provides prompts, so a part of it (a fifth, above) or other Python is enough: any folder with train/ and
+valid/, or one of packages, with those for validation named by --held-out. Prompts are continued once, into --work; a
+second call reuses the continuations, and `--stages eagle3` trains only that head. --parts gets each head's weights, in
+parts of limited size, and its other files. `--set mtp:muon_lr=0.03` changes a setting of one head. `--dry-run` needs no
+corpus and no GPU: it runs a few steps on the package's own source, to check that everything works.
 
 A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.8M parameters. The
-EAGLE-3 head can say the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
+EAGLE-3 head drafts the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
 head and an MLP of 304: 2.0M parameters, of which 0.4M project the model's states and 0.8M are output rows.
 """
 
@@ -70,15 +70,19 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--corpus", type=Path, help="tar.xz or folder of text to take prompts from")
-    parser.add_argument("--held-out", default=DataSettings().held_out, help="of a folder that is not split yet")
+    parser.add_argument(
+        "--held-out", default=DataSettings().held_out, help="validation packages, for a folder that is not split yet"
+    )
     parser.add_argument("--target", type=Path, default=builtin_path(), help="default: the built-in model")
     parser.add_argument("--work", type=Path, required=True, help="scratch; holds the heads at the end")
-    parser.add_argument("--parts", type=Path, required=True, help="folder for what is carried away")
+    parser.add_argument("--parts", type=Path, required=True, help="folder for the results, cut into parts")
     parser.add_argument("--stages", default=",".join(STAGES))
-    parser.add_argument("--minutes", type=float, default=2.5, help="of training a head, compilation excluded")
+    parser.add_argument("--minutes", type=float, default=2.5, help="training time per head, compilation excluded")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a head")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="a setting of a head; may be repeated"
+    )
     args = parser.parse_args()
     if not set(args.stages.split(",")) <= set(STAGES):
         parser.error(f"--stages {args.stages}: choose among {', '.join(STAGES)}")
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:
         carry(out, args.parts, stage)
         summary[stage] = {**described(result), "bytes": (out / "model.safetensors").stat().st_size}
         (args.parts / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    for stage in stages:  # last, so that nothing that goes wrong here can lose a head
+    for stage in stages:  # last, so that a failure here cannot lose a head
         size = (4, 8) if args.dry_run else (48, 128)
         summary[stage]["served"] = served(args.target, args.work / stage, KINDS[stage].drafter, *size)
     summary["wall_seconds"] = round(time.monotonic() - began)
@@ -113,18 +117,18 @@ def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:
 
 
 def served(target: Path, head: Path, drafter: str, prompts: int, tokens: int) -> dict[str, float]:
-    """Greedy completions of so many of the benchmark's prompts, drafted for by the head: tokens a step, and the share
-    of them that plain decoding gives too."""
+    """Complete the benchmark's first `prompts` prompts greedily with the head as drafter: tokens per step, and the
+    share of outputs that equal plain decoding's."""
     file = Path(stridelm.__path__[0]) / "bench" / "prompts.json"
     texts = [prompt["text"] for prompt in json.loads(file.read_text(encoding="utf-8"))["prompts"][:prompts]]
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
     options: dict[str, Any] = {"model": str(target), "num_pages": SERVED_PAGES}
     plain = LLM(**options, drafter="none").generate(texts, params)
     drafted = LLM(**options, drafter=drafter, drafter_model=str(head), depth=SERVED_DEPTH).generate(texts, params)
-    said = [output.outputs[0].token_ids for output in drafted]
-    same = sum(ours == theirs.outputs[0].token_ids for ours, theirs in zip(said, plain, strict=True))
+    outputs = [output.outputs[0].token_ids for output in drafted]
+    same = sum(ours == theirs.outputs[0].token_ids for ours, theirs in zip(outputs, plain, strict=True))
     steps = sum(output.metrics.steps for output in drafted if output.metrics)
-    return {"tokens_a_step": round(sum(map(len, said)) / steps, 3), "as_plain": round(same / len(texts), 3)}
+    return {"tokens_a_step": round(sum(map(len, outputs)) / steps, 3), "as_plain": round(same / len(texts), 3)}
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python recipes/builtin/make_prompts.py --corpus data/corpus --out src/stridelm/bench/prompts.json
 
-Whole packages were held out, so no prompt was trained on. A prompt starts at the beginning of a function and
-is cut either behind a signature (and its docstring), or between two statements of the body; the model is to
-go on. The choice is by hash: the same corpus gives the same file, and no taste of ours goes into it. Packages
-take turns in the file's order, so that its first N prompts are as mixed as all of them. Package, version and
-licence stand beside each.
+Whole packages were held out, so no prompt was trained on. A prompt starts at the beginning of a function and is cut
+either after its signature (and docstring) or between two statements of the body; the model continues from there.
+Prompts are chosen by hash: the same corpus gives the same file, and nobody's taste influences it. The file alternates
+between packages, so that its first N prompts are as mixed as all of them. Each prompt is listed with its package,
+version and licence.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SHORTEST, LONGEST = 200, 800
-"""Characters of a prompt: with the built-in tokenizer about 60 to 250 tokens."""
+"""Characters of a prompt: about 60 to 250 tokens with the built-in tokenizer."""
 KINDS = ("signature", "body")
 TEST_SHARE = 4
-"""At most one prompt in this many comes from a package's tests, which read alike."""
+"""At most one prompt in this many comes from a package's tests, which are all alike."""
 
 VENDORED = {"blib2to3", "_vendor", "vendor"}
 """Folders under another licence than their package's."""
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def rank(self) -> str:
-        """An order that has nothing to do with what the text says."""
+        """A sort key that is independent of the text's meaning."""
         return hashlib.sha256(f"{self.path}:{self.kind}:{self.last_line}:{self.text}".encode()).hexdigest()
 
     @property
@@ -78,7 +78,8 @@ def described(package: str, licence: dict[str, str], candidate: Candidate) -> di
 
 
 def choose(root: Path, count: int) -> list[Candidate]:
-    """`count` candidates of a package, kinds in turn, no file twice. Raises ValueError if there are fewer."""
+    """`count` candidates of a package, alternating between kinds and with no file twice. Raises ValueError if there are
+    fewer."""
     files_here = [path for path in sorted(root.rglob("*.py")) if not VENDORED & set(path.relative_to(root).parts)]
     found = sorted((c for path in files_here for c in candidates(root, path)), key=lambda c: c.rank)
     tests_left = count // TEST_SHARE
@@ -96,7 +97,7 @@ def choose(root: Path, count: int) -> list[Candidate]:
 
 
 def candidates(root: Path, path: Path) -> Iterator[Candidate]:
-    """Every prompt that a file could give."""
+    """Every possible prompt of a file."""
     source = path.read_text(encoding="utf-8")
     if not source.isascii():
         return
@@ -108,15 +109,15 @@ def candidates(root: Path, path: Path) -> Iterator[Candidate]:
     name = str(path.relative_to(root))
     for start, function in functions(module):
         for kind, last in cuts(function):
-            # Without the last line break: tokenizers join it with the indentation that the model is to write.
+            # Without the last line break: tokenizers merge it with the indentation that the model should write.
             text = "".join(lines[start - 1 : last]).rstrip()
             if SHORTEST <= len(text) <= LONGEST:
                 yield Candidate(name, kind, start, last, text)
 
 
 def functions(module: ast.Module) -> Iterator[tuple[int, Function]]:
-    """(line that a prompt starts at, the function it is cut in). The start is the function's own first line,
-    or that of the function or class before it, so that some prompts have seen how this file is written."""
+    """(line at which a prompt starts, the function in which it is cut). The start is the function's own first line, or
+    that of the function or class before it, so that some prompts show how this file is written."""
     for block in ast.walk(module):
         body = getattr(block, "body", None)
         if not isinstance(body, list) or not isinstance(block, ast.Module | ast.ClassDef):
@@ -135,7 +136,7 @@ def first_line(node: Function | ast.ClassDef) -> int:
 
 
 def cuts(function: Function) -> Iterator[tuple[str, int]]:
-    """(kind, last line of the prompt). At least three lines of the function are left to the model."""
+    """(kind, last line of the prompt). At least three lines of the function are left for the model."""
     body = function.body
     documented = len(body) > 1 and ast.get_docstring(function) is not None
     signature = last_line(body[0]) if documented else body[0].lineno - 1

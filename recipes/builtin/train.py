@@ -1,12 +1,11 @@
-"""Train Stride's built-in model from its corpus archive, in one go, on one GPU.
+"""Train Stride's built-in model from its corpus archive, in one run on one GPU.
 
     PYTHONPATH=src python recipes/builtin/train.py --corpus .corpus/corpus.tar.xz \
         --tokenizer .corpus/tokenizer --work /tmp/builtin --parts /tmp/parts --base-minutes 7 --mask-minutes 5
 
-Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work.
---parts gets them cut into pieces small enough to carry (`cat base.safetensors.part-* > model.safetensors`
-joins them), each as soon as its stage is over, so that nothing that happens later can lose it. `--set
-base:muon_lr=0.03` changes a setting of one stage.
+Unpacks, encodes, trains the base and then its mask-token form, and writes both checkpoints into --work. --parts gets
+them cut into parts of limited size (`cat base.safetensors.part-* > model.safetensors` joins them), each as soon as its
+stage is over, so that no later failure can lose it. `--set base:muon_lr=0.03` changes a setting of one stage.
 """
 
 from __future__ import annotations
@@ -59,14 +58,16 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="tar.xz or folder of train/ and valid/")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="scratch; holds both checkpoints at the end")
-    parser.add_argument("--parts", type=Path, required=True, help="folder for what is carried away")
+    parser.add_argument("--parts", type=Path, required=True, help="folder for the results, cut into parts")
     parser.add_argument("--base-minutes", type=float, default=7.0)
     parser.add_argument("--mask-minutes", type=float, default=5.0)
     parser.add_argument("--base-steps", type=int, help="instead of minutes")
     parser.add_argument("--mask-steps", type=int, help="instead of minutes")
-    parser.add_argument("--base", type=Path, help="no base training: start from this")
+    parser.add_argument("--base", type=Path, help="skip base training and start from this checkpoint")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="any setting of a stage")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="STAGE:NAME=VALUE", help="a setting of a stage; may be repeated"
+    )
     args = parser.parse_args()
     with carried_off(args.parts):
         run(args, overrides(args.set, STAGES))
@@ -74,7 +75,7 @@ def main() -> None:
 
 @contextmanager
 def carried_off(parts: Path) -> Iterator[None]:
-    """A log with times, and in `parts` what went wrong, if anything does."""
+    """Log with timestamps, and write the traceback of any error into `parts`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
     parts.mkdir(parents=True, exist_ok=True)
     try:
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace, chosen: dict[str, dict[str, str]]) -> None:
 
 
 def described(result: Result) -> dict[str, Any]:
-    """A run in a few numbers."""
+    """Summary of a run in a few numbers."""
     return {
         "best": result.best, "best_step": result.best_step, "steps": result.step, "tokens": result.tokens,
         "seconds": round(result.seconds), "stopped": result.stopped,
@@ -132,7 +133,7 @@ def overrides(pairs: list[str], stages: dict[str, tuple[type, ...]]) -> dict[str
 
 
 def made(cls: type, values: dict[str, Any], texts: dict[str, str]) -> Any:
-    """A settings dataclass from those of the recipe's values and the command line's texts that it knows."""
+    """A settings dataclass from the recipe's values and the command line's texts, as far as it has these fields."""
     hints, names = get_type_hints(cls), {field.name for field in fields(cls)}
     values = {name: value for name, value in values.items() if name in names}
     for name in names & set(texts):
@@ -141,7 +142,7 @@ def made(cls: type, values: dict[str, Any], texts: dict[str, str]) -> Any:
 
 
 def parsed(text: str, hint: str) -> Any:
-    """`text` as the type that the annotation names."""
+    """`text` converted to the annotated type."""
     if "bool" in hint:
         return text.lower() in ("1", "true", "yes")
     if "int" in hint:
@@ -161,7 +162,7 @@ def unpack(corpus: Path, work: Path) -> Path:
 
 
 def exported_losses(path: Path, data: Prepared) -> dict[str, float]:
-    """Plain validation loss (nats a token) of the weights as exported, at half the context and all of it."""
+    """Plain validation loss (nats per token) of the weights as exported, at half the context and all of it."""
     device = pick_device("auto")
     model, config = load_for_training(path, device)
     tokens = on_device(data.valid, device)
@@ -174,7 +175,7 @@ def exported_losses(path: Path, data: Prepared) -> dict[str, float]:
 
 
 def carry(checkpoint: Path, parts: Path, name: str) -> None:
-    """Cut the weights into parts and pack everything else that belongs to the checkpoint into one archive."""
+    """Cut the weights into parts and pack the rest of the checkpoint into one archive."""
     weights = (checkpoint / "model.safetensors").read_bytes()
     for number, start in enumerate(range(0, len(weights), PART_BYTES)):
         (parts / f"{name}.safetensors.part-{number:02d}").write_bytes(weights[start : start + PART_BYTES])
@@ -183,7 +184,7 @@ def carry(checkpoint: Path, parts: Path, name: str) -> None:
             if file.is_file() and file.name != "model.safetensors":
                 archive.add(file, f"{name}/{file.name}")
         archive.add(checkpoint / WORK / "log.jsonl", f"{name}/log.jsonl")
-    logger.info("%s carried to %s: %.1f MB of weights", name, parts, len(weights) / 1e6)
+    logger.info("copied %s to %s: %.1f MB of weights", name, parts, len(weights) / 1e6)
 
 
 if __name__ == "__main__":
