@@ -1,8 +1,8 @@
-"""Known vulnerabilities of what Stride runs on, as it is installed: `make audit`. Fails where there are any.
+"""Known vulnerabilities of Stride's installed dependencies: `make audit`. Fails if there are any.
 
-Where PyPI's advisories cannot be had, pip-audit ends with an error or, behind a mirror that knows only of files, finds
-nothing wrong with anything. So one package is asked for first; if its advisories cannot be had, that is said and no
-more.
+If PyPI's advisories are not available, pip-audit ends with an error or, behind a mirror that only serves files, reports
+no vulnerabilities at all. So one package's advisories are requested first; if that fails, this is reported and nothing
+is audited.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from importlib import metadata
 
-import requests  # pip-audit's own, so that both reach the same places
+import requests  # the client that pip-audit uses, so that both reach the same hosts
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -22,7 +22,7 @@ TIMEOUT_S = 20
 
 
 def installed(name: str) -> dict[str, str]:
-    """Version of everything that `name` brings with it, extras aside."""
+    """Version of `name` and of everything that it depends on, without its extras."""
     versions: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [(name, "")]
@@ -33,7 +33,7 @@ def installed(name: str) -> dict[str, str]:
         seen.add(one)
         name, extra = one
         distribution = metadata.distribution(name)
-        versions[name] = Version(distribution.version).public  # 2.13.0 of 2.13.0+cpu: advisories know no builds
+        versions[name] = Version(distribution.version).public  # 2.13.0 for 2.13.0+cpu: advisories do not list builds
         for line in distribution.requires or ():
             needed = Requirement(line)
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
@@ -42,11 +42,11 @@ def installed(name: str) -> dict[str, str]:
 
 
 def silence(name: str, version: str) -> str | None:
-    """Why the advisories of a package cannot be had, if they cannot."""
+    """Why a package's advisories are not available; None if they are."""
     try:
         answer = requests.get(f"{ADVISORIES}/{name}/{version}/json", timeout=TIMEOUT_S)
         answer.raise_for_status()
-        return None if "vulnerabilities" in answer.json() else f"{answer.url} says nothing of them"
+        return None if "vulnerabilities" in answer.json() else f"{answer.url} does not list any"
     except requests.RequestException as error:
         return str(error)
 
@@ -54,9 +54,9 @@ def silence(name: str, version: str) -> str | None:
 def main() -> int:
     versions = installed("stridelm")
     del versions["stridelm"]
-    why = silence(*min(versions.items()))  # any will do
+    why = silence(*min(versions.items()))  # any package will do
     if why is not None:
-        print(f"NOT AUDITED: {len(versions)} dependencies, because PyPI's advisories cannot be had: {why}")
+        print(f"NOT AUDITED: {len(versions)} dependencies, because PyPI's advisories are not available: {why}")
         return 0
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.writelines(f"{name}=={version}\n" for name, version in sorted(versions.items()))

@@ -1,8 +1,8 @@
-"""For the API reference: reads docstrings where this project writes them (an extension of griffe, see mkdocs.yml).
+"""For the API reference: makes griffe find this project's field documentation (an extension, see mkdocs.yml).
 
-A field of a config is `name: type = option(default, "help")`, with bounds behind them for some: its default is the
-first argument and its documentation the second, as on the command line. A class may document fields in lines of its
-docstring, "name: text", with further lines indented: these become a list.
+A field of a config is `name: type = option(default, "help")`, for some followed by bounds: its default is the first
+argument and its documentation the second, as on the command line. A class may document fields in lines of its
+docstring, "name: text", with continuation lines indented: these become a list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Options(Extension):
             return
         default, text, *_ = value.arguments
         attr.value = default
-        # Literals that stand side by side are one string, in brackets or not.
+        # Adjacent string literals are one string, with or without brackets.
         attr.docstring = Docstring(ast.literal_eval(f"({text})"), parent=attr)
 
     def on_class_members(self, *, cls: Class, **kwargs: Any) -> None:
@@ -42,6 +42,6 @@ class Options(Extension):
         if listed == text:
             return
         first = listed.index("- `")
-        if first and not listed[:first].endswith("\n\n"):  # a list begins after an empty line
+        if first and not listed[:first].endswith("\n\n"):  # a list needs an empty line before it
             listed = f"{listed[:first]}\n{listed[first:]}"
         cls.docstring.value = listed

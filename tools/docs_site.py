@@ -1,9 +1,9 @@
-"""Hooks of the documentation site (mkdocs.yml): pages that live outside docs/, and links that lead out of it.
+"""Hooks of the documentation site (mkdocs.yml): pages outside docs/, and links that lead out of it.
 
-Documents are read in the repository too, so their links are paths there: `../src/stridelm/types.py`, `docs/path.md`. On
-the site a link to a page leads to that page, and a link to any other file to the repository, if its address is known
-(REPO_URL), else it is plain text. A link to a file that does not exist is left as it is, and MkDocs warns of it, which
-ends a strict build.
+Documents are also read in the repository, so their links are paths there: `../src/stridelm/types.py`, `docs/path.md`.
+On the site a link to a page leads to that page, and a link to any other file to the repository if its address is known
+(REPO_URL); otherwise it becomes plain text. A link to a file that does not exist is left unchanged, and MkDocs warns
+about it, which fails a strict build.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Documents of the repository's root -> their place on the site."""
+"""Documents in the repository's root -> their path on the site."""
 SOURCES = {page: source for source, page in PAGES.items()}
 
 
 def source_of(page: str) -> str:
-    """Where in the repository a page of the site is written."""
+    """The path in the repository of a page of the site."""
     return SOURCES.get(page, DOCS + page)
 
 
 def destination(page: str, link: str, repository: str | None) -> str | None:
-    """Where a link of a page leads on the site; None if it leads nowhere there. repository: its address."""
+    """Where a link of a page leads on the site; None if it has no destination there. repository: its address."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
         return link
@@ -49,7 +49,7 @@ def destination(page: str, link: str, repository: str | None) -> str | None:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that live outside docs/."""
+    """Add the pages outside docs/."""
     from mkdocs.structure.files import File
 
     for source, page in PAGES.items():
@@ -58,7 +58,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_config(config: Any) -> Any:
-    """Have Markdown change links once they are parsed: what merely looks like one, in code, stays as it is."""
+    """Make Markdown rewrite links after parsing, so that text in code that only looks like a link is not changed."""
     from markdown import Extension, Markdown
     from markdown.treeprocessors import Treeprocessor
 
@@ -78,7 +78,7 @@ def on_config(config: Any) -> Any:
 
     class LinksExtension(Extension):
         def extendMarkdown(self, md: Markdown) -> None:
-            # After inline patterns have made the links (20), before MkDocs checks them (0).
+            # After the inline patterns that create links (20), before MkDocs checks them (0).
             md.treeprocessors.register(Links(md), "repository_links", 5)
 
     config.markdown_extensions.append(LinksExtension())
@@ -89,6 +89,6 @@ _current = {"page": "index.md"}
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Remember which page is rendered next."""
+    """Record which page is rendered next."""
     _current["page"] = page.file.src_uri
     return markdown

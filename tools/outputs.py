@@ -1,12 +1,12 @@
-"""What an engine emits, by every drafter and rule: recorded before a change, and compared after it, bit for bit.
+"""An engine's outputs with every drafter and rule: recorded before a change and compared after it, bit for bit.
 
     python tools/outputs.py --save before.json
     python tools/outputs.py --against before.json
 
 The built-in model completes four prompts with each drafter that can run, under each of its rules, greedy and sampled,
-in float32 and bfloat16. On a GPU the deterministic mode is recorded. Outputs are those of a machine: another processor
-or card may round otherwise, so both recordings are made on the same one. To record another checkout, name its `src` in
-PYTHONPATH.
+in float32 and bfloat16. On a GPU the deterministic mode is recorded. Outputs are specific to a machine: another
+processor or card may round differently, so make both recordings on the same one. To record another checkout, put its
+`src` into PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PROMPTS = (
     "import os\n\n\ndef walk(path):\n",
     "numbers = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1,",
 )
-ASKED = {"synthetic": "synthetic:2.5", "synthetic-trust": "synthetic-trust:1.7"}
-"""Rule -> how it is asked for, where its name alone says too little."""
+WITH_NUMBER = {"synthetic": "synthetic:2.5", "synthetic-trust": "synthetic-trust:1.7"}
+"""Rules that need a number -> how they are requested."""
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "seed": 3},
     "sampled": {"temperature": 1.0, "seed": 7},
@@ -41,7 +41,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 def record(device: str, dtype: str, max_tokens: int, rules: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
-    """Name of a way to generate -> the ids of each prompt's output."""
+    """Pairs of a configuration's name and the ids of each prompt's output."""
     options: dict[str, Any] = {"deterministic": True} if device == "cuda" else {}
     llm = LLM(device=device, dtype=dtype, max_model_len=512, max_num_seqs=8, **options)
     for name in DRAFTERS:
@@ -53,13 +53,13 @@ def record(device: str, dtype: str, max_tokens: int, rules: Sequence[str]) -> It
         for rule in rules or RULES:
             if not RULES.get(rule).works_with(drafter.rules, drafter.branches):
                 continue
-            speculation = {"drafter": name, "acceptance": ASKED.get(rule, rule)}
-            for way, asked in PARAMS.items():
-                params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculation=speculation, **asked)
+            speculation = {"drafter": name, "acceptance": WITH_NUMBER.get(rule, rule)}
+            for way, sampling in PARAMS.items():
+                params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculation=speculation, **sampling)
                 llm.engine.forget()
                 try:
                     outputs = llm.generate(list(PROMPTS), params)
-                except ValueError as error:  # a rule that has no effect on what this drafter makes
+                except ValueError as error:  # a rule that has no effect on this drafter's drafts
                     print(f"{name} under {rule}: {error}", file=sys.stderr)
                     break
                 yield f"{dtype} {name} {rule} {way}", [list(out.outputs[0].token_ids) for out in outputs]
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rule", action="append", default=[], help="repeated: only these acceptance rules")
+    parser.add_argument("--rule", action="append", default=[], help="only this acceptance rule; may be repeated")
     parser.add_argument("--max-tokens", type=int, default=48)
     args = parser.parse_args()
     print(f"{stridelm.__file__}, torch {torch.__version__}", file=sys.stderr)
@@ -79,7 +79,7 @@ def main() -> int:
         found |= record(args.device, dtype, args.max_tokens, args.rule)
     if args.save is not None:
         args.save.write_text(json.dumps(found), encoding="utf-8")
-    print(f"{len(found)} ways recorded")
+    print(f"{len(found)} configurations recorded")
     if args.against is None:
         return 0
     before = json.loads(args.against.read_text(encoding="utf-8"))

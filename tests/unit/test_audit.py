@@ -45,7 +45,9 @@ def test_what_stride_runs_on() -> None:
     assert "+" not in versions["torch"]
 
 
-@pytest.mark.parametrize(("kind", "word"), [("whole", None), ("files", "nothing"), ("page", "Expecting"), ("x", "404")])
+@pytest.mark.parametrize(
+    ("kind", "word"), [("whole", None), ("files", "list any"), ("page", "Expecting"), ("x", "404")]
+)
 def test_whether_advisories_can_be_had(
     service: str, kind: str, word: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
