@@ -138,7 +138,7 @@ def test_gibibytes_are_said_as_such(checkpoint: Checkpoint, monkeypatch: pytest.
         num_key_value_heads=8,
     )
     monkeypatch.setattr(loader, "free_memory", lambda device: 10 * 2**30)
-    with pytest.raises(ValueError, match=r"take 15\.0 GiB in bfloat16 and 10\.0 GiB .* cuda:1: 5\.0 GiB are missing"):
+    with pytest.raises(ValueError, match=r"15\.0 GiB in bfloat16 but only 10\.0 GiB .* cuda:1: 5\.0 GiB are missing"):
         loader.check_room(build_empty(config, "8b"), torch.bfloat16, torch.device("cuda:1"))
 
 

@@ -273,7 +273,7 @@ def test_heads_that_do_not_divide_and_tokens_of_others_are_refused(
         assert stride("eagle3", *given, "--tokens", tokens, "--heads", heads, "--kv-heads", kv_heads) == 2
         assert says in capsys.readouterr().err
     assert stride("mtp", *given, "--tokens", tokens.with_name("valid.bin")) == 2
-    assert "valid.bin must lie beside it" in capsys.readouterr().err
+    assert "there must be a valid.bin beside it" in capsys.readouterr().err
     other = shutil.copytree(tokens.parent, tmp_path / "other")
     described = json.loads((other / "valid.json").read_text())
     (other / "valid.json").write_text(json.dumps(described | {"tokenizer": "another"}))
