@@ -1,4 +1,4 @@
-"""Fixtures that every room of the tests may use."""
+"""Fixtures shared by all test folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch.set_num_threads(1)  # the models are tiny, and the test processes share th
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip = pytest.mark.skip(reason="kernels run on a CPU if TRITON_INTERPRET=1 is set from the start")
+    skip = pytest.mark.skip(reason="to run kernels on a CPU, set TRITON_INTERPRET=1 before the process starts")
     for item in items:
         if not interpreter.ON and item.get_closest_marker("interpreted"):
             item.add_marker(skip)
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """checkpoint("qwen3", **changes): the directory of a tiny random checkpoint, written once a session."""
+    """checkpoint("qwen3", **changes): the directory of a tiny random checkpoint, written once per session."""
     written: dict[str, Path] = {}
 
     def get(model_type: str, **options: Any) -> Path:

@@ -23,7 +23,8 @@ class Decoded:
     finish_reason: str | None = None
     steps: int = 0
     margin: float = float("inf")
-    """How near any decision was: a lead in logits, or a distance from tau. Small means that rounding could turn it."""
+    """The closest call of any decision: a lead in logits, or a distance from tau. If it is small, rounding could flip
+    the decision."""
 
 
 @torch.inference_mode()
@@ -69,7 +70,7 @@ def decode(
 
 
 def _sure(rows_kV: torch.Tensor, tau: float | None, done: Decoded) -> int:
-    """How many leading rows of the window are sure enough; the first always counts."""
+    """The length of the confident prefix of the window; the first row always counts."""
     if tau is None:
         return len(rows_kV)
     count = 1

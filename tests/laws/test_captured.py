@@ -1,7 +1,7 @@
-"""The laws where whole steps are captured: an engine on a CPU that plans on bounds and replays its steps.
+"""The laws with whole steps captured: an engine on a CPU that plans on bounds and replays its steps.
 
-What a graph is told of a step, and what it is padded with, is what a GPU's graphs are told; that nothing of the host's
-is baked into one is for tests/gpu to see.
+A graph gets the same inputs and the same padding here as on a GPU. Whether host state was baked into a graph is tested
+in tests/gpu.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BRANCHES = {"draft_topk": 2, "num_draft_tokens": 6}
 
 
 def costs(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
-    """Of every request: its steps and what was accepted where, which tell a lost draft from one that is there; what is
-    said is the same. (What was drafted is not: in a graph a request that may go less deep has the first rows of the
-    others' skeleton.)"""
+    """Steps of every request, and what was accepted at which depth. They reveal a lost draft, which leaves the output
+    unchanged. (The number of drafted tokens is not compared: in a graph, a request with a smaller depth gets the first
+    rows of the others' skeleton.)"""
     found = [said.metrics for output in outputs for said in output.outputs]
     return [(m.steps, m.accepted, *m.accepted_at) for m in found if m is not None]
 
@@ -48,8 +48,8 @@ def stand(checkpoint: Callable[..., Path]) -> LaggingStand:
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS, TREE])
 def test_identity(stand: LaggingStand, drafter: str) -> None:
-    """Five requests of one kind, padded to eight, ending one after another: most of their steps are replays. What is
-    proposed on the host comes in through a graph's inputs. Greedy: the torch twin of the sampler takes no padding."""
+    """Five requests of one kind, padded to eight, ending one after another: most of their steps are replays. Drafts
+    made on the host reach the graph through its inputs. Greedy, because the sampler's torch twin takes no padding."""
     reason = DRAFTERS.get(drafter).why_not(stand.target)
     if reason:
         pytest.skip(f"{drafter}: {reason}")
@@ -79,8 +79,8 @@ def test_identity(stand: LaggingStand, drafter: str) -> None:
     ],
 )
 def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, Any]) -> None:
-    """Eight requests, three at a time, one drafter or all of them: where prompts are read beside drafts, and where
-    drafters are mixed, what the device proposes is replayed by itself."""
+    """Eight requests, three at a time, with one drafter or with all: when prompts run beside drafts, and when drafters
+    are mixed, the device's proposals are replayed as graphs of their own."""
     if drafter == "all":
         jobs = mixed_jobs(stand, 8, 0.0, ["nothing", "stop_token_ids"])
     else:
@@ -103,7 +103,7 @@ def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, A
 
 @pytest.mark.parametrize("kind", [*KINDS, {"drafter": TREE}], ids=lambda kind: kind["drafter"])
 def test_unheld_pages_are_left_alone(stand: LaggingStand, kind: dict[str, Any]) -> None:
-    """Padding of a replayed step, and what an earlier step left in its inputs, touch no page."""
+    """Neither the padding of a replayed step nor what an earlier step left in its inputs touches any page."""
     poisoned, clean = (stand.llm(**POOL).engine for _ in range(2))
     pool = replays(poisoned)
     assert check_pages(poisoned, clean, requests(stand, [kind])) > 100

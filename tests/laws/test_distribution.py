@@ -1,6 +1,7 @@
-"""Under every lossless rule the output has the target's distribution, whoever drafts: exactly, and as it is seen.
+"""Under every lossless rule and with every drafter the output has the target's distribution, by enumeration and by
+sampling.
 
-Mutations at the end break the door on purpose. Each must be caught by the checks that the other tests pass.
+The mutations at the end break the verifier on purpose. Each must be caught by the checks that the tests above use.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ LOSSLESS = lossless_cases()
 
 
 def samples_of(drafter: str, rule: str) -> int:
-    """Requests to watch: fewer where each is drafted for by itself, on the host, and of what is watched closely
-    elsewhere. Looked-up chains and blind trees are a little of what the noisy tree is."""
+    """How many requests to sample: fewer where each is drafted for separately on the host, and for cases that other
+    tests check closely. Looked-up chains and blind trees are special cases of the noisy tree."""
     elsewhere = rule != "exact" or drafter in {tree.name for tree in DRAWN}
     if elsewhere or DRAFTERS.get(drafter).host_bound:
         return SAMPLES // 10
@@ -134,7 +135,7 @@ def lab_of(drafter: str, rule: str, parameters: SamplingParams | None = None) ->
 
 @pytest.mark.parametrize(("drafter", "rule"), LOSSLESS)
 def test_joint(drafter: str, rule: str) -> None:
-    """The first three tokens of 200,000 requests are jointly distributed as the target says."""
+    """The first three tokens of 200,000 requests have the target's joint distribution."""
     lab, samples = lab_of(drafter, rule), samples_of(drafter, rule)
     check_joint(lab, samples)
     assert (lab.accepted > samples // 20) == (DRAFTERS.get(drafter).default_depth > 0)
@@ -142,25 +143,25 @@ def test_joint(drafter: str, rule: str) -> None:
 
 @pytest.mark.parametrize(("drafter", "rule"), LOSSLESS)
 def test_joint_with_penalties(drafter: str, rule: str) -> None:
-    """So they are where the distribution depends on the row's own history."""
+    """The same where the distribution depends on the row's own history."""
     check_joint(lab_of(drafter, rule, PENALISED), min(SAMPLES // 8, samples_of(drafter, rule)))
 
 
 LEARNERS = [(d, r) for d, r in LOSSLESS if d in DRAFTERS and DRAFTERS.get(d).forget is not Drafter.forget]
-"""Those whose drafts depend on what earlier requests said."""
+"""Drafters that learn from the output of earlier requests."""
 
 
 @pytest.mark.parametrize(("drafter", "rule"), LEARNERS)
 def test_joint_when_a_seed_comes_again(drafter: str, rule: str) -> None:
-    """What was said with a seed was drawn with the very noise that accepts when the seed comes again: whoever drafts
-    from it must not make it likelier."""
+    """Output drawn with a seed came from the same noise that decides acceptance when the seed is used again: a drafter
+    that learned from it must not make it more likely."""
     lab = Lab({"drafter": drafter, "acceptance": rule}, size=1)
     check_counts(lab, lab.sample_again(2500))
 
 
 def test_joint_of_the_engine(stand: Stand, model: Any) -> None:
-    """Samples of the whole engine, all drafters under all lossless rules in one batch, are distributed as transformers'
-    logits say."""
+    """Samples of the whole engine, all drafters under all lossless rules in one batch, are distributed as
+    transformers' logits say."""
     kinds = [{"drafter": name, "acceptance": rule} for name, rule in LOSSLESS]
     llm = stand.llm(max_num_seqs=256, num_pages=600, max_num_batched_tokens=8192, strict=False)
     jobs = [Job(PROMPT, params(seed=seed, n=64), kinds[seed % len(kinds)]) for seed in range(96)]
@@ -176,8 +177,8 @@ def test_joint_of_the_engine(stand: Stand, model: Any) -> None:
     assert chi_square(counts, expected)[2] > 1e-4
 
 
-def test_chi_square_is_one() -> None:
-    """The p-value is that of tables: 95% and 99.9% quantiles, and pooling takes rare cells together."""
+def test_chi_square() -> None:
+    """P-values match published tables at the 95% and 99.9% quantiles, and rare cells are pooled."""
     even = torch.full((4,), 0.25)
     for statistic, p in ((7.815, 0.05), (16.266, 0.001)):
         shift = (statistic * 250 / 2) ** 0.5
@@ -260,7 +261,7 @@ def commits_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def emits_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token drawn behind the accepted path is forgotten, its row kept."""
+    """The token drawn after the accepted path is dropped, its row kept."""
     walk = plain_step.walk_down
 
     def mutant(*args: Any) -> Verdict:
@@ -329,7 +330,7 @@ HISTORY: list[Mutation] = [forgets_last, counts_twice, sees_siblings]
 
 @pytest.mark.parametrize("mutation", JOINT, ids=lambda m: m.__name__)
 def test_joint_catches(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chi-square of the joint distribution sees a door that is broken in this way."""
+    """The chi-square of the joint distribution detects a verifier that is broken in this way."""
     check_joint(lab_of("blind_tree", "exact"), SAMPLES // 10)
     mutation(monkeypatch)
     with pytest.raises(AssertionError, match="chi-square"):
@@ -338,7 +339,7 @@ def test_joint_catches(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("mutation", HISTORY, ids=lambda m: m.__name__)
 def test_joint_catches_history(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chi-square under penalties sees a row with another row's history."""
+    """The chi-square under penalties detects a row with another row's history."""
     heavy = replace(PENALISED, repetition_penalty=2.5, frequency_penalty=1.5)
     check_joint(lab_of("blind_tree", "exact", heavy), SAMPLES // 10)
     mutation(monkeypatch)
@@ -348,7 +349,7 @@ def test_joint_catches_history(mutation: Mutation, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("mutation", [*IDENTITY, *HISTORY], ids=lambda m: m.__name__)
 def test_identity_catches(mutation: Mutation, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Token identity sees it too, or the engine stops on an invariant; a step too far does not go unseen."""
+    """Token identity detects it too, or the engine stops on an invariant; committing a row too many is detected."""
     with registered():
         stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
         feature = "frequency_penalty" if mutation in HISTORY else "nothing"
@@ -363,7 +364,7 @@ def test_identity_catches(mutation: Mutation, checkpoint: Callable[..., Path], m
 
 
 def test_enumeration_catches(stand: Stand, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that plain decoding shares, such as penalties that miss a token, is seen by the enumeration."""
+    """A fault that plain decoding shares, such as penalties that miss a token, is detected by the enumeration."""
     with_penalties = params(**PARAMETERS["repetition_penalty"])
     check_enumeration(stand, model, PROMPT, with_penalties)
     prompt_not_penalised(monkeypatch)
@@ -372,7 +373,7 @@ def test_enumeration_catches(stand: Stand, model: Any, monkeypatch: pytest.Monke
 
 
 def test_mutations_do_not_linger(checkpoint: Callable[..., Path]) -> None:
-    """After all that the door is whole again."""
+    """After all mutations the verifier works again."""
     with registered():
         stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
         check_identity(stand, mixed_jobs(stand, 8, 1.0, ["everything"]))

@@ -1,5 +1,5 @@
-"""Grammars are exact at every row: whoever drafts, the output is plain decoding's under the same grammar, and the
-grammar's own."""
+"""Grammars are exact at every row: with any drafter, the output is that of plain decoding under the same grammar, and
+the grammar accepts it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_identity(stand: Stand, name: str, temperature: float) -> None:
 
 @pytest.mark.parametrize("name", ["json", "regex"])
 def test_pages_run_out(stand: Stand, name: str) -> None:
-    """A request that comes back reads its output anew and goes on with the same."""
+    """A preempted request that resumes parses its output again and continues with the same tokens."""
     jobs = jobs_of(name, 1.0, [{"drafter": "ngram", "depth": 3, "prompt_lookup_min": 1}] * 10)
     llm = stand.llm(page_size=4, num_pages=32)
     check_identity(stand, jobs, llm=llm)
@@ -54,12 +54,12 @@ def test_pages_run_out(stand: Stand, name: str) -> None:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not RULES.get(rule).simulated])
 @pytest.mark.parametrize("name", ["json", "choice"])
 def test_every_rule(stand: Stand, name: str, rule: str) -> None:
-    """Whichever rule decides, lossy ones and trusted windows among them."""
+    """With every rule, including lossy ones and trusted windows."""
     check_rule(stand, name, rule)
 
 
 def test_masks_are_what_may_follow(speaking: Path) -> None:
-    """Token by token against the texts that the grammar has, at the output's end and along paths behind it."""
+    """Token by token against all texts of the grammar, at the output's end and along draft paths after it."""
     words = ["yes", "yesterday", "né"]
     tokenizer = Tokenizer.load(speaking)
     grammars = Grammars(tokenizer, 300, [EOS])
@@ -71,7 +71,7 @@ def test_masks_are_what_may_follow(speaking: Path) -> None:
         request.output_ids[:] = output
         guide = grammars.guide(request)
         guide.catch_up()
-        for _ in range(2):  # asking leaves nothing behind
+        for _ in range(2):  # computing a mask leaves no state behind
             mask = guide.mask(path)
             assert mask is not None
             before = tokenizer.decode([*output, *path])
@@ -95,7 +95,7 @@ def test_a_broken_path_masks_nothing(speaking: Path) -> None:
 
 
 def test_no_token_is_left(stand: Stand) -> None:
-    """Parameters that forbid what the grammar asks for end the request, and say so."""
+    """A request whose parameters forbid all that the grammar allows ends, and its error says so."""
     params = SamplingParams(temperature=0, structured_outputs={"choice": ["q"]}, bad_words=["q"])
     sample = stand.llm().generate([[7, 8]], params)[0].outputs[0]
     assert (sample.finish_reason, sample.stop_reason, sample.text) == ("abort", NOTHING_LEFT, "")
@@ -121,7 +121,7 @@ def test_no_token_is_left(stand: Stand) -> None:
     ids=str,
 )
 def test_refusals(stand: Stand, asked: Any, message: str) -> None:
-    """Before anything runs, and nothing is held."""
+    """Refused before anything runs, and nothing is held."""
     llm = stand.llm()
     with pytest.raises(ValueError, match=message):
         llm.generate([[7, 8]], SamplingParams(structured_outputs=asked))
@@ -130,12 +130,12 @@ def test_refusals(stand: Stand, asked: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{"ignore_eos": True}, {"min_tokens": 3}])
-def test_who_says_where_it_ends(more: dict[str, Any]) -> None:
+def test_grammar_alone_ends_the_output(more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="where the output ends"):
         SamplingParams(structured_outputs={"regex": "a"}, **more)
 
 
-def test_it_needs_a_tokenizer(speaking: Path) -> None:
-    mute = LLM(str(speaking), drafter="none", skip_tokenizer_init=True, num_pages=32)
+def test_needs_a_tokenizer(speaking: Path) -> None:
+    llm = LLM(str(speaking), drafter="none", skip_tokenizer_init=True, num_pages=32)
     with pytest.raises(ValueError, match="tokenizer"):
-        mute.generate([[7]], SamplingParams(structured_outputs={"regex": "a"}))
+        llm.generate([[7]], SamplingParams(structured_outputs={"regex": "a"}))

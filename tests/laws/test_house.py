@@ -1,7 +1,7 @@
-"""The laws of the house: imports run downwards, registries choose kernels, a drafter is a folder, only the cache moves
-`computed`.
+"""Structural laws of the package: imports run downwards, registries choose kernels, a drafter is a folder, only the
+cache moves `computed`.
 
-They are read from the source, so that a file breaks them the day it is written.
+They are checked in the source, so that a violation fails as soon as it is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import stridelm
 
 PACKAGE = Path(stridelm.__path__[0])
 LEAVES = ("types", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
-STOREYS = (
+LAYERS = (
     {*LEAVES, "arena", "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "models"},
@@ -32,12 +32,12 @@ STOREYS = (
     {"bench", "train"},
     {"cli", "server"},
 )
-"""Rooms from the ground up. A room may import its own storey and those below."""
-FLOOR = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
-DRAFTER_BLIND = ("engine", "schedule", "cache", "attention", "run", "verify")
-"""Rooms that know no drafter by name."""
-EVERYDAY = {"none", "mask", "model"}
-"""Drafters' names that are also words: `attention_mask` is nobody's, `mask_drafter` is."""
+"""Packages and modules of Stride, bottom layer first. Each may import its own layer and those below."""
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+DRAFTER_AGNOSTIC = ("engine", "schedule", "cache", "attention", "run", "verify")
+"""Packages that refer to no drafter by name."""
+COMMON_WORDS = {"none", "mask", "model"}
+"""Drafters' names that are also common words: `attention_mask` refers to no drafter, `mask_drafter` does."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -46,7 +46,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """`engine` for engine/step.py, `types` for types.py, "" for the package's own __init__.py."""
     first = path.relative_to(PACKAGE).parts[0]
     return "" if first == "__init__.py" else first.removesuffix(".py")
@@ -63,7 +63,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path, node: ast.AST | None = None) -> Iterator[str]:
-    """Dotted names of all that a file imports, wherever in it and for whatever reason."""
+    """Dotted names of everything that a file imports, at any level and also under TYPE_CHECKING."""
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     for child in ast.walk(node or tree_of(path)):
         if isinstance(child, ast.Import):
@@ -77,7 +77,7 @@ def imports(path: Path, node: ast.AST | None = None) -> Iterator[str]:
 
 
 def imports_when_run(path: Path) -> set[str]:
-    """Packages that importing the file imports: not those under TYPE_CHECKING, nor inside functions."""
+    """Packages imported when the file is imported: not those under TYPE_CHECKING or inside functions."""
     found: set[str] = set()
     pending: list[ast.stmt] = list(tree_of(path).body)
     while pending:
@@ -91,13 +91,13 @@ def imports_when_run(path: Path) -> set[str]:
     return found
 
 
-def rooms_imported(path: Path) -> set[str]:
+def packages_imported(path: Path) -> set[str]:
     names = [name.split(".") for name in imports(path)]
-    return {name[1] for name in names if name[0] == "stridelm" and len(name) > 1 and name[1] in FLOOR}
+    return {name[1] for name in names if name[0] == "stridelm" and len(name) > 1 and name[1] in LAYER_OF}
 
 
 def folders() -> list[str]:
-    """Drafters that live in a folder of their own. `none` stays: plain decoding is its verification."""
+    """Drafters that live in a folder of their own, except `none`, which cannot be deleted: it is plain decoding."""
     inside = (PACKAGE / "draft").iterdir()
     return sorted(path.name for path in inside if (path / "drafter.py").is_file() and path.name != "none")
 
@@ -107,26 +107,26 @@ def rule_folders() -> list[str]:
     return sorted(path.parent.name for path in (PACKAGE / "verify").glob("*/rule.py"))
 
 
-# Storeys
+# Layers
 
 
-def test_every_room_is_on_the_plan() -> None:
-    """A new room is given its storey before anyone imports it."""
-    assert {room_of(path) for path in FILES} <= {"", *FLOOR}
+def test_every_package_has_a_layer() -> None:
+    """A new package must be given a layer before anything imports it."""
+    assert {package_of(path) for path in FILES} <= {"", *LAYER_OF}
 
 
 def test_imports_run_downwards() -> None:
     faults = [
         f"{shown(path)} imports {other}"
         for path in FILES
-        for other in rooms_imported(path)
-        if room_of(path) and FLOOR[other] > FLOOR[room_of(path)]
+        for other in packages_imported(path)
+        if package_of(path) and LAYER_OF[other] > LAYER_OF[package_of(path)]
     ]
     assert not faults, faults
 
 
-def test_no_import_leads_back() -> None:
-    """No file needs itself by way of others, not even for a type: what one finds can be read before who uses it."""
+def test_no_import_cycles() -> None:
+    """No file imports itself through others, not even for a type: files can be read in the order of their imports."""
     files = {module_name(path): path for path in FILES}
     needs = {
         module: {name if name in files else name.rpartition(".")[0] for name in imports(path)} & files.keys() - {module}
@@ -139,21 +139,21 @@ def test_no_import_leads_back() -> None:
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_import_leaves_alone(leaf: str) -> None:
+def test_leaves_import_only_leaves(leaf: str) -> None:
     path = PACKAGE / f"{leaf}.py"
-    assert rooms_imported(path) <= set(LEAVES)
+    assert packages_imported(path) <= set(LEAVES)
     assert "torch" not in imports_when_run(path)
 
 
 def test_serving_never_imports_training() -> None:
-    """Only `stride train` does."""
-    serving = [path for path in FILES if room_of(path) != "train" and path != PACKAGE / "cli" / "train.py"]
-    faults = [shown(path) for path in serving if "train" in rooms_imported(path)]
+    """Only `stride train` does so."""
+    serving = [path for path in FILES if package_of(path) != "train" and path != PACKAGE / "cli" / "train.py"]
+    faults = [shown(path) for path in serving if "train" in packages_imported(path)]
     assert not faults, faults
 
 
 def test_the_package_imports_no_recipe() -> None:
-    """Here they are on the path, for their tests; where the package is installed they are not."""
+    """Recipes are on the path here, for their tests, but not where the package is installed."""
     recipes = {path.stem for path in (PACKAGE.parents[1] / "recipes").glob("*/*.py")}
     faults = [shown(path) for path in FILES if recipes & {name.split(".")[0] for name in imports(path)}]
     assert not faults, faults
@@ -162,20 +162,21 @@ def test_the_package_imports_no_recipe() -> None:
 def test_the_planner_is_pure() -> None:
     """No tensor and no device, not even for a type: a plan is made from queue state alone."""
     impure = {"torch", "numpy", "triton"}
-    planner = [path for path in FILES if room_of(path) == "schedule"]
+    planner = [path for path in FILES if package_of(path) == "schedule"]
     faults = [shown(path) for path in planner if impure & {name.split(".")[0] for name in imports(path)}]
     assert planner
     assert not faults, faults
 
 
 def test_registries_choose_kernels() -> None:
-    """Who imports a kernel where it is called has chosen by itself. Products may: each weight has its own kind."""
+    """Code that imports a kernel inside a function bypasses the registry. Only products may: each weight type has its
+    own kernel."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     choosing = {
         shown(path)
         for path in FILES
         for node in ast.walk(tree_of(path))
-        if room_of(path) != "kernels" and isinstance(node, functions)
+        if package_of(path) != "kernels" and isinstance(node, functions)
         if any(name.startswith("stridelm.kernels") for name in imports(path, node))
     }
     assert choosing == {"models/layers/products.py"}
@@ -211,11 +212,12 @@ def words(identifier: str) -> list[str]:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().split("_")
 
 
-def speaks_of(identifier: str, name: str) -> bool:
-    """Whether an identifier holds a drafter's name; of an everyday word, only beside `draft` or `drafter`."""
-    spoken, sought = words(identifier), words(name)
-    at = [i for i in range(len(spoken)) if spoken[i : i + len(sought)] == sought]
-    return bool(at) and (name not in EVERYDAY or any(word.startswith("draft") for word in spoken))
+def contains_name(identifier: str, name: str) -> bool:
+    """Whether an identifier contains a drafter's name; if that is a common word, only together with `draft` or
+    `drafter`."""
+    parts, wanted = words(identifier), words(name)
+    at = [i for i in range(len(parts)) if parts[i : i + len(wanted)] == wanted]
+    return bool(at) and (name not in COMMON_WORDS or any(word.startswith("draft") for word in parts))
 
 
 @cache
@@ -227,7 +229,7 @@ def identifiers(path: Path) -> frozenset[str]:
 
 @cache
 def strings(path: Path) -> frozenset[str]:
-    """String literals, but for docstrings and other bare strings, which are prose."""
+    """String literals except docstrings and other bare strings, which are prose."""
     nodes = list(ast.walk(tree_of(path)))
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     literals = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in prose)
@@ -235,25 +237,25 @@ def strings(path: Path) -> frozenset[str]:
 
 
 def namings(path: Path, name: str) -> list[str]:
-    """How a file names a drafter: as an identifier, as a string, or by importing its folder."""
+    """Every place where a file names a drafter: as an identifier, as a string, or by importing its folder."""
     home = f"stridelm.draft.{name}"
-    found = [word for word in identifiers(path) if speaks_of(word, name)]
+    found = [word for word in identifiers(path) if contains_name(word, name)]
     found += [repr(text) for text in strings(path) if text == name]
     found += [module for module in imports(path) if f"{module}.".startswith(f"{home}.")]
     return [f"{shown(path)} names {name}: {word}" for word in found]
 
 
 def test_no_drafter_is_named() -> None:
-    """Those rooms serve all drafters alike."""
+    """Those packages treat all drafters alike."""
     from stridelm.draft import DRAFTERS
 
-    blind = [path for path in FILES if room_of(path) in DRAFTER_BLIND]
-    faults = [fault for path in blind for name in {*DRAFTERS, *folders()} for fault in namings(path, name)]
+    agnostic = [path for path in FILES if package_of(path) in DRAFTER_AGNOSTIC]
+    faults = [fault for path in agnostic for name in {*DRAFTERS, *folders()} for fault in namings(path, name)]
     assert not faults, faults
 
 
 @pytest.mark.parametrize(
-    ("identifier", "name", "speaks"),
+    ("identifier", "name", "expected"),
     [
         ("NgramDrafter", "ngram", True),
         ("max_ngram", "ngram", True),
@@ -265,8 +267,8 @@ def test_no_drafter_is_named() -> None:
         ("model", "model", False),
     ],
 )
-def test_what_counts_as_naming(identifier: str, name: str, speaks: bool) -> None:
-    assert speaks_of(identifier, name) == speaks
+def test_contains_name(identifier: str, name: str, expected: bool) -> None:
+    assert contains_name(identifier, name) == expected
 
 
 SURVIVORS = """
@@ -295,8 +297,8 @@ for drafter in ("none", "auto"):
     llm.check()
 print(json.dumps(out))
 """
-"""Imports all that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter or rule, and the
-options that were its alone."""
+"""Imports everything that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter or rule,
+and the options that only it had."""
 
 
 @pytest.fixture(scope="module")
@@ -320,34 +322,34 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options_alone(room: str, name: str) -> set[str]:
-    """Options that a drafter or rule shares with no other."""
+def options_alone(package: str, name: str) -> set[str]:
+    """Options that only this drafter or rule has."""
     from stridelm.draft import DRAFTERS
     from stridelm.verify import RULES
 
-    everybody = [(registry, other) for registry in (RULES, DRAFTERS) for other in registry]
-    owner = DRAFTERS if room == "draft" else RULES
-    others = [registry.options(other) for registry, other in everybody if (registry, other) != (owner, name)]
+    pairs = [(registry, other) for registry in (RULES, DRAFTERS) for other in registry]
+    owner = DRAFTERS if package == "draft" else RULES
+    others = [registry.options(other) for registry, other in pairs if (registry, other) != (owner, name)]
     return set(owner.options(name).names()).difference(*(options.names() for options in others))
 
 
-def test_whose_options_are_whose() -> None:
+def test_options_alone() -> None:
     assert options_alone("draft", "suffix") == {"suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
     assert options_alone("verify", "trust") == {"confidence"}
     assert not options_alone("draft", "ngram")
 
 
 @pytest.mark.parametrize(
-    ("room", "name"), [*(("draft", name) for name in folders()), *(("verify", name) for name in rule_folders())]
+    ("package", "name"), [*(("draft", name) for name in folders()), *(("verify", name) for name in rule_folders())]
 )
-def test_deleting_one_breaks_nothing_else(room: str, name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Without the folder of a drafter or rule all else imports, neither it nor an option of its own is listed, and
+def test_deleting_one_breaks_nothing_else(package: str, name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Without the folder of a drafter or rule everything else imports, neither it nor its own options are listed, and
     prompts are completed."""
     copy = tmp_path / "stridelm"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
-    shutil.rmtree(copy / room / name)
+    shutil.rmtree(copy / package / name)
     run = subprocess.run(
-        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name, *options_alone(room, name)],
+        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name, *options_alone(package, name)],
         env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -373,12 +375,12 @@ def moves_computed(tree: ast.AST) -> Iterator[int]:
 
 
 def test_only_the_cache_moves_computed() -> None:
-    others = [path for path in FILES if room_of(path) != "cache"]
+    others = [path for path in FILES if package_of(path) != "cache"]
     faults = [f"{shown(path)}:{line}" for path in others for line in moves_computed(tree_of(path))]
     assert not faults, faults
 
 
-def test_moves_computed_sees_every_way() -> None:
+def test_moves_computed_finds_every_way() -> None:
     ways = "r.computed = 1\nr.computed += 1\na, r.computed = 1, 2\nsetattr(r, 'computed', 3)\nprint(r.computed)"
     assert sorted(moves_computed(ast.parse(ways))) == [1, 2, 3, 4]
 
@@ -386,14 +388,14 @@ def test_moves_computed_sees_every_way() -> None:
 # Every file
 
 
-def test_every_file_says_why_it_exists() -> None:
-    """A docstring opens it; only an empty file goes without."""
+def test_every_file_has_a_docstring() -> None:
+    """Only an empty file goes without one."""
     faults = [shown(path) for path in FILES if tree_of(path).body and not ast.get_docstring(tree_of(path))]
     assert not faults, faults
 
 
 def test_annotations_are_not_evaluated() -> None:
-    """`from __future__ import annotations` stands in every file that defines something."""
+    """`from __future__ import annotations` is in every file that defines something."""
     defining = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.AnnAssign
     files = [path for path in FILES if any(isinstance(node, defining) for node in tree_of(path).body)]
     faults = [shown(path) for path in files if "__future__.annotations" not in set(imports(path))]

@@ -1,4 +1,4 @@
-"""Law 3: whatever is drafted, and whatever shares the batch, the output is what plain decoding gives, bit for bit."""
+"""Law 3: whatever is drafted, and whatever shares the batch, the output equals plain decoding's, bit for bit."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def stands(checkpoint: Callable[..., Path]) -> Callable[[str, str], Stand]:
 
 
 def turn(values: tuple[Any, ...], *of: object) -> Any:
-    """One of the values, the same for the same test wherever it runs."""
+    """One of the values; the same test gets the same one on every machine."""
     return random.Random(repr(of)).choice(values)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("drafter", "depth"), [*cases(), *((TREE, d) for d in ("one", "default", "deepest"))])
 def test_alone(stands: Callable[[str, str], Stand], drafter: str, depth: str, temperature: float) -> None:
-    """A request by itself says the same with every drafter at every depth, in every dtype and model."""
+    """A request by itself emits the same with every drafter at every depth, in every dtype and model."""
     for model, dtype in itertools.product(MODELS, DTYPES):
         stand = stands(model, dtype)
         reason = DRAFTERS.get(drafter).why_not(stand.target)
@@ -89,15 +89,15 @@ def test_each_parameter(stands: Callable[[str, str], Stand], feature: str, tempe
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_parameters_bite(stands: Callable[[str, str], Stand], feature: str) -> None:
-    """The parameters under test change what is said, or the tests of them would show nothing."""
+def test_parameters_matter(stands: Callable[[str, str], Stand], feature: str) -> None:
+    """Each parameter under test changes the output; otherwise its tests would show nothing."""
     stand = stands("qwen3", "float32")
     free = [stand.plain(p, sampling(stand, p, 1.0, "nothing")) for p in prompts(stand, 4)]
-    bitten = [stand.plain(p, sampling(stand, p, 1.0, feature)) for p in prompts(stand, 4)]
+    changed = [stand.plain(p, sampling(stand, p, 1.0, feature)) for p in prompts(stand, 4)]
     if feature in ("nothing", "samples", "logprobs", "hidden_states"):
-        assert [o.outputs[0].token_ids for o in bitten] == [o.outputs[0].token_ids for o in free]
+        assert [o.outputs[0].token_ids for o in changed] == [o.outputs[0].token_ids for o in free]
     else:
-        assert all(b.outputs[0].token_ids != f.outputs[0].token_ids for b, f in zip(bitten, free))
+        assert all(b.outputs[0].token_ids != f.outputs[0].token_ids for b, f in zip(changed, free))
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -117,7 +117,7 @@ def test_chunks_and_pages(
 
 @pytest.mark.parametrize(("drafter", "depth"), [*cases(), (TREE, "default")])
 def test_drafts_are_accepted(stands: Callable[[str, str], Stand], drafter: str, depth: str) -> None:
-    """Identity is not had by accepting nothing: every drafter has guesses accepted, at depth 0 none."""
+    """Identity is not achieved by accepting nothing: guesses of every drafter are accepted, and none at depth 0."""
     stand = stands("qwen3", "float32")
     reason = DRAFTERS.get(drafter).why_not(stand.target)
     if reason:
@@ -135,7 +135,7 @@ def test_drafts_are_accepted(stands: Callable[[str, str], Stand], drafter: str, 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperature: float) -> None:
-    """A prefix that was computed before, by whichever drafter's steps, gives the same output as a cold one."""
+    """A prefix computed before, in the steps of any drafter, gives the same output as a cold one."""
     stand = stands(turn(tuple(MODELS), dtype, temperature), dtype)
     rng = random.Random(11)
     shared = [rng.randrange(60) for _ in range(37)]
@@ -145,12 +145,12 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
         job.params = sampling(stand, job.prompt, temperature, "everything")
     llm = stand.llm(page_size=4)
     check_identity(stand, jobs, llm=llm)
-    # Again, each with the next one's drafter; and then each with its own output as a part of the prompt.
+    # Again, each with the next job's drafter; and then each with its own output appended to the prompt.
     kinds = [job.speculation for job in jobs]
     jobs = [replace(job, speculation=kind) for job, kind in zip(jobs, [*kinds[1:], kinds[0]])]
     warm = check_identity(stand, jobs, llm=llm)
     for job, output in zip(jobs, warm):
-        # Who keeps KV of its own finds only pages that it has written to itself.
+        # A drafter with KV of its own hits only pages that it has written itself.
         keeps_kv = DRAFTERS.get((job.speculation or {})["drafter"]).keeps_kv
         if not keeps_kv and not job.params.reads_prompt:
             assert output.metrics is not None and output.metrics.cached_tokens > 0
@@ -166,8 +166,8 @@ def test_prefix_cache(stands: Callable[[str, str], Stand], dtype: str, temperatu
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_preemption(stands: Callable[[str, str], Stand], dtype: str, caching: bool, temperature: float) -> None:
-    """Requests that lose their pages and are computed again, with drafts in flight, say the same."""
-    stand = stands("qwen3", dtype)  # of a model that slides, see test_page_groups.py
+    """Requests that are preempted and computed again, with drafts in flight, emit the same."""
+    stand = stands("qwen3", dtype)  # for a model with sliding windows, see test_page_groups.py
     features = ["nothing", "everything", "samples", "stop_token_ids"]
     check_crowd(stand, temperature, features, enable_prefix_caching=caching)
 
@@ -175,7 +175,7 @@ def test_preemption(stands: Callable[[str, str], Stand], dtype: str, caching: bo
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_abort(stands: Callable[[str, str], Stand], dtype: str, temperature: float) -> None:
-    """Neighbours that are aborted at random moments, and others that come in, leave no trace."""
+    """Neighbours that are aborted at random moments, and others that arrive, have no effect on the output."""
     stand = stands(turn(tuple(MODELS), dtype, temperature), dtype)
     jobs = mixed_jobs(stand, 8, temperature, ["nothing", "everything", "bad_words"], seed=6)
     rng = random.Random(f"{dtype} {temperature}")
@@ -204,7 +204,8 @@ def test_abort(stands: Callable[[str, str], Stand], dtype: str, temperature: flo
 
 
 def test_stream(stands: Callable[[str, str], Stand]) -> None:
-    """A stream gives what `generate` gives, as it comes; leaving it early takes nothing along and leaves nothing."""
+    """A stream yields incrementally what `generate` returns; closing it early disturbs no other request and leaves
+    nothing behind."""
     stand = stands("qwen3", "float32")
     llm = stand.llm(page_size=4)
     for job in mixed_jobs(stand, 6, 0.7, ["nothing", "everything"], seed=9):
@@ -221,7 +222,7 @@ def test_stream(stands: Callable[[str, str], Stand]) -> None:
 
 
 def test_prompt_logprobs_cover_the_prompt(stands: Callable[[str, str], Stand]) -> None:
-    """One entry a prompt token, None for the first, which nothing predicts; in chunks or not."""
+    """One entry per prompt token, None for the first, which nothing predicts; in chunks or not."""
     stand = stands("qwen3", "float32")
     params = SamplingParams(max_tokens=2, seed=1, prompt_logprobs=1)
     for prompt in ([5], [5, 6], list(range(20))):
@@ -252,7 +253,7 @@ def test_random_mixtures(stands: Callable[[str, str], Stand]) -> None:
 
 
 def test_every_seed_differs(stands: Callable[[str, str], Stand]) -> None:
-    """Seeds and sample indices matter: the same prompt with other noise says something else."""
+    """Seeds and sample indices matter: the same prompt with other noise gives another output."""
     stand = stands("qwen3", "float32")
     prompt = prompts(stand, 1)[0]
     params = SamplingParams(temperature=1.0, max_tokens=LENGTH, n=4, seed=0, ignore_eos=True)

@@ -1,6 +1,6 @@
-"""The laws where the host reads one step late: an engine on a CPU that plans on bounds, as one on a GPU does.
+"""The laws where the host reads one step late: an engine on a CPU that plans on bounds, like one on a GPU.
 
-Everything that the device decides (lengths, drafts, verdicts) is unknown to the host when it plans the next step.
+The host plans the next step without knowing anything that the device decides (lengths, drafts, verdicts).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.doubles.poison import KINDS, POOL, check_pages, requests
 from support.doubles.tree_drafter import registered
 
 UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
-"""Without log-probabilities, with which a step lands at once."""
+"""Without log-probabilities, because a step that computes them lands at once."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,7 @@ def stand(checkpoint: Callable[..., Path]) -> LaggingStand:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_identity(stand: LaggingStand, temperature: float) -> None:
-    """Mixed drafters and parameters, trusted windows, log-probabilities and several samples beside one another."""
+    """Mixed drafters and parameters, trusted windows, log-probabilities and several samples in one batch."""
     features = ["nothing", "everything", "logprobs", "samples", "stop_token_ids", "repetition_penalty"]
     jobs = mixed_jobs(stand, 8, temperature, features, seed=3)
     llm = stand.llm(page_size=4)
@@ -52,12 +52,12 @@ def test_chunks(stand: LaggingStand, chunk: int) -> None:
 
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption(stand: LaggingStand, caching: bool) -> None:
-    """A request that loses its pages with a step of it in flight says what it would have said."""
+    """A request that is preempted with one of its steps in flight emits what it would have emitted otherwise."""
     check_crowd(stand, 0.7, UNSCORED, enable_prefix_caching=caching)
 
 
 def test_aborts_in_flight(stand: LaggingStand) -> None:
-    """Requests leave at random moments, a step of theirs unread; their neighbours and the ledger do not notice."""
+    """Requests are aborted at random moments with a step in flight; their neighbours and the ledger are unaffected."""
     jobs = mixed_jobs(stand, 6, 0.7, UNSCORED, seed=6)
     rng = random.Random(0)
     llm = stand.llm(page_size=4, max_num_seqs=6, max_num_batched_tokens=48)
@@ -88,7 +88,7 @@ def test_aborts_in_flight(stand: LaggingStand) -> None:
 
 
 def test_unheld_pages_are_left_alone(stand: LaggingStand) -> None:
-    """Padding, finished and aborted requests and steps in flight neither write nor read pages that nobody holds."""
+    """Padding, finished and aborted requests and steps in flight neither write nor read pages that no request holds."""
     poisoned, clean = (stand.llm(**POOL).engine for _ in range(2))
     assert check_pages(poisoned, clean, requests(stand, KINDS)) > 100
 
@@ -105,7 +105,7 @@ EDGE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("max_tokens", [8, None])
 @pytest.mark.parametrize("kind", EDGE, ids=lambda kind: f"{kind['drafter']}-{kind.get('depth')}")
 def test_the_edge_of_the_context(stand: LaggingStand, kind: dict[str, Any], max_tokens: int | None) -> None:
-    """Steps in flight may reach beyond the context; it is filled to its last token all the same."""
+    """Steps in flight may reach beyond the context; it is still filled to its last token."""
     prompts = [[7 * i % 61 for i in range(80 + 2 * n)] for n in range(5)]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     llm = stand.llm(max_model_len=100, page_size=4, max_num_seqs=5)

@@ -1,5 +1,5 @@
-"""Layers of a model may differ: in what they remember, how they mix, and how many heads they have. Nothing else may
-notice."""
+"""Layers of a model may differ in the state they keep, in how they mix, and in their number of heads. Nothing else may
+be affected."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def stand(path: Path, request: pytest.FixtureRequest) -> MeansStand:
 
 
 def cached(outputs: list[RequestOutput]) -> int:
-    """Tokens that were found in the prefix cache."""
+    """The number of tokens found in the prefix cache."""
     return sum(output.metrics.cached_tokens for output in outputs if output.metrics is not None)
 
 
 def test_plain_decoding_is_the_model(stand: MeansStand) -> None:
-    """Greedy tokens, token by token over pages, are those of one pass over the text without any."""
+    """Greedy tokens, decoded one by one over pages, equal those of one pass over the text without any."""
     prompt = prompts(stand, 1)[0]
     said = stand.tokens(prompt, SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True))
     model = load_model(stand.path, dtype=torch.float64)
@@ -55,8 +55,8 @@ def test_plain_decoding_is_the_model(stand: MeansStand) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("chunk", "page_size"), [(33, 4), (1024, 16)])
 def test_drafts_change_nothing(stand: MeansStand, chunk: int, page_size: int, temperature: float) -> None:
-    """Every drafter that can serve the model, and random trees, in one batch and then again behind a prefix cache: bit
-    for bit what plain decoding says, and every page is accounted for."""
+    """Every drafter that can serve the model, and random trees, in one batch and again after prefix hits: the output is
+    plain decoding's bit for bit, and every page is accounted for."""
     llm = stand.llm(max_num_batched_tokens=chunk, page_size=page_size)
     jobs = mixed_jobs(stand, 8, temperature, ["nothing", "hidden_states"], seed=chunk)
     first, again = check_identity(stand, jobs, llm=llm), check_identity(stand, jobs, llm=llm)

@@ -32,8 +32,8 @@ def balance(ledger: Ledger) -> None:
 
 
 class Requests(RuleBasedStateMachine):
-    """Requests come, run steps that are kept or left, and go; page groups of different need, prompts from a small
-    alphabet."""
+    """Requests arrive, run steps that are committed or abandoned, and leave; page groups with different needs, prompts
+    over a small alphabet."""
 
     @initialize(
         size=st.integers(1, 5),
@@ -54,7 +54,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 14), scored=st.booleans())
     def admit(self, length: int, scored: bool) -> None:
-        """A newcomer starts behind the longest prefix of full pages that is cached, one token short of all."""
+        """A new request starts after the longest cached prefix of full pages, at least one token short of all."""
         prompt = [self.rng.randrange(2) for _ in range(length)]
         one = request(str(self.names), prompt, prompt_logprobs=1 if scored else None)
         self.names += 1
@@ -71,7 +71,7 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(drafts=st.integers(0, 6), outcome=st.sampled_from(("commit", "leave", "raise")))
     def step(self, drafts: int, outcome: str) -> None:
-        """Slots to every span's bound; commit keeps the path and gives back the rest, leaving gives back all."""
+        """Slots up to every span's bound; commit keeps the path and gives back the rest, no commit gives back all."""
         spans = self._spans(drafts)
         if not spans:
             return
@@ -92,12 +92,12 @@ class Requests(RuleBasedStateMachine):
             return
         for span, end, rows in zip(spans, ends, kept):
             one = span.request
-            # The door would have appended these: accepted tokens and the one behind them.
+            # The verifier would have appended these: accepted tokens and the one after them.
             one.output_ids += [self.rng.randrange(2) for _ in range(max(0, one.computed - one.known) + 1)]
             assert one.computed == end + rows
             whole = -(-one.computed // self.ledger.page_size)
             assert all(self.ledger.table(one, "main")) and len(self.ledger.table(one, "main")) == whole
-            # Of the sliding group, the pages of whatever the next row sees, and no other.
+            # Of the sliding group, exactly the pages that the next row sees.
             seen = range(max(0, one.computed - self.window + 1), one.computed)
             needed = {index // self.ledger.page_size for index in seen}
             held = {i for i, page in enumerate(self.ledger.table(one, "sliding")) if page}
@@ -127,7 +127,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        """Forgetting the cache frees it, and whatever is found afterwards was written afterwards."""
+        """Flushing the cache frees it, and later hits find only what was written later."""
         self.ledger.flush()
         assert all(counts["cached"] == 0 for counts in self.ledger.counts().values())
 
@@ -145,7 +145,7 @@ class Requests(RuleBasedStateMachine):
             assert all(counts["held"] == 0 for counts in self.ledger.counts().values())
 
     def _picture(self) -> tuple[Any, ...]:
-        """All that a step may touch. Which idle page was evicted to make room is not undone."""
+        """Everything that a step may change. Which idle page was evicted to make room is not undone."""
         counts = self.ledger.counts()
         held = {group: counts[group]["held"] for group in counts}
         tables = [list(self.ledger.table(one, group)) for one in self.running for group in counts]
@@ -157,7 +157,7 @@ TestRequests.settings = settings(max_examples=150, stateful_step_count=30, deadl
 
 
 def run(ledger: Ledger, one: Request) -> list[int]:
-    """Admit a request and commit all that it knows. Returns its pages."""
+    """Admit a request and commit all its known tokens. Returns its pages."""
     ledger.admit(one)
     with ledger.reserve([Span(one, one.computed, one.known - one.computed)]) as transaction:
         transaction.commit([0])
@@ -167,7 +167,7 @@ def run(ledger: Ledger, one: Request) -> list[int]:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 40), st.integers(1, 6))
 @settings(max_examples=150, deadline=None)
 def test_hit_gives_the_same_pages(prompt: list[int], common: int, size: int) -> None:
-    """Equal prefixes share the very same pages, as far as they are equal and full, and no further."""
+    """Equal prefixes share the same pages, as far as they are equal and full, and no further."""
     ledger = Ledger({"main": 200}, size)
     first = run(ledger, request("a", prompt))
     other = prompt[:common] + [7] + prompt[common:]
@@ -179,7 +179,7 @@ def test_hit_gives_the_same_pages(prompt: list[int], common: int, size: int) -> 
 
 
 def test_oldest_goes_first() -> None:
-    """When pages run out the longest idle is evicted first, of one request its tail before its head."""
+    """When pages run out, the one idle for longest is evicted first; within one request, its tail before its head."""
     ledger = Ledger({"main": 6}, 2)
     old, young = request("old", [1, 2, 3, 4, 5, 6]), request("young", [9, 8, 7, 6])
     for one in (old, young):
@@ -195,7 +195,7 @@ def test_oldest_goes_first() -> None:
 
 
 def test_used_again_is_young_again() -> None:
-    """A hit makes a page recent: the pages that nobody asked for go before it."""
+    """A hit makes a page recent: pages without a hit are evicted before it."""
     ledger = Ledger({"main": 4}, 2)
     a, b = request("a", [1, 1, 1]), request("b", [2, 2, 2])
     for one in (a, b, request("again", [1, 1, 1])):
@@ -207,7 +207,7 @@ def test_used_again_is_young_again() -> None:
 
 
 def test_commit_only_once() -> None:
-    """A transaction commits once; afterwards it is closed."""
+    """A transaction commits once; then it is closed."""
     ledger = Ledger({"main": 4}, 2)
     one = request("a", [1, 2, 3])
     ledger.admit(one)
@@ -255,7 +255,7 @@ def test_check_names_the_leak(corrupt: Callable[[Ledger, Request], None], messag
 
 
 def test_strict_checks_at_every_step(checkpoint: Callable[..., Path]) -> None:
-    """In strict mode a leak is found in the step that made it, without it when it is asked for."""
+    """In strict mode a leak is found in the step that caused it, otherwise when `check` is called."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     for strict in (True, False):
         llm = stand.llm(strict=strict)
@@ -286,7 +286,7 @@ def _trees() -> Iterator[None]:
 def test_failing_step_loses_nothing(
     checkpoint: Callable[..., Path], stage: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that raises, wherever it does, gives its pages back, and the next goes on as if it had not been."""
+    """A step that raises in any stage gives its pages back, and the next step runs as if it had not happened."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     jobs = mixed_jobs(stand, 8, temperature, sorted(FEATURES)[:5], seed=1)
     lossy = [
@@ -317,7 +317,7 @@ def test_failing_step_loses_nothing(
 
 
 def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Make a stage of the step raise once for every entry put into the list that is returned."""
+    """Make a stage of the step raise once for every entry appended to the returned list."""
     owner, name = {
         "propose": (llm.engine.drafters, "propose"),
         "forward": (llm.engine.runner, "forward"),
@@ -341,8 +341,8 @@ def _failing(llm: LLM, stage: str, monkeypatch: pytest.MonkeyPatch) -> list[bool
 
 @pytest.mark.usefixtures("_trees")
 def test_failing_generate_leaves_no_request(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`generate` raises if the engine fails whatever it is given, and takes its requests along; an engine that works
-    again serves the next call."""
+    """`generate` raises if the engine always fails, and removes its requests; once the engine works again, it serves
+    the next call."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     llm = stand.llm()
     fail = _failing(llm, "forward", monkeypatch)

@@ -1,5 +1,5 @@
-"""One request's failure is its own: whatever raises while a step works for it, it ends with an error that says so, and
-everybody else gets what they get without it."""
+"""One request's failure affects no other: if a step raises while it works for a request, that request ends with an
+error that says so, and the output of all others is the same as without it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lagging(checkpoint: Callable[..., Path]) -> LaggingStand:
 
 
 def run(stand: Stand, llm: LLM, jobs: list[Job], poison: set[int]) -> list[Request]:
-    """All jobs as requests "0", "1", ..; those that are no poison say what plain decoding says."""
+    """Run all jobs as requests "0", "1", ...; those not poisoned emit what plain decoding emits."""
     engine = llm.engine
     requests = [engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
     ended = []
@@ -77,10 +77,10 @@ def crowd(stand: Stand) -> list[Job]:
 @pytest.mark.parametrize("tokens", [0, 7])
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_among_sixteen(stand: Stand, stage: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its start or on its way, in whichever stage: one request ends, fifteen go on, and later ones are served."""
+    """From its start or midway, in any stage: one request ends, fifteen continue, and later ones are served."""
     llm = stand.llm(page_size=4)
     jobs = crowd(stand)
-    if tokens:  # those are called once, before there is output
+    if tokens:  # the admit stages run once, before there is output
         tokens = 0 if stage.startswith("admit") else tokens
     with monkeypatch.context() as patch:
         plant(llm.engine, stage, guilty_from(tokens, str(POISON)), patch.setattr)
@@ -98,7 +98,7 @@ def test_with_a_step_in_flight(lagging: LaggingStand, stage: str, monkeypatch: p
 
 
 def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matcher that raises is its own request's."""
+    """An exception in a matcher fails only its own request."""
     pytest.importorskip("xgrammar")
     stand = Stand(speaking, "float32", options={"skip_tokenizer_init": False})
     kinds: list[dict[str, Any]] = [{"drafter": "none"}, {"drafter": "ngram", "prompt_lookup_min": 1}] * 3
@@ -111,14 +111,14 @@ def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("poison", [{3, 4}, {0, 5, 15}, set(range(MANY))], ids=len)
 def test_several(stand: Stand, poison: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several is found, neighbours and all of them too."""
+    """Each of several failing requests is found, whether they are adjacent or all of them."""
     llm = stand.llm()
     plant(llm.engine, "forward", guilty_from(4, *map(str, poison)), monkeypatch.setattr)
     run(stand, llm, crowd(stand), poison)
 
 
-def test_a_fault_that_comes_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that fails once is tried again, and nobody is blamed."""
+def test_a_transient_fault(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails once is retried, and no request is blamed."""
     llm = stand.llm()
     left = [True] * 3
 
@@ -130,9 +130,9 @@ def test_a_fault_that_comes_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) 
     assert not left
 
 
-def test_nobodys(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that fails whatever it is given, or that fails with requests which it can serve apart, says so: nobody
-    is blamed, and once it works again they all end as they would have."""
+def test_fault_of_no_request(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that fails for any batch, or for requests that it can serve separately, reports that: no request is
+    blamed, and once the engine works again they all end as they would have."""
     for guilty in (
         lambda requests: bool(list(requests)),
         lambda requests: len({r.id for r in requests} & {"2", "9"}) > 1,
@@ -151,8 +151,8 @@ def test_nobodys(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
             assert request.output_ids == stand.tokens(job.prompt, job.params)
 
 
-def test_whoever_watches_is_told(stand: Stand) -> None:
-    """What a tracer raises is raised to whoever steps, and blamed on no request; the steps go on from there."""
+def test_tracer_faults_reach_the_caller(stand: Stand) -> None:
+    """An exception in a tracer reaches the caller of `step` and is blamed on no request; later steps go on."""
     llm = stand.llm()
     jobs = crowd(stand)
     requests = [llm.engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
@@ -173,7 +173,7 @@ def test_whoever_watches_is_told(stand: Stand) -> None:
 
 
 def test_offline(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`generate` gives the others what they asked for, and says of the one what went wrong; a stream ends with it."""
+    """`generate` returns the others' full output and the failed one's error; a stream of it ends with the error."""
     llm = stand.llm()
     texts = prompts(stand, 4)
     params = [sampling(stand, prompt, 0.7, "nothing") for prompt in texts]

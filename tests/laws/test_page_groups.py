@@ -1,4 +1,4 @@
-"""Page groups of different need: layers with a window give back what it has left, and nobody's output notices."""
+"""Page groups with different needs: layers with a window free the pages behind it, and no output changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
     },
 }
-"""All layers of one need, and two needs side by side."""
+"""All layers with the same need, and two needs in one model."""
 SLIDING = f"window_{WINDOW}"
 
 
@@ -45,20 +45,20 @@ def held(llm: Any) -> dict[str, int]:
 
 
 def test_a_window_is_all_that_is_held(stand: Stand) -> None:
-    """However long a text gets and however it is drafted, its sliding layers hold the pages of a window, of the rows in
-    flight, and one at each end; what is said is what an engine says that kept its pages for others."""
+    """For a text of any length and with any drafter, the sliding layers hold the pages of a window, of the rows in
+    flight, and one at each end; the output is that of an engine whose prefix cache retains the pages."""
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     llm = stand.llm(page_size=PAGE_SIZE, enable_prefix_caching=False)
     for number, speculation in enumerate(all_speculations(stand)):
         job = Job([(7 * n) % 60 for n in range(21)], params, speculation)
         one = llm.engine.add(str(number), job.prompt, job.request)
-        most = 0
+        max_held = 0
         while llm.engine.busy:
             llm.engine.step()
             if one.output_ids:
-                most = max(most, held(llm)[SLIDING])
+                max_held = max(max_held, held(llm)[SLIDING])
         rows = 1 + max(one.rows_by_depth)
-        assert 0 < most <= -(-(WINDOW + rows) // PAGE_SIZE) + 1, speculation
+        assert 0 < max_held <= -(-(WINDOW + rows) // PAGE_SIZE) + 1, speculation
         assert one.output_ids == stand.tokens(job.prompt, params), speculation
 
 
@@ -71,11 +71,11 @@ def test_identity_on_little_memory(stand: Stand, temperature: float) -> None:
         llm = stand.llm(page_size=PAGE_SIZE, num_pages=pages, max_num_batched_tokens=40, max_num_seqs=8)
         check_identity(stand, jobs, llm=llm)
         preempted += llm.engine.stats.preemptions
-    assert preempted or not has_full  # what a window will need is known, and kept from the start
+    assert preempted or not has_full  # without a full group the need is known in advance, and reserved from the start
 
 
 def test_a_prefix_is_found_by_its_window(stand: Stand) -> None:
-    """A text that is continued finds what it knows though most of its sliding pages are gone."""
+    """A prompt that continues a cached text hits its prefix although max_held of its sliding pages were evicted."""
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     llm = stand.llm(page_size=PAGE_SIZE, num_pages=40)
     prompt = [(11 * n) % 60 for n in range(60)]
@@ -108,7 +108,7 @@ def stored(ledger: Ledger, one: Request, rows: int) -> None:
         transaction.commit([0])
 
 
-def test_a_hit_needs_a_window_of_the_one_and_all_of_the_other() -> None:
+def test_a_hit_needs_a_window_of_one_group_and_all_of_the_other() -> None:
     ledger = Ledger({"full": 40, "sliding": 40}, 2, windows={"sliding": 5})
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 

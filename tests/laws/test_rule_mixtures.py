@@ -1,5 +1,5 @@
-"""Rules share a step as drafters do: a request says what it says alone, whatever rule decides its neighbours, whatever
-they draft, and however much of their prompts is still to be read."""
+"""Rules share a step as drafters do: a request emits what it emits alone, whatever its neighbours' rules and drafters
+are, and however much of their prompts is still to be run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.checks.identity import LENGTH, TEMPERATURES, prompts, sampling
 from support.doubles.stand import Job, Stand, assert_same, depths_of, speculation
 
 LEARNERS = {"suffix"}
-"""What they draft depends on earlier requests, and so does what a rule that weighs drafts makes of it."""
+"""Their drafts depend on earlier requests, and so does the output of a rule that weighs drafts."""
 FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "penalties": {"repetition_penalty": 1.5, "presence_penalty": 0.8},
@@ -29,7 +29,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def acceptance(rule: str) -> str:
-    """The rule as a request asks for it."""
+    """The rule as a request names it."""
     return f"{rule}:1.5" if RULES.get(rule).simulated else rule
 
 
@@ -44,7 +44,7 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
 
 
 PLAIN = [rule for rule in rules_of("none") if not RULES.get(rule).simulated]
-"""Rules that can decide where nobody drafts."""
+"""Rules that can decide without a draft."""
 
 
 def plain(rule: str) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def plain(rule: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pair", list(itertools.permutations(PLAIN, 2)), ids="-".join)
 def test_no_draft(stand: Stand, pair: tuple[str, str]) -> None:
-    """Two rules without a draft row in a step of few rows, while a third request still reads its prompt: as many rows
-    decide as a rule has requests, and they are not that rule's."""
+    """Two rules without a draft row in a step of few rows, while a third request still prefills: the number of deciding
+    rows equals the number of one rule's requests, but those rows are not that rule's."""
     for feature, third in itertools.product(("nothing", "penalties"), pair):
         jobs = [
             Job([5] * 2, SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True), plain(pair[0])),
@@ -95,7 +95,7 @@ def mixed(stand: Stand, seed: int, temperature: float) -> tuple[list[Job], list[
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("seed", range(6))
 def test_mixtures(stand: Stand, seed: int, temperature: float) -> None:
-    """With rows enough for every draft, each says what it says alone, under whatever rule."""
+    """With enough rows for every draft, each request emits what it emits alone, under any rule."""
     jobs = [job for part in mixed(stand, seed, temperature) for job in part]
     outputs = stand.run(jobs, max_num_batched_tokens=4096, page_size=4)
     for job, output in zip(jobs, outputs):
@@ -105,13 +105,13 @@ def test_mixtures(stand: Stand, seed: int, temperature: float) -> None:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("seed", range(6))
 def test_mixtures_in_chunks(stand: Stand, seed: int, temperature: float) -> None:
-    """With prompts that take many steps to read, and leave drafts few rows or none, the exact ones among them say what
-    they say alone."""
+    """With prompts that take many steps to prefill and leave few rows or none for drafts, the exact requests emit what
+    they emit alone."""
     jobs, readers = mixed(stand, seed, temperature)
     exact = [Job(job.prompt, job.params, {"drafter": "ngram", "prompt_lookup_min": 1}) for job in jobs[:3]]
-    everybody = [*readers, *exact, *jobs]
-    outputs = stand.run(everybody, max_num_batched_tokens=150, page_size=4)
-    for job, output in zip(everybody, outputs):
+    everything = [*readers, *exact, *jobs]
+    outputs = stand.run(everything, max_num_batched_tokens=150, page_size=4)
+    for job, output in zip(everything, outputs):
         if (job.speculation or {}).get("acceptance", "exact") == "exact":
             assert_same(output, stand.alone(job), job.speculation)
 
@@ -120,7 +120,7 @@ def test_mixtures_in_chunks(stand: Stand, seed: int, temperature: float) -> None
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.skipif("mask" not in DRAFTERS, reason="no mask-token drafter is installed")
 def test_trusted_prompts_in_chunks(stand: Stand, feature: str, confidence: float | None) -> None:
-    """A trusted request whose prompt takes several steps, in which nothing is decided, says what it says when its
+    """A trusted request whose prompt takes several steps, in which nothing is decided, emits what it emits when the
     prompt takes one; alone, and beside requests that decide meanwhile."""
     prompt = [n * 7 % 60 for n in range(100)]
     kind = {"drafter": "mask", "acceptance": "trust", "depth": 3, "confidence": confidence}

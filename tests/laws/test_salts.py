@@ -1,4 +1,4 @@
-"""Requests with another salt leave no trace: not in what is said, and not in what it is said to have cost."""
+"""Requests with another salt leave no trace: neither in the output nor in its reported cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
     return Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
 
 
-def said(llm: LLM, stand: Stand, kind: dict[str, object], salt: str | None) -> RequestOutput:
+def run(llm: LLM, stand: Stand, kind: dict[str, object], salt: str | None) -> RequestOutput:
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, cache_salt=salt)
     return stand.run([Job(PROMPT, params, kind)], llm)[0]
 
@@ -34,17 +34,17 @@ def cost(output: RequestOutput) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
 def test_another_salt_leaves_no_trace(stand: Stand, drafter: str) -> None:
-    """The very prompt, sent before with another salt or none: output and cost are those of an engine that has seen
-    nothing. Sent before with the same one, it is found."""
+    """The same prompt, sent before with another salt or none: output and cost are those of an engine that has seen
+    nothing. Sent before with the same salt, it hits the cache."""
     kinds = [kind for kind in all_speculations(stand) if kind["drafter"] == drafter][:1]
     if not kinds:
         pytest.skip(f"{drafter} cannot serve this model")
-    fresh = said(stand.llm(page_size=4), stand, kinds[0], "mine")
+    fresh = run(stand.llm(page_size=4), stand, kinds[0], "mine")
     assert cost(fresh)[0] == 0
     llm = stand.llm(page_size=4)
     for other in ("theirs", None, "theirs"):
-        said(llm, stand, kinds[0], other)
-    first, again = (said(llm, stand, kinds[0], "mine") for _ in range(2))
+        run(llm, stand, kinds[0], other)
+    first, again = (run(llm, stand, kinds[0], "mine") for _ in range(2))
     assert_same(first, fresh)
     assert cost(first) == cost(fresh)
     assert_same(again, fresh)
@@ -62,6 +62,6 @@ def test_samples_share_their_prompt(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 3])
-def test_salts_that_will_not_do(salt: object) -> None:
+def test_invalid_salts(salt: object) -> None:
     with pytest.raises(ValueError, match="cache_salt must be text of 1 to 256 characters"):
         replace(SamplingParams(), cache_salt=salt)  # type: ignore[arg-type]

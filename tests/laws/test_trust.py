@@ -1,4 +1,4 @@
-"""Trusted mask-token decoding says, token for token, what a naive cache-free reference of the method says."""
+"""Trusted mask-token decoding emits, token for token, what a naive cache-free reference of the method emits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def params(temperature: float, seed: int = 3, **changes: Any) -> SamplingParams:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("k", WINDOWS)
 def test_static_window(stand: Stand, model: Any, k: int, temperature: float) -> None:
-    """Static k emits all k tokens of every window, and length cuts inside the last one; k = 1 is plain decoding."""
+    """Static k emits all k tokens of every window, and the length limit cuts the last one; k = 1 is plain decoding."""
     for prompt in random_prompts(3, seed=k):
         one = job(prompt, params(temperature), k)
         done = check_trust(stand, model, [one])[0]
@@ -71,7 +71,7 @@ def test_static_window(stand: Stand, model: Any, k: int, temperature: float) -> 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("tau", THRESHOLDS)
 def test_confidence(stand: Stand, model: Any, tau: float, temperature: float) -> None:
-    """With a threshold, the longest sure prefix of the window is emitted, and always one token."""
+    """With a threshold, the longest confident prefix of the window is emitted, and always one token."""
     for k in (2, 4, 8):
         jobs = [job(prompt, params(temperature), k, tau) for prompt in random_prompts(2, seed=k)]
         for one in jobs:
@@ -79,7 +79,7 @@ def test_confidence(stand: Stand, model: Any, tau: float, temperature: float) ->
 
 
 def test_confidence_matters(stand: Stand, model: Any) -> None:
-    """Between always and never sure there are windows that are cut in the middle."""
+    """Between a threshold that is always met and one that never is, windows are cut in the middle."""
     prompts = random_prompts(6, seed=1)
     steps = [
         sum(expected(stand, model, job(p, params(0.0), 4, tau)).steps for p in prompts) for tau in (0.01, 0.5, 0.99)
@@ -99,7 +99,7 @@ def test_mixed(stand: Stand, model: Any, chunk: int, temperature: float) -> None
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_beside_exact(stand: Stand, model: Any, temperature: float) -> None:
-    """Trusted windows and verified trees share a batch: each says what it says alone."""
+    """Trusted windows and verified trees share a batch: each request emits what it emits alone."""
     with registered():
         exact = mixed_jobs(stand, 6, temperature, ["nothing", "repetition_penalty"], seed=3)
         trusted = [job(prompt, params(temperature), k) for k, prompt in zip(WINDOWS, random_prompts(5, seed=9))]
@@ -122,7 +122,7 @@ def test_parameters(stand: Stand, model: Any, feature: str, temperature: float) 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_stop_inside_the_window(stand: Stand, model: Any, temperature: float) -> None:
-    """A stop token ends the request where it stands, whatever the window drew behind it."""
+    """A stop token ends the request at its position, whatever the window drew after it."""
     jobs = [
         stopping(stand, model, job(prompt, params(temperature), k), place)
         for prompt, k, place in zip(random_prompts(6, seed=6), (2, 3, 4, 8, 4, 8), (1, 4, 6, 9, 9, 2))
@@ -141,7 +141,7 @@ def test_length_inside_the_window(stand: Stand, model: Any, limit: int) -> None:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_preempted(stand: Stand, model: Any, temperature: float) -> None:
-    """A request that loses its pages in the middle goes on with the windows it would have had."""
+    """A preempted request continues with the same windows that it would have had."""
     prompts = random_prompts(6, seed=8)
     jobs = [job(p, params(temperature), k, tau) for p, k, tau in zip(prompts, (2, 4, 8, 3, 8, 4), (None, 0.7) * 3)]
     llm = stand.llm(page_size=2, num_pages=34)
@@ -165,5 +165,5 @@ def test_logprobs_are_of_the_emitting_rows(stand: Stand, model: Any) -> None:
     sample = stand.alone(one).outputs[0]
     assert sample.logprobs is not None
     assert [next(iter(entry)) for entry in sample.logprobs] == sample.token_ids
-    # Greedy and without penalties: the emitted token is its row's likeliest.
+    # Greedy and without penalties: the emitted token is its row's argmax.
     assert all(entry[token].rank == 1 for entry, token in zip(sample.logprobs, sample.token_ids))
