@@ -1,7 +1,7 @@
-"""Tiny random heads that draft, in the layouts that checkpoints of each kind are released in.
+"""Tiny random draft heads, in the layouts in which checkpoints of each kind are released.
 
-A head is random like its target (support.checkpoints.models), so nearly none of what it drafts is accepted, and
-whatever is computed otherwise than support.oracles.heads computes it shows in the drafted tokens.
+A head is random like its target (support.checkpoints.models), so nearly none of its drafts are accepted, and any
+computation that differs from support.oracles.heads shows in the drafted tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Draws:
-    """Tensors such as support.checkpoints.models draws them, from a generator of their own."""
+    """Random tensors as support.checkpoints.models makes them, from a separate generator."""
 
     def __init__(self, seed: int, scale: float) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -40,7 +40,7 @@ class Draws:
         return 0.6 + 0.8 * torch.rand(size, generator=self.generator)
 
     def like(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Others of the same names and shapes."""
+        """Other tensors of the same names and shapes."""
         kinds = {True: self.bias, False: self.norm}
         return {
             name: kinds[name.endswith("bias")](len(tensor)) if tensor.dim() == 1 else self.matrix(*tensor.shape)
@@ -54,7 +54,7 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 def tensors_of(path: Path) -> Tensors:
-    """All of a directory, from one file or several, of either kind."""
+    """All tensors of a directory, in one file or several, safetensors or PyTorch."""
     found: Tensors = {}
     for file in sorted(path.glob("*.safetensors")):
         found |= load_file(file)
@@ -63,7 +63,7 @@ def tensors_of(path: Path) -> Tensors:
     return found
 
 
-# Modules that come with the target: DeepSeek-V3, GLM-4.5, MiMo, Qwen3-Next and their kin
+# Modules shipped with the target: DeepSeek-V3, GLM-4.5, MiMo, Qwen3-Next and similar
 
 
 def write_mtp(
@@ -78,7 +78,7 @@ def write_mtp(
 ) -> Path:
     """A target with `modules` modules of its own, each a block of the target's kind.
 
-    model_type: of the target; left out, "mimo" for that form and else "qwen3".
+    model_type: the target's; by default "mimo" for that form and "qwen3" for the others.
     copies: add the copies of embedding and head that DeepSeek ships with every module.
     options: `scale`, `shard` and config fields, as support.checkpoints.models.write takes them.
     """
@@ -88,7 +88,7 @@ def write_mtp(
         declared: dict[str, Any] = {"num_nextn_predict_layers": modules}
     elif form == "qwen":
         declared = {"mtp_num_hidden_layers": modules, "mtp_use_dedicated_embeddings": False}
-    else:  # what released files say, then what transformers' own use of the modules asks for
+    else:  # the field that released files have, then the one that transformers' own use of the modules reads
         declared = {"num_nextn_predict_layers": modules, "num_mtp_layers": modules}
         declared["mtp_layer_types"] = ["full_attention"] * modules
     write(path, model_type or ("mimo" if form == "mimo" else "qwen3"), **declared, **options)
@@ -151,7 +151,7 @@ def _block(draws: Draws, target: Tensors, prefix: str) -> Tensors:
 
 
 def _add(path: Path, extra: Tensors) -> None:
-    """Put tensors into a checkpoint's one file, or into a further one if there are several."""
+    """Put tensors into a checkpoint's only file, or into an additional one if there are several."""
     if not (path / INDEX).is_file():
         save_file(tensors_of(path) | extra, path / "model.safetensors", metadata={"format": "pt"})
         return
@@ -165,7 +165,7 @@ def _add(path: Path, extra: Tensors) -> None:
 
 
 def write_modules(path: Path, target_path: Path, modules: int = 1, *, seed: int = 1, scale: float = SCALE) -> Path:
-    """MTP modules for a target that has none, named as if they were in it."""
+    """MTP modules for a target that has none, with the names that they would have inside it."""
     config, target, draws = config_of(target_path), tensors_of(target_path), Draws(seed, scale)
     tensors: Tensors = {}
     for module in range(modules):
@@ -191,9 +191,9 @@ def write_eagle(
     """An EAGLE head for a target.
 
     bias: give EAGLE-1's `fc` one.
-    embed: leave the embedding to the target, ship a copy of it, or ship another.
-    draft_vocab: how many tokens of the target's vocabulary an EAGLE-3 head can say; left out, five of eight.
-    aux_layers: the layers whose inputs an EAGLE-3 head reads. Left out, config.json does not say, which means those of
+    embed: leave the embedding to the target, ship a copy of it, or ship a different one.
+    draft_vocab: how many tokens of the target's vocabulary an EAGLE-3 head can emit; by default five of eight.
+    aux_layers: the layers whose inputs an EAGLE-3 head reads. By default config.json omits them, which means those of
         default_aux_layers; a target too shallow for them gets a list.
     binary: write pytorch_model.bin, as EAGLE's authors do, instead of safetensors.
     changes: config fields in which the head's layer differs from the target's.
@@ -233,7 +233,7 @@ def write_eagle(
 
 
 def default_aux_layers(layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs an EAGLE-3 head reads if its config.json does not say."""
+    """The layers whose inputs an EAGLE-3 head reads if its config.json does not list them."""
     return 2, layers // 2, layers - 3
 
 
@@ -264,8 +264,8 @@ def _eagle3_config(
 
 
 def _layer_config(target: dict[str, Any]) -> dict[str, Any]:
-    """A one-layer LlamaConfig of the target's sizes, in the spelling of the transformers of that time. The layer is a
-    llama's whatever the target is."""
+    """A one-layer LlamaConfig of the target's sizes, with the field names of the transformers releases of that time.
+    The layer is a llama's whatever the target is."""
     same = (
         "hidden_size",
         "intermediate_size",
@@ -293,7 +293,7 @@ def _layer_config(target: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_layer(draws: Draws, layer: dict[str, Any], prefix: str, reads: int) -> Tensors:
-    """A llama's block without its first norm; queries, keys and values read `reads` wide rows."""
+    """A llama block without its first norm; queries, keys and values are projected from rows `reads` wide."""
     width, inner = layer["hidden_size"], layer["intermediate_size"]
     head = layer.get("head_dim") or width // layer["num_attention_heads"]
     heads, kv_heads = layer["num_attention_heads"] * head, layer["num_key_value_heads"] * head
@@ -310,7 +310,7 @@ def _llama_layer(draws: Draws, layer: dict[str, Any], prefix: str, reads: int) -
 
 
 def _vocabulary(draws: Draws, vocab: int, draft_vocab: int) -> Tensors:
-    """Which of the target's tokens the head can say: `d2t`, how far its own id i is below the target's, and `t2d`."""
+    """Which of the target's tokens the head can emit: `d2t`, the target's id minus the head's own id i, and `t2d`."""
     ids = torch.randperm(vocab, generator=draws.generator)[:draft_vocab].sort().values
     known = torch.zeros(vocab, dtype=torch.bool)
     known[ids] = True
@@ -327,8 +327,8 @@ def write_medusa(
     seed: int = 1,
     scale: float = SCALE,
 ) -> Path:
-    """Medusa heads for a target: `layers` residual blocks and a projection each. binary: write the .pt that older
-    releases have."""
+    """Medusa heads for a target: `layers` residual blocks and a projection each. binary: write a .pt file, as older
+    releases did."""
     target = config_of(target_path)
     width, vocab = target["hidden_size"], target["vocab_size"]
     config = {
@@ -354,7 +354,7 @@ def write_medusa(
 
 
 def write_akin(path: Path, target_path: Path, *, noise: float = 0.1, seed: int = 1) -> Path:
-    """A model like the target, with so much noise on its matrices that they agree now and then."""
+    """A model like the target, with enough noise on its matrices that the two agree only now and then."""
     generator = torch.Generator().manual_seed(seed)
     tensors = tensors_of(target_path)
     for name, tensor in tensors.items():

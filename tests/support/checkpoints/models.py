@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
-    """transformers has none. Without its extra modules a MiMo is a qwen2, which therefore is its oracle."""
+    """transformers has none. Without its extra modules a MiMo is a qwen2, so that class is its oracle."""
 
     config_class = MiMoConfig
     _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\."]  # noqa: RUF012 (transformers' own way)
@@ -38,7 +38,7 @@ AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 
 
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:
-    """A transformers model with random weights; `scale` multiplies matrices, so that logits have peaks."""
+    """A transformers model with random weights; `scale` multiplies matrices, so that the logits are peaked."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -54,7 +54,7 @@ def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) 
 
 
 def write(directory: Path, model_type: str, *, shard: str | None = None, **options: Any) -> Path:
-    """Write such a model; shard: the largest file, such as "40KB", so that there are several."""
+    """Write such a model; shard: the maximum size of a file, such as "40KB", so that there are several."""
     model = make(model_type, **options)
     model.save_pretrained(directory, **({"max_shard_size": shard} if shard else {}))
     return directory

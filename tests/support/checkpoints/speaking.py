@@ -1,4 +1,4 @@
-"""A checkpoint that can read and write, for whatever starts from text."""
+"""A checkpoint with a tokenizer, for tests that start from text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = [
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose <eos> is the id that the tiny checkpoints end with."""
+    """A byte-level BPE whose <eos> has the id of the tiny checkpoints' end token."""
     rust = Tokenizer(models.BPE())
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Drafts put before a rule that weighs them, its probabilities and its uniform numbers given."""
+"""Runs rules that weigh drafts, with given probabilities and uniform numbers."""
 
 from __future__ import annotations
 
@@ -24,26 +24,29 @@ from stridelm.verify.rule import VerifyInput
 CPU = torch.device("cpu")
 BISECTIONS = 30
 P = Callable[[tuple[int, ...]], torch.Tensor]
-"""What is said behind these tokens: [V] probabilities."""
+"""The target's distribution after these tokens: [V] probabilities."""
 
 
 def inputs(
     draft: Draft,
-    asked: Sequence[Speculation],
+    speculations: Sequence[Speculation],
     decides: torch.Tensor | None = None,
     vocab: int = 100,
     ops: StepOps | None = None,
 ) -> VerifyInput:
-    """Spans of requests with seeds of their own, that ask for this in turn. There are no logits."""
+    """Spans of requests with distinct seeds, which use the speculations in turn. There are no logits."""
     count = len(draft.tokens)
     table, sampling = TokenTable(count, 100, CPU), SamplingTable(count, vocab)
     slots = torch.arange(count + 1)
     table.known.copy_(slots % 7 + 1)
     sampling.seed.copy_(7919 * slots)
     sampling.sample_index.copy_(slots % 3)
-    requests = [Request("any", [0], SamplingParams(), kind) for kind in asked]
-    spans = [Span(requests[i % len(asked)], 0, 1, asked[i % len(asked)].depth or 0, draft.width) for i in range(count)]
-    everybody = torch.ones(count, dtype=torch.bool)
+    requests = [Request("any", [0], SamplingParams(), kind) for kind in speculations]
+    spans = [
+        Span(requests[i % len(speculations)], 0, 1, speculations[i % len(speculations)].depth or 0, draft.width)
+        for i in range(count)
+    ]
+    all_decide = torch.ones(count, dtype=torch.bool)
     batch: Any = SimpleNamespace(spans=tuple(spans))
     return VerifyInput(
         tuple(spans),
@@ -51,7 +54,7 @@ def inputs(
         slots[:-1],
         draft,
         torch.arange(count * (draft.width + 1)).view(count, -1),
-        everybody if decides is None else decides,
+        all_decide if decides is None else decides,
         batch,
         torch.empty(0),
         Sampler(sampling, table, ops),
@@ -60,7 +63,7 @@ def inputs(
 
 
 def give(monkeypatch: pytest.MonkeyPatch, p_RKV: torch.Tensor, chance_RK: torch.Tensor | None = None) -> None:
-    """What the target says at each node, and the uniform number of each."""
+    """Replace the target's probabilities at each node, and each node's uniform number."""
     for module in (rejection, block, lenient):
         monkeypatch.setattr(module, "target_at", lambda inputs, row, **kind: p_RKV[:, row + 1])
     for module in (rejection, block):
@@ -70,7 +73,7 @@ def give(monkeypatch: pytest.MonkeyPatch, p_RKV: torch.Tensor, chance_RK: torch.
 def weigh(
     rule: str, draft: Draft, p_RKV: torch.Tensor, chance_RK: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([R] where the draft was left, [R, V] by what weights the next token is drawn)."""
+    """([R] the accepted leaf, [R, V] the weights by which the next token is drawn)."""
     with monkeypatch.context() as patch:
         give(patch, p_RKV, chance_RK)
         for module in (rejection, block):
@@ -85,10 +88,10 @@ def weigh(
 def every_output(
     rule: str, parents: Sequence[int], p: P, q: P | None, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> torch.Tensor:
-    """[D, V, ...] float64: how likely each output of `length` tokens is, the target drawing behind what the step emits.
+    """[D, V, ...] float64: the probability of each output of `length` tokens; after the emitted ones the target draws.
 
-    With q the draft is drawn from it, siblings without replacement, and D is 1. Without, it is certain: one for each of
-    the D drafts that there are.
+    With q the draft is drawn from it, siblings without replacement, and D is 1. Without q the draft is fixed: one row
+    for each of the D possible drafts.
     """
     vocab = len(p(()))
     tokens = [row for row in itertools.product(range(vocab), repeat=len(parents)) if _distinct(row, parents)]
@@ -102,29 +105,29 @@ def every_output(
                 before = [row[k] for k in range(j) if parents[k] == parent]
                 chance[d] *= float(probs[d, j, row[j]] / (1 - probs[d, j, before].sum()))
         probs = probs.float()
-    said = torch.stack([torch.stack([p(path) for path in row]) for row in paths]).float()
+    probabilities = torch.stack([torch.stack([p(path) for path in row]) for row in paths]).float()
     outputs = torch.zeros(len(tokens), *(vocab,) * length, dtype=torch.float64)
     for decisions in itertools.product((0, 1), repeat=len(parents)):
         draft = shape.draft(torch.tensor(tokens), torch.ones(len(tokens), len(parents), dtype=torch.bool), probs)
-        odds, leaf, weights = _decided(rule, draft, said, torch.tensor(decisions), monkeypatch)
+        odds, leaf, weights = _decided(rule, draft, probabilities, torch.tensor(decisions), monkeypatch)
         for d in torch.nonzero(odds * chance).flatten().tolist():
             path = paths[d][int(leaf[d]) + 1]
-            _say(outputs[d], path, float(odds[d] * chance[d]), weights[d].double() / weights[d].sum(), p)
+            _add(outputs[d], path, float(odds[d] * chance[d]), weights[d].double() / weights[d].sum(), p)
     return outputs if q is None else outputs.sum(0, keepdim=True)
 
 
 def plainly(p: P, length: int) -> torch.Tensor:
-    """[V, ...] float64: how likely each output is."""
+    """[V, ...] float64: the probability of each output in plain decoding."""
     outputs = torch.zeros((len(p(())),) * length, dtype=torch.float64)
-    _say(outputs, (), 1.0, p(()), p)
+    _add(outputs, (), 1.0, p(()), p)
     return outputs
 
 
 def _decided(
     rule: str, draft: Draft, p: torch.Tensor, decisions: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How likely it is that each row is accepted or not as decided, and what comes of it then. The chance of a row to
-    be accepted, after what was decided of those before it, is found by bisection."""
+    """The probability that each row is accepted or rejected as in `decisions`, and the outcome in that case. A row's
+    probability of acceptance, given the decisions on the rows before it, is found by bisection."""
     count, width = draft.tokens.shape
     never = torch.where(decisions == 1, 0.0, torch.inf)
     extremes = torch.cat((torch.zeros(1), never)).double().expand(count, -1)
@@ -138,12 +141,12 @@ def _decided(
             accepted = leaf == row
             low, high = torch.where(accepted, tried[:, row + 1], low), torch.where(accepted, high, tried[:, row + 1])
         odds *= low if decisions[row] else 1 - high
-    odds[odds < 1e-7] = 0.0  # what bisection leaves of nothing
+    odds[odds < 1e-7] = 0.0  # bisection leaves a residue where the probability is 0
     return odds, *weigh(rule, draft, p, extremes, monkeypatch)
 
 
-def _say(outputs: torch.Tensor, said: tuple[int, ...], odds: float, next_V: torch.Tensor, p: P) -> None:
-    """Add up what is said when `said` comes with these odds, then a token by these probabilities, then the target."""
+def _add(outputs: torch.Tensor, said: tuple[int, ...], odds: float, next_V: torch.Tensor, p: P) -> None:
+    """Add to `outputs` the odds of all that begin with `said`, then a token from next_V, then the target's own."""
     if len(said) == outputs.dim():
         outputs[said] += odds
     elif len(said) > outputs.dim():
@@ -151,7 +154,7 @@ def _say(outputs: torch.Tensor, said: tuple[int, ...], odds: float, next_V: torc
     else:
         for token, chance in enumerate(next_V.tolist()):
             if chance:
-                _say(outputs, (*said, token), odds * chance, p((*said, token)), p)
+                _add(outputs, (*said, token), odds * chance, p((*said, token)), p)
 
 
 def _path(row: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Accepted paths through trees of draft rows, and the two ways of moving their KV."""
+"""Accepted paths through trees of draft rows, and both implementations that move their KV."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.types import Geometry
 
 PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
-"""Of a page, of what is committed before the draft, of the draft."""
+"""Rows of a page, most rows committed before the draft, rows of the draft."""
 PAGES = -(-(LONGEST + WIDTH) // PAGE_SIZE)
-"""That a request holds."""
+"""Pages that a request holds."""
 
 
 def pool(layout: LayerStates, requests: int, dtype: torch.dtype, device: str, ops: StepOps | None = None) -> PagePool:
-    """Random keys and values, moved in torch if nothing else is said."""
+    """Random keys and values, moved by torch unless `ops` is given."""
     pages = {layer.group: requests * PAGES for layer in layout}
     made = PagePool(layout, pages, PAGE_SIZE, dtype, torch.device(device), ops or PlainStepOps())
     generator = torch.Generator().manual_seed(0)
@@ -32,14 +32,14 @@ def pool(layout: LayerStates, requests: int, dtype: torch.dtype, device: str, op
 
 
 def moves(seed: int, requests: int, depth: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots from and to which paths of at most `depth` rows are moved; behind each path stand pairs of null slots."""
+    """Source and target slots of paths of at most `depth` rows; null slots pad each path to `depth`."""
     rng = random.Random(seed)
     pages = rng.sample(range(1, requests * PAGES + 1), requests * PAGES)
     pairs = []
     for request in range(requests):
         table = pages[request * PAGES : (request + 1) * PAGES]
         base = rng.randrange(LONGEST)
-        # Rows of a path have rising numbers. Many begin as the chain does, and overlap what is written.
+        # Rows of a path ascend. Many paths begin as a chain does, and overlap the rows that they are moved to.
         path = sorted(rng.sample(range(rng.choice((depth, depth + 3, WIDTH))), rng.randint(0, depth)))
         slots = [table[n // PAGE_SIZE] * PAGE_SIZE + n % PAGE_SIZE for n in range(base, base + WIDTH)]
         pairs += [(slots[row], slots[n]) for n, row in enumerate(path)] + [(0, 0)] * (depth - len(path))
@@ -48,7 +48,7 @@ def moves(seed: int, requests: int, depth: int, device: str) -> tuple[torch.Tens
 
 
 def check_compact(layout: LayerStates, requests: int, depth: int, dtype: torch.dtype, device: str) -> None:
-    """Triton moves what torch moves, and nothing else."""
+    """Triton moves the same rows as torch, and nothing else."""
     moved, wanted = (pool(layout, requests, dtype, device, ops) for ops in (TritonStepOps(), PlainStepOps()))
     for seed in range(3):
         source, target = moves(seed, requests, depth, device)
@@ -59,7 +59,7 @@ def check_compact(layout: LayerStates, requests: int, depth: int, dtype: torch.d
 
 
 class Paths:
-    """Steps of a few requests whose trees of WIDTH rows have been judged: the next one lies in the same tensors."""
+    """Verified steps of a few requests with trees of WIDTH rows: each new step reuses the same tensors."""
 
     def __init__(self, requests: int, groups: Sequence[str], device: str) -> None:
         self.requests = requests
@@ -86,14 +86,14 @@ class Paths:
         self.batch: Any = type("B", (), {"geometry": geometry})
 
     def draw(self, seed: int) -> None:
-        """Page tables, what is committed, and which rows are accepted, anew."""
+        """New page tables, committed lengths, and accepted rows."""
         rng = random.Random(seed)
         for tables in self._tables:
             pages = rng.sample(range(1, self.requests * PAGES + 1), self.requests * PAGES)
             tables.copy_(torch.tensor(pages).view(self.requests, PAGES))
         self._starts.copy_(torch.tensor([rng.randrange(LONGEST) for _ in range(self.requests)]))
         for request, path in enumerate(self.verdict.path):
-            path.copy_(torch.tensor([rng.randrange(WIDTH) for _ in range(WIDTH)]))  # behind what is kept: anything
+            path.copy_(torch.tensor([rng.randrange(WIDTH) for _ in range(WIDTH)]))  # garbage after the kept rows
             rows = sorted(rng.sample(range(WIDTH), rng.randint(0, WIDTH)))
             self.verdict.kept[request] = len(rows)
             path[: len(rows)] = torch.tensor(rows, dtype=torch.int64)

@@ -29,7 +29,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "min_p": 0.3},
     {"temperature": 0.7, "min_p": 1.0},
 )
-"""Requests that need no history: greedy, sampled, and with min-p from loose to nothing but the likeliest."""
+"""Requests that need no history: greedy, sampled, and with min-p from loose to so tight that only the argmax stays."""
 
 TRUNCATED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "top_k": 3, "top_p": 0.5},
@@ -53,7 +53,7 @@ class History:
 
 
 def table_of(kinds: tuple[dict[str, Any], ...], vocab: int, device: str = "cpu", seed: int = 0) -> SamplingTable:
-    """A slot for each kind of request, with seeds of all sizes."""
+    """A slot for each kind of request, with seeds of all magnitudes."""
     rng = random.Random(seed)
     table = SamplingTable(len(kinds), vocab, device)
     for slot, params in enumerate(kinds):
@@ -65,7 +65,7 @@ def table_of(kinds: tuple[dict[str, Any], ...], vocab: int, device: str = "cpu",
 def make_logits(
     rows: int, vocab: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0, step: float = 0.0
 ) -> torch.Tensor:
-    """Random logits; step: rounded to multiples of it, so that many tie."""
+    """Random logits; step: round them to multiples of it, so that many tie."""
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
     if step:
         logits = (logits / step).round() * step
@@ -73,7 +73,7 @@ def make_logits(
 
 
 def columns(table: SamplingTable) -> dict[str, torch.Tensor]:
-    """The table as the kernel takes it."""
+    """The table's columns as the kernel takes them."""
     sampled = [Feature.SAMPLED in table.features(slot) for slot in range(len(table.seed))]
     return {
         "temperature_S": table.temperature,
@@ -93,7 +93,7 @@ def drawn(
 
 
 def sampler_of(table: SamplingTable) -> Sampler:
-    """A sampler in torch, whose requests have no history that matters."""
+    """A sampler in torch, for requests whose history does not matter."""
     nothing = torch.zeros(len(table.seed), 4, dtype=torch.int64, device=table.device)
     return Sampler(table, History(nothing, nothing[:, 0]), PlainStepOps())
 
@@ -111,7 +111,7 @@ def twin(
 
 
 def cut_of(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable, **options: Any) -> Cut:
-    """The kernels' cut, with min-p, top-k and top-p."""
+    """The kernels' truncation, with min-p, top-k and top-p."""
     names = ("temperature_S", "sampled_S", "log_min_p_S")
     params = {name: column for name, column in columns(table).items() if name in names}
     params |= {"top_k_S": table.top_k, "top_p_S": table.top_p, **options}
@@ -119,14 +119,14 @@ def cut_of(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable, **op
 
 
 def kept_by(cut: Cut, scaled_MV: torch.Tensor) -> torch.Tensor:
-    """[M, V] which of the scaled logits a cut leaves, as `draw` reads it."""
+    """[M, V] which of the scaled logits a cut keeps, as `draw` reads it."""
     depth_MV, edge_M1 = cut.peak_M[:, None] - scaled_MV, cut.edge_M[:, None]
     first_MV = torch.arange(scaled_MV.shape[1], device=scaled_MV.device) <= cut.last_M[:, None]
     return (scaled_MV >= cut.low_M[:, None]) & ((depth_MV < edge_M1) | ((depth_MV == edge_M1) & first_MV))
 
 
 def check_kept(logits_MV: torch.Tensor, slots: list[int], table: SamplingTable) -> None:
-    """The cut leaves of every sampled row what the sampler leaves, to the last of the equals."""
+    """In every sampled row the cut keeps exactly what the sampler keeps, ties included."""
     sampled = [row for row, slot in enumerate(slots) if Feature.SAMPLED in table.features(slot)]
     slots_M = torch.tensor(slots, device=table.device)
     rows = Rows(slots_M, torch.ones_like(slots_M))

@@ -28,9 +28,9 @@ EDITS: dict[str, Feature] = {
 }
 ALL = tuple(EDITS)
 KINDS: tuple[tuple[str, ...], ...] = ((), *((name,) for name in ALL), ("presence", "frequency"), ALL)
-"""What each slot's request asks for: nothing, one edit, all of them."""
+"""The edits of each slot's request: none, one, two, all of them."""
 EXTRA = 5
-"""Most tokens of a path through a draft."""
+"""Maximum number of tokens of a path through a draft."""
 
 Asked = tuple[Request, list[int], list[list[int]]]
 """A request, its stop ids and its bad words, as SamplingTable.set takes them."""
@@ -38,10 +38,10 @@ Asked = tuple[Request, list[int], list[list[int]]]
 
 @dataclass
 class Case:
-    """Running requests, one a slot, and rows of them, some of padding; rows of a request are nodes of a draft."""
+    """Running requests, one per slot, and rows of them, some of them padding; a request's rows are nodes of a draft."""
 
     sampler: Sampler
-    """In Triton."""
+    """With Triton operations."""
     logits: torch.Tensor
     rows: Rows
     slots: list[int]
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def plain(self) -> Sampler:
-        """The same in torch."""
+        """The same with torch operations."""
         return Sampler(self.table, self.sampler.history, PlainStepOps())
 
     @property
@@ -66,7 +66,7 @@ class Case:
         return replace(self, logits=self.logits[at], rows=self.rows.select(at), slots=[self.slots[i] for i in index])
 
     def become(self, other: Case) -> None:
-        """The other case in this one's tensors, as a captured step meets it; its lists are no longer."""
+        """Copy the other case into this one's tensors, as a captured step's inputs change; lists are not reused."""
         generation = self.table.generation
         for slot, asked in enumerate(other.requests):
             self.table.set(slot, *asked)
@@ -80,16 +80,16 @@ class Case:
         self.slots = other.slots
 
     def edited(self) -> torch.Tensor:
-        """Triton's logits, float32."""
+        """Triton's edited logits, float32."""
         return self.sampler._edited(self.logits, self.rows, self.slots, self.sampler._wanted(self.slots)).float()
 
     def wanted(self) -> torch.Tensor:
-        """torch's of the real rows."""
+        """torch's edited logits of the real rows."""
         case = self.part(self.real)
         return self.plain._edited(case.logits, case.rows, case.slots, self.plain._wanted(case.slots)).float()
 
     def check(self) -> None:
-        """Edited to the bit, padding left alone."""
+        """Edited logits equal torch's bit for bit, and padding is left alone."""
         got, real = self.edited(), self.real
         assert got.dtype == torch.float32 and got.is_contiguous()
         assert torch.equal(got[real], self.wanted())
@@ -101,7 +101,7 @@ class Case:
         return self.sampler.draw(self.logits, self.rows, self.slots, stream)
 
     def twin(self, stream: int = 0) -> torch.Tensor:
-        """torch's of the real rows."""
+        """torch's tokens of the real rows."""
         case = self.part(self.real)
         return self.plain.draw(case.logits, case.rows, case.slots, stream)
 
@@ -120,8 +120,7 @@ def make_case(
     padding: int = 3,
     device: str = "cpu",
 ) -> Case:
-    """kinds: the edits of each slot. others: what else the slots' requests ask for, in turn. listed: entries of a
-    list."""
+    """kinds: the edits of each slot. others: the slots' other parameters, in turn. listed: entries per list."""
     rng = random.Random(seed)
     hot = [rng.randrange(vocab) for _ in range(8)]
 
@@ -136,7 +135,7 @@ def make_case(
     requests: list[Asked] = []
     for slot, names in enumerate(kinds):
         paths = [extra for of, extra in where if of == slot]
-        table.set(slot, *request(rng, vocab, known[slot], paths, ALL, {}, 2))  # a slot's last tenant leaves no trace
+        table.set(slot, *request(rng, vocab, known[slot], paths, ALL, {}, 2))  # the slot's previous request
         requests.append(request(rng, vocab, known[slot], paths, names, others[slot % len(others)], listed))
         table.set(slot, *requests[slot])
     ghosts = [tokens + text(longest + 3 - len(tokens)) for tokens in known]
@@ -162,7 +161,7 @@ def request(
     others: dict[str, Any],
     listed: int,
 ) -> Asked:
-    """A request with the edits named, which bite. Its output is short or long."""
+    """A request with the named edits, chosen so that they change the logits. Its output is short or long."""
     prompt = max(1, len(known) - rng.choice((rng.randint(1, 6), rng.randint(1, len(known)))))
     params = dict(others)
     if "bias" in names:
@@ -180,7 +179,7 @@ def request(
     words = [[rng.randrange(vocab) for _ in range(rng.randint(1, 4))] for _ in range(listed)]
     for path in paths:
         before = known + path
-        # Ends in the output, in it and the draft, or reaches into the prompt, where it does not match.
+        # One ends in the output, one spans output and draft, one reaches into the prompt, where it must not match.
         words += [
             before[-n:] + [rng.randrange(vocab)] for n in (1, 2, len(path) + 1, min(len(before) - prompt + 1, 12))
         ]

@@ -1,4 +1,4 @@
-"""An engine on an attention backend that promises no equal bits, against one on the reference."""
+"""An engine on an attention backend that does not promise equal bits, against one on the reference."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from support.doubles.tree_drafter import NAME as TREE
 from support.doubles.tree_drafter import RandomTreeDrafter, registered
 
 CLOSE = 0.1
-"""Two bfloat16 models whose attention rounds at different places differ by 0.02, one whose window is one too wide by
-0.4."""
+"""Two bfloat16 models whose attention rounds at different places differ by 0.02; if the window of one is too wide by
+one, by 0.4."""
 PROMPT, OUTPUT = 90, 12
 
 
 def check_backend(path: Path, backend: str, device: str) -> None:
-    """Log-probabilities of a prompt in chunks, and of what is decoded behind it, are the reference's for as long as
-    both say the same; chains and trees beside one another are served."""
+    """Log-probabilities of a prompt in chunks, and of the tokens decoded after it, are the reference's for as long as
+    both emit the same tokens; chains and trees run in one batch."""
     stand = Stand(path, "bfloat16", device)
     rng = random.Random(0)
     prompt = [rng.randrange(stand.target.vocab_size) for _ in range(PROMPT)]
@@ -37,7 +37,7 @@ def check_backend(path: Path, backend: str, device: str) -> None:
 
 
 def logprobs(stand: Stand, prompt: list[int], **options: Any) -> list[tuple[int, float]]:
-    """(token, its log-probability) of all tokens but the first, greedily continued."""
+    """(token, its log-probability) of all tokens but the first, with a greedy continuation."""
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True, prompt_logprobs=0, logprobs=0)
     output = stand.run([Job(prompt, params)], **options)[0]
     scored: list[Any] = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]

@@ -1,4 +1,4 @@
-"""Grammars, what they may say, and checks of it that the CPU's tests and the GPU's call."""
+"""Grammars, the outputs that they allow, and checks shared by the CPU's tests and the GPU's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LONGEST = 28
 
 
 def jobs_of(name: str, temperature: float, kinds: list[dict[str, Any]]) -> list[Job]:
-    """A job for each way to speculate; prompts and further parameters take turns."""
+    """One job for each speculation; prompts and other parameters alternate."""
     draw = random.Random(f"{name} {temperature}")
     jobs = []
     for i, kind in enumerate(kinds):
@@ -79,7 +79,7 @@ def jobs_of(name: str, temperature: float, kinds: list[dict[str, Any]]) -> list[
 
 def check_grammar(stand: Stand, name: str, temperature: float) -> None:
     """Every drafter at every depth, chains and trees, half of them at each temperature, in one batch with requests that
-    have no grammar: plain decoding's output, and where it ends the grammar's."""
+    have no grammar: the output is plain decoding's, and a finished output is accepted by the grammar."""
     kinds = [*all_speculations(stand), *tree_speculations()][int(temperature) :: 2]
     jobs = jobs_of(name, temperature, kinds)
     free = [Job(job.prompt, SamplingParams(temperature=temperature, seed=9, max_tokens=12)) for job in jobs[:3]]
@@ -91,7 +91,7 @@ def check_grammar(stand: Stand, name: str, temperature: float) -> None:
 
 
 def check_rule(stand: Stand, name: str, rule: str) -> None:
-    """Whoever can draft for the rule: what ends is the grammar's."""
+    """With every drafter that the rule can decide: finished outputs are accepted by the grammar."""
     able = [DRAFTERS.get(drafter) for drafter in DRAFTERS]
     able = [kind for kind in able if kind.why_not(stand.target) is None]
     fit = [kind for kind in able if RULES.get(rule).works_with(kind.rules, kind.branches)]

@@ -1,4 +1,4 @@
-"""Checks of token identity, as functions: the CPU's tests and the GPU's call the same ones."""
+"""Checks of token identity, as functions shared by the CPU's tests and the GPU's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FEATURES: dict[str, Feature] = {
         "logprobs": 2,
     },
 }
-"""What a request may ask for, made from what it would say if it asked for nothing, so that it bites."""
+"""Parameters that a request may set, derived from its output without them, so that they change the output."""
 SIMPLE = {
     name for name in FEATURES if name not in ("logit_bias", "bad_words", "stop_token_ids", "min_tokens", "everything")
 }
@@ -64,7 +64,7 @@ SIMPLE = {
 def prompts(stand: Stand, count: int, seed: int = 0) -> list[list[int]]:
     """Random prompts; every second one repeats itself, so that there is something to look up.
 
-    They come from a pool, so that what plain decoding says of them is worked out once.
+    They come from a pool, so that their plain decoding is computed only once.
     """
     rng = random.Random("the pool")
     vocab = stand.target.vocab_size - 1
@@ -76,11 +76,11 @@ def prompts(stand: Stand, count: int, seed: int = 0) -> list[list[int]]:
 
 
 def sampling(stand: Stand, prompt: list[int], temperature: float, feature: str) -> SamplingParams:
-    """A request with one feature on. Its seed is its prompt's own, the same in every test."""
+    """A request with one feature on. Its seed depends only on its prompt, so it is the same in every test."""
     seed = (sum(prompt) << 40) + len(prompt)
     free = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=seed, ignore_eos=True)
-    said = [] if feature in SIMPLE else stand.tokens(prompt, _unending(free))
-    return replace(free, **FEATURES[feature](said))
+    plain = [] if feature in SIMPLE else stand.tokens(prompt, _unending(free))
+    return replace(free, **FEATURES[feature](plain))
 
 
 def _unending(params: SamplingParams) -> SamplingParams:
@@ -88,10 +88,10 @@ def _unending(params: SamplingParams) -> SamplingParams:
 
 
 def teach(stand: Stand, job: Job) -> None:
-    """Tell the tree drafter what plain decoding says and, where the request may stop early, what it would say next."""
+    """Give the tree drafter the output of plain decoding, continued beyond the stop if the request may stop early."""
     params = job.params
     if params.structured_outputs is not None:
-        pass  # says itself where it ends
+        pass  # the grammar decides where the output ends
     elif params.min_tokens == 0 and (params.stop_token_ids or not params.ignore_eos or params == free_of(params)):
         params = _unending(params)
     for sample in stand.plain(job.prompt, params).outputs:
@@ -133,7 +133,7 @@ def trusting_neighbours(stand: Stand, temperature: float, seed: int = 0) -> list
 
 
 def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (), **options: Any) -> list[RequestOutput]:
-    """Every job says what plain decoding says, all in one batch; the lossy beside them, what they say alone.
+    """All in one batch, every job emits what plain decoding emits, and the lossy ones what they emit alone.
 
     Returns the jobs' outputs, for their metrics. options: the engine's, or `llm`.
     """
@@ -143,7 +143,7 @@ def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (),
     llm = options.pop("llm", None) or stand.llm(**options)
     failed = llm.engine.stats.failed_steps
     outputs = stand.run([*jobs, *lossy], llm)
-    assert llm.engine.stats.failed_steps == failed, "a step failed, and what it was for started over"
+    assert llm.engine.stats.failed_steps == failed, "a step failed, and its requests were retried"
     for job, output in zip(jobs, outputs):
         assert_same(output, stand.plain(job.prompt, job.params), (job.speculation, job.params))
     for job, output in zip(lossy, outputs[len(jobs) :]):
@@ -152,10 +152,10 @@ def check_identity(stand: Stand, jobs: Sequence[Job], lossy: Sequence[Job] = (),
 
 
 def check_crowd(stand: Stand, temperature: float, features: Sequence[str], **options: Any) -> None:
-    """Requests that lose their pages to one another, drafts and trusted windows among them, say what they say alone.
+    """Requests that preempt one another, some with drafts and trusted windows, emit what they emit alone.
 
-    The pool holds one of them with its widest window and not several. Who is preempted depends on who drafts what,
-    and so on what is registered: more of them are tried until somebody is.
+    The pool holds one request with its widest window but not several. Who is preempted depends on the drafts, and so
+    on the registered drafters: several seeds are tried until a preemption happens.
     """
     for seed in range(4, 12):
         jobs = mixed_jobs(stand, 8, temperature, features, seed, longest=8)
@@ -163,11 +163,11 @@ def check_crowd(stand: Stand, temperature: float, features: Sequence[str], **opt
         check_identity(stand, jobs, trusting_neighbours(stand, temperature)[:2], llm=llm)
         if llm.engine.stats.preemptions:
             return
-    raise AssertionError("nobody was ever preempted")
+    raise AssertionError("no request was preempted with any seed")
 
 
 def check_alone(stand: Stand, kind: dict[str, Any], temperature: float, feature: str, **options: Any) -> int:
-    """One drafter, one request at a time. Returns how many guesses were accepted."""
+    """One drafter, one request at a time. Returns the number of accepted guesses."""
     total = 0
     for prompt in prompts(stand, 2, seed=3):
         job = Job(prompt, sampling(stand, prompt, temperature, feature), kind)

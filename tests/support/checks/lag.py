@@ -1,7 +1,7 @@
-"""How long a server's loop keeps others waiting, seen from outside and from inside.
+"""How long a server's event loop blocks, measured from outside and from inside.
 
-From outside: a process that asks for /health again and again, and says the longest that it took, which is the machine's
-doing too. `python -m support.checks.lag HOST PORT` until its standard input ends. From inside: watched_site.
+From outside: a process that requests /health repeatedly, and prints the longest response time, to which the machine
+contributes too. `python -m support.checks.lag HOST PORT` until its standard input ends. From inside: watched_site.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 EVERY_S = 0.005
 WATCHED_SITE = Path(__file__).parents[1] / "doubles" / "watched_site"
-"""On a server's PYTHONPATH, has its loop say what its longest turn took."""
+"""On a server's PYTHONPATH, makes its event loop report its longest turn."""
 
 
 @dataclass
 class Lag:
-    """Filled in at the end."""
+    """Filled in when the watch ends."""
 
     worst_s: float = 0.0
     asked: int = 0
@@ -31,7 +31,7 @@ class Lag:
 
 @contextmanager
 def watched(url: str) -> Iterator[Lag]:
-    """Watch the server for as long as this is open."""
+    """Watch the server while the context is open."""
     host, port = url.removeprefix("http://").split(":")
     command = [sys.executable, __file__, host, port]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Random steps on bounds, laid out by Triton and by torch."""
+"""Random steps on bounds, laid out with Triton and with torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOTS, LENGTH, PAGE_SIZE = 40, 400, 4
 
 
 def check_layout(seed: int, width: int, device: str) -> None:
-    """Prompts, decodes, drafts with less room than they are wide, and padding, in one step."""
+    """Prompts, decodes, drafts that are wider than their span's bound, and padding, in one step."""
     rng = random.Random(seed)
     draft = random_draft(rng, width)
     spans = len(draft.tokens) if width else 5

@@ -1,4 +1,4 @@
-"""Checks of matrix products that must not know how many rows run beside a row."""
+"""Checks of matrix products whose rows must not depend on how many rows run beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(seed: int, count: int, width: int, dtype: torch.dtype, device: str) -> 
 
 
 def check_row_bits(run: Run, x_NI: torch.Tensor, seed: int = 0, counts: tuple[int, ...] = ()) -> None:
-    """Each row's result has the same bits whichever rows are run, and however many: all, the first n, a random few."""
+    """Each row's result has the same bits for any subset of rows: all, the first n, a random few."""
     rng = random.Random(seed)
     everything = run(x_NI)
     total = x_NI.shape[0]
@@ -33,7 +33,7 @@ def check_row_bits(run: Run, x_NI: torch.Tensor, seed: int = 0, counts: tuple[in
 
 
 def check_close(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """It is the product."""
+    """The result is close to the exact product."""
     wanted = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}[x.dtype]
     assert float((got.double() - wanted).abs().max()) <= close

@@ -1,4 +1,4 @@
-"""Texts at random, looked up by Triton and by torch."""
+"""Random texts, looked up with Triton and with torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stridelm.types import Request, Span
 
 
 def check_lookup(seed: int, device: str, longest_text: int = 60) -> None:
-    """Texts of few tokens, short and long, one of padding; suffixes of several lengths, drafts of several widths."""
+    """Short and long texts over few tokens, one of them padding; several suffix lengths and draft widths."""
     rng = random.Random(seed)
     requests = rng.randint(1, 6)
     table = TokenTable(requests + 2, longest_text, torch.device("cpu"))

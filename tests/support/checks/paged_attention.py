@@ -1,4 +1,4 @@
-"""The paged attention kernel called by itself, with garbage wherever it must not look."""
+"""The paged attention kernel called directly, with garbage wherever it must not read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_atten
 from support.oracles.attention import Case, geometry
 
 GARBAGE = 1 << 28
-"""A page far outside any pool: reading it is a fault on a GPU, and an IndexError or a crash in the interpreter."""
+"""A page far outside any pool: to read it is a fault on a GPU, and an IndexError or a crash in the interpreter."""
 
 
 class FastTriton(TritonAttention):
-    """The backend in its other mode, whatever is asked for."""
+    """The backend in its other mode, whatever `deterministic` is."""
 
     def __init__(self, deterministic: bool) -> None:
         super().__init__(deterministic=False)
@@ -31,7 +31,7 @@ def launch(
 ) -> torch.Tensor:
     """[N, H, D] of all rows of a step, in one launch.
 
-    Around the step stand a span without rows, tiles without rows, rows of nobody, and page tables that are longer than
+    The step is padded with a span without rows, tiles without rows, rows of no span, and page tables longer than
     needed. The workspace and the output start as NaN.
     """
     shape = geometry(case)
@@ -49,7 +49,7 @@ def launch(
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     def extended(tensor: torch.Tensor, fill: float) -> torch.Tensor:
-        """With five more rows behind, which belong to no span."""
+        """With five more rows at the end, which belong to no span."""
         return torch.cat((tensor, tensor.new_full((5, *tensor.shape[1:]), fill)))
 
     plan = make_plan(
@@ -81,5 +81,5 @@ def launch(
         workspace=torch.full((plan.workspace,), float("nan"), device=device),
         programs=programs,
     )
-    assert bool(out[rows:].isnan().all()), "a row of nobody was written"
+    assert bool(out[rows:].isnan().all()), "a row of no span was written"
     return out[:rows]

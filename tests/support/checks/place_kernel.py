@@ -1,4 +1,4 @@
-"""Rows of a drafter's own layers at random, placed and traced by Triton and by torch."""
+"""Random rows of a drafter's own layers, placed and traced back with Triton and with torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS, PAGES, PAGE_SIZE = 12, 40, 4
 
 
 def check_place(seed: int, device: str) -> None:
-    """Requests with rows to spare, with none, that leave no entries, that are padding, and that begin below 0."""
+    """Requests with rows to spare, with none, without entries, that are padding, and that begin below 0."""
     rng = random.Random(seed)
     requests = rng.randint(1, 6)
     even = rng.random() < 0.5
@@ -46,7 +46,7 @@ def check_place(seed: int, device: str) -> None:
 
 
 def check_sources(seed: int, device: str) -> None:
-    """Prompts and drafts, tails in front, paths of any length, and steps without a draft."""
+    """Prompts and drafts, tails before the rows, paths of any length, and steps without a draft."""
     rng = random.Random(seed)
     step, width = rng.randint(1, 5), rng.choice((0, 1, 4, 9))
     chosen = sorted(rng.sample(range(step), rng.randint(1, step)))

@@ -1,4 +1,4 @@
-"""Checks of the products that add in one order."""
+"""Checks of the products that add in a fixed order."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TILES = (
     Tile(64, 128, 64, warps=4, stages=4),
     Tile(128, 128, 64, warps=8, stages=4),
 )
-"""Tiles of every kind that `choose_tile` may come to choose."""
+"""Tiles of every kind that `choose_tile` may choose."""
 
 
 def check_product(count: int, width: int, out: int, dtype: torch.dtype, device: str) -> None:
-    """It is the product, with and without a bias, rounded once."""
+    """The result is the product, with and without a bias, rounded once."""
     weight, bias = weights(width, width, out, dtype, device)
     x = rows(count, count, width, dtype, device)
     for added in (None, bias):
@@ -34,7 +34,7 @@ def check_product(count: int, width: int, out: int, dtype: torch.dtype, device: 
 
 
 def check_gated(count: int, width: int, out: int, dtype: torch.dtype, device: str, activation: str) -> None:
-    """It is the gate of the product, which is rounded in between."""
+    """The result is the gate applied to the product, which is rounded before it."""
     weight, bias = weights(width, width, 2 * out, dtype, device)
     x = rows(count, count, width, dtype, device)
     for added in (None, bias):
@@ -45,11 +45,11 @@ def check_gated(count: int, width: int, out: int, dtype: torch.dtype, device: st
 
 
 def by_tile(x: torch.Tensor, weight: torch.Tensor, tile: Tile, activation: str | None = None) -> torch.Tensor:
-    """The product in tiles of a given shape."""
+    """The product in tiles of the given shape."""
     with mock.patch.object(products, "choose_tile", return_value=tile):
         return product(x, weight, None, activation)
 
 
 def eps(dtype: torch.dtype) -> float:
-    """The error of rounding once, and a little."""
+    """The error of rounding once, with a small margin."""
     return 1.1 * torch.finfo(dtype).eps

@@ -50,7 +50,7 @@ BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str, activation: str) -> None:
     x = noise(4, rows, 2 * width, dtype=dtype, device=device) * 4
-    x[0, 0], x[0, 1], x[1, 0], x[1, 1] = 80, -80, -100, -30000  # where an exponential over- or underflows
+    x[0, 0], x[0, 1], x[1, 0], x[1, 1] = 80, -80, -100, -30000  # an exponential over- or underflows
     gate, up = x.double().chunk(2, dim=-1)
     wanted = BENT[activation](gate) * up
     got = ops.gate(x, activation)
@@ -100,6 +100,6 @@ def check_turn(
 
 
 def check_nan(ops: Ops, dtype: torch.dtype, device: str) -> None:
-    """A weight that was never loaded shows."""
+    """A weight that was never loaded yields NaN."""
     weight = torch.full((64,), float("nan"), dtype=dtype, device=device)
     assert bool(ops.norm(noise(8, 2, 64, dtype=dtype, device=device), weight, 1e-5).isnan().all())

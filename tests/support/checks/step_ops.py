@@ -1,4 +1,4 @@
-"""The sets of step operations, for laws that all of them are held to."""
+"""The sets of step operations, for tests that each of them must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page tables spoilt under a running engine, for the CPU's and the GPU's tests."""
+"""Page tables corrupted in a running engine, for the CPU's and the GPU's tests."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def engine_of(stand: Stand, backend: str, **options: Any) -> LLM:
 
 
 class Spoiler:
-    """Spoils an entry of a page table for as long as a step runs, once for each `page` it is given."""
+    """Corrupts an entry of a page table while a step runs, once for each `page` that is assigned."""
 
     def __init__(self, llm: LLM, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine: Any = llm.engine
         self.page: int | None = None
         self.is_last = False
-        """The entry: the one that is written to, or the table's first."""
-        self.says = ""
+        """Which entry: the one that the step writes to, or the table's first."""
+        self.message = ""
         self.where = where
         device = self.engine.steps.device
         monkeypatch.setattr(device, "run", self._around(device.run))
         if where == "device":
-            monkeypatch.setattr(self.engine.pages, "update", self._behind(self.engine.pages.update))
+            monkeypatch.setattr(self.engine.pages, "update", self._after(self.engine.pages.update))
 
     def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def spoilt(plan: StepPlan, transaction: Transaction, *, detailed: bool) -> Any:
+        def spoiled(plan: StepPlan, transaction: Transaction, *, detailed: bool) -> Any:
             self.undo: list[tuple[Any, int, int]] = []
             if self.where == "ledger":
                 self._spoil(plan.spans)
@@ -48,14 +48,14 @@ class Spoiler:
                 for row, index, page in self.undo:
                     row[index] = page
 
-        return spoilt
+        return spoiled
 
-    def _behind(self, update: Callable[..., None]) -> Callable[..., None]:
-        def spoilt(spans: tuple[Span, ...], transaction: Transaction) -> None:
+    def _after(self, update: Callable[..., None]) -> Callable[..., None]:
+        def spoiled(spans: tuple[Span, ...], transaction: Transaction) -> None:
             update(spans, transaction)
             self._spoil(spans)
 
-        return spoilt
+        return spoiled
 
     def _spoil(self, spans: tuple[Span, ...]) -> None:
         if self.page is None:
@@ -66,7 +66,7 @@ class Spoiler:
         row = table if self.where == "ledger" else self.engine.pages.tables["full"][victim.slot]
         self.undo.append((row, index, int(row[index])))
         row[index] = self.page
-        self.says = (
+        self.message = (
             f"request {victim.id}, layer 0, page group full: entry {index} of its page table is page {self.page}; "
             f"the group has pages 1 to {PAGES}."
         )
@@ -74,7 +74,7 @@ class Spoiler:
 
 
 def check_names_the_entry(stand: Stand, backend: str, where: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spoilt table stops the step before the model runs. Repaired, all requests say what they would have said."""
+    """A corrupt table stops the step before the model runs. Once repaired, all requests emit what they would have."""
     llm = engine_of(stand, backend)
     engine, jobs = llm.engine, mixed_jobs(stand, 6, 0.7, ["nothing", "repetition_penalty"], seed=2)
     for job in jobs:
@@ -96,7 +96,7 @@ def check_names_the_entry(stand: Stand, backend: str, where: str, page: int, mon
         said, before = [list(one.output_ids) for one in requests], len(ran)
         with pytest.raises(PageFault) as fault:
             engine.step()
-        assert str(fault.value).startswith(spoiler.says)
+        assert str(fault.value).startswith(spoiler.message)
         assert len(ran) == before and [one.output_ids for one in requests] == said
         llm.check()
     while engine.busy:

@@ -17,8 +17,8 @@ WINDOWS = (1, 2, 3, 4, 8)
 THRESHOLDS = (0.5, 0.7, 0.9, 0.95)
 LENGTH = 19
 MARGIN = 3e-5
-"""Decisions nearer than this could fall either way between two libraries, whose logits agree to 1e-5 or better; no
-seed of the tests has one."""
+"""Closer decisions could differ between two libraries, whose logits agree to 1e-5 or better; no seed of the tests has
+one."""
 
 
 def load(stand: Stand) -> Any:
@@ -37,7 +37,7 @@ def random_prompts(count: int, seed: int, vocab: int = 60) -> list[list[int]]:
 
 
 def expected(stand: Stand, model: Any, job: Job, sample_index: int = 0) -> Decoded:
-    """What the reference says of a job. Asserts that no decision was too near to call."""
+    """The reference's output for a job. Asserts that no decision was too close to call."""
     kind = job.speculation or {}
     masks = stand.mask_token_id
     done = decode(
@@ -50,12 +50,12 @@ def expected(stand: Stand, model: Any, job: Job, sample_index: int = 0) -> Decod
         eos_ids=(EOS,),
         sample_index=sample_index,
     )
-    assert done.margin > MARGIN, f"too near to call ({done.margin:.1e}): choose another seed"
+    assert done.margin > MARGIN, f"too close to call ({done.margin:.1e}): choose another seed"
     return done
 
 
 def check_trust(stand: Stand, model: Any, jobs: list[Job], **options: Any) -> list[Decoded]:
-    """The engine says what the reference says, in as many steps, all jobs in one batch."""
+    """The engine emits the reference's tokens, in as many steps, all jobs in one batch."""
     outputs = stand.run(jobs, **options)
     references = []
     for one, output in zip(jobs, outputs):
@@ -69,6 +69,6 @@ def check_trust(stand: Stand, model: Any, jobs: list[Job], **options: Any) -> li
 
 
 def stopping(stand: Stand, model: Any, one: Job, place: int) -> Job:
-    """The same job with a stop token that it says at `place` or before."""
+    """The same job with a stop token that it emits at `place` or before."""
     said = expected(stand, model, one).tokens
     return Job(one.prompt, replace(one.params, stop_token_ids=[said[place]]), one.speculation)

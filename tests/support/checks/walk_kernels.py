@@ -1,4 +1,4 @@
-"""Trees, drawn tokens and token tables, for walks in Triton and in torch."""
+"""Trees, drawn tokens and token tables, for walks with Triton and with torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SKELETON = ("parents", "roles", "depths", "ancestors")
 
 
 def random_draft(rng: random.Random, width: int, device: str = "cpu") -> Draft:
-    """Trees and chains, with probes and dead rows; live siblings hold different tokens."""
+    """Trees and chains, with probes and invalid rows; valid siblings hold different tokens."""
     shapes, tokens, valid = [], [], []
     for _ in range(SPANS):
         parents = tuple(random_tree(rng, width)) if rng.random() < 0.5 else tuple(range(-1, width - 1))
@@ -43,7 +43,7 @@ def random_draft(rng: random.Random, width: int, device: str = "cpu") -> Draft:
 
 
 def agreeable(rng: random.Random, draft: Draft) -> torch.Tensor:
-    """[R, K] drawn tokens that many of the candidates hold; -1 where nothing is drawn."""
+    """[R, K] drawn tokens that match many of the candidates; -1 where nothing is drawn."""
     drawn = torch.tensor([[rng.randrange(VOCAB) for _ in range(draft.width + 1)] for _ in range(SPANS)])
     candidates = (draft.valid & (draft.roles == CANDIDATE)).cpu()
     parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
@@ -59,7 +59,7 @@ def random_nodes(rng: random.Random, width: int, device: str = "cpu") -> torch.T
 
 
 class Tables:
-    """Requests, some of them padding, and their token table twice: as Triton leaves it, and as torch does."""
+    """Requests, some of them padding, and two copies of their token table: one for Triton, one for torch."""
 
     def __init__(self, rng: random.Random, device: str = "cpu") -> None:
         self.padding = torch.tensor([rng.random() < 0.2 for _ in range(SPANS)], device=device)
@@ -77,7 +77,7 @@ class Tables:
         return self.decides, self.slots, self.theirs.tokens, self.theirs.known
 
     def check(self, got: Verdict, wanted: Verdict) -> None:
-        """The same verdicts as far as they say anything, 0 beyond in Triton's, and the same table."""
+        """The verdicts agree wherever they are defined, Triton's is 0 beyond, and the token tables are equal."""
         real = ~self.padding
         assert torch.equal(self.ours.tokens, self.theirs.tokens)
         assert torch.equal(self.ours.known, self.theirs.known)
@@ -89,7 +89,7 @@ class Tables:
             assert said.dtype == torch.int64
             within = torch.arange(said.shape[1], device=said.device) < counts[:, None]
             assert not bool(said[~within].any()), name
-            shared = min(said.shape[1], expected.shape[1])  # torch's is as wide as its deepest tree
+            shared = min(said.shape[1], expected.shape[1])  # torch's is only as wide as its deepest tree
             assert not bool(within[:, shared:].any())
             of_real = within[:, :shared] & real[:, None]
             assert torch.equal(said[:, :shared][of_real], expected[:, :shared][of_real]), name

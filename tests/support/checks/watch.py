@@ -1,4 +1,4 @@
-"""Drafts of an engine held against what an oracle drafts from the tokens alone, and planners that vary the steps."""
+"""Compares an engine's drafts with what an oracle drafts from the tokens alone; and planners that vary the steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.doubles.depths import RandomDepths
 from support.oracles.heads import Drafted
 
 CLOSE = 1e-2
-"""A guess this little ahead of the second best may fall either way."""
+"""A guess with a smaller lead over the second best may fall either way."""
 VOCAB = 5
-"""So few tokens that guesses at random are accepted now and then."""
+"""So small that random guesses are accepted now and then."""
 
 
 class Watch:
-    """Raises AssertionError at the first draft that is not the oracle's, or is not there although it is expected."""
+    """Raises AssertionError at the first draft that differs from the oracle's, or that is missing when expected."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Watch:
         oracle: Callable[[list[int], list[int]], Drafted],
         expected: Callable[[Span], bool] | None = None,
     ) -> None:
-        """oracle: what is to be drafted behind known tokens, each guess behind the given ones before it."""
+        """oracle: the draft after the known tokens, each guess following the given guesses before it."""
         self._oracle = oracle
         self._expected = expected
         self.checked = self.accepted = self.missed = 0
-        """Drafts held against the oracle; guesses accepted, guesses not accepted."""
+        """Drafts compared with the oracle; guesses accepted, guesses rejected."""
         llm.engine.tracer = self
 
     def __call__(self, plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
@@ -68,12 +68,12 @@ def prompts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
 
 
 def continued(jobs: Sequence[list[int]], said: Sequence[list[int]]) -> list[list[int]]:
-    """Prompts that go on as others did, and one that leaves another in the middle of what it said."""
+    """Prompts that continue earlier ones with their output, and one that departs from such an output in the middle."""
     return [job + tokens[:13] for job, tokens in zip(jobs, said)] + [jobs[0] + [(t + 1) % VOCAB for t in said[0][:3]]]
 
 
 def check_cold_and_warm(llm: LLM, seen: Watch, params: Callable[[int], list[SamplingParams]]) -> None:
-    """Every draft is the oracle's, on an empty cache and behind prefix hits. params: of so many requests."""
+    """Every draft is the oracle's, on an empty cache and after prefix hits. params: for a number of requests."""
     jobs = prompts(3)
     said = [output.outputs[0].token_ids for output in llm.generate(jobs, params(3))]
     longer = continued(jobs, said)
@@ -84,14 +84,14 @@ def check_cold_and_warm(llm: LLM, seen: Watch, params: Callable[[int], list[Samp
 
 
 def check_short_of_pages(llm: LLM, seen: Watch, params: list[SamplingParams], short: bool) -> None:
-    """Every draft is the oracle's, and requests lose their pages if there are too few. params: of five requests."""
+    """Every draft is the oracle's, and requests are preempted if pages are short. params: of five requests."""
     llm.generate([job[:6] for job in prompts(5, seed=1)], params)
     assert seen.checked > 15 and (llm.engine.stats.preemptions > 0) == short
     llm.check()
 
 
 def cut_prompts(patch: pytest.MonkeyPatch, chunk: int) -> None:
-    """From now on no span has more real rows than `chunk`; unlike under a budget of rows, drafts have room."""
+    """From now on no span has more real rows than `chunk`; unlike with a row budget, drafts still fit."""
     most_real = StepBudget.most_real
 
     def few(purse: StepBudget, grant: Allocation, wanted: int) -> int:
@@ -101,5 +101,5 @@ def cut_prompts(patch: pytest.MonkeyPatch, chunk: int) -> None:
 
 
 def vary_depths(patch: pytest.MonkeyPatch, seed: int = 5) -> None:
-    """From now on engines are made with a policy that gives every span any depth that its request can run."""
+    """From now on new engines use a policy that gives every span any depth that its request can run."""
     patch.setattr(planner, "Configured", lambda: RandomDepths(seed))

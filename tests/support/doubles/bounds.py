@@ -1,4 +1,4 @@
-"""The reference behind the face of a backend that reads lengths on the device: with it an engine on a CPU plans on
+"""The reference attention posing as a backend that reads lengths on the device: with it an engine on a CPU plans on
 bounds and leaves a step unread, as on a GPU."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BoundsAttention(ReferenceAttention):
 
 @dataclass
 class LaggingStand(Stand):
-    """Runs on bounds; what it is held against reads every verdict before it plans on."""
+    """Runs on bounds; the reference that it is compared with reads every verdict before it plans on."""
 
     def llm(self, **options: Any) -> LLM:
         return super().llm(**{"attention": BOUNDS, **options})
@@ -35,7 +35,7 @@ class LaggingStand(Stand):
 
 @contextmanager
 def bounds_registered() -> Iterator[None]:
-    """The backend is to be had by its name."""
+    """The backend is registered while the context lasts."""
     BACKENDS.add(BOUNDS, BoundsAttention)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Depth policies that no engine ships: what they choose may change how fast tokens come, and never which."""
+"""Depth policies that no engine ships: they may change how fast tokens come, but never which."""
 
 from __future__ import annotations
 

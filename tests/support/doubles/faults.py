@@ -1,4 +1,4 @@
-"""Exceptions planted in a stage of the step, raised where it works for a chosen request."""
+"""Exceptions planted in a stage of the step, raised when it works for a chosen request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stridelm.types import Request
 
 Put = Callable[[object, str, Any], None]
 Culprits = Callable[[Iterable[Request]], bool]
-"""Whether a stage that works for these requests is to fail."""
+"""Whether a stage that works for these requests must fail."""
 
 
 def guilty_from(tokens: int, *names: str) -> Culprits:
-    """Requests of these names, once they have so many tokens of output."""
+    """Requests of these names, once they have this many output tokens."""
 
     def guilty(requests: Iterable[Request]) -> bool:
         return any(request.id in names and len(request.output_ids) >= tokens for request in requests)
@@ -28,7 +28,7 @@ def guilty_from(tokens: int, *names: str) -> Culprits:
 
 
 class Planted(Exception):
-    """Not what any code of the engine raises."""
+    """An exception that no code of the engine raises."""
 
 
 def _spans(batch_or_spans: Any) -> list[Request]:
@@ -69,8 +69,8 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
 
 
 def plant(engine: Engine, stage: str, guilty: Culprits, put: Put = setattr) -> None:
-    """Make the stage raise Planted whenever it works for requests that `guilty` says yes to. put: how an attribute is
-    set, `monkeypatch.setattr` if it is to be taken back."""
+    """Make the stage raise Planted whenever it works for requests for which `guilty` is true. put: how an attribute is
+    set; pass `monkeypatch.setattr` to have it undone."""
     owner, name, whose = stages(engine)[stage]
     work = getattr(owner, name)
 
@@ -83,7 +83,7 @@ def plant(engine: Engine, stage: str, guilty: Culprits, put: Put = setattr) -> N
 
 
 def plant_in_grammars(guilty: Culprits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where a grammar says what may follow."""
+    """The same, in the computation of a grammar's mask."""
     work = Guide.mask
 
     def maybe(guide: Guide, path: Any) -> Any:

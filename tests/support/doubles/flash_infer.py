@@ -1,4 +1,4 @@
-"""FlashInfer's paged prefill by its documentation, in torch: what our backend asks of it, tried without a GPU."""
+"""FlashInfer's paged prefill as documented, in torch: tests our backend's calls without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "flashinfer"
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
-    """Refuses what the real one refuses, and what it would silently get wrong."""
+    """Refuses what the real one refuses, and also what it would silently compute wrong."""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
         assert float_workspace_buffer.dtype == torch.uint8 and kv_layout == "NHD" and backend in ("auto", "fa2")
@@ -83,7 +83,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put it in FlashInfer's place, for our backend to run on any device."""
+    """Replace FlashInfer with it, so that our backend runs on any device."""
     module: Any = ModuleType(NAME)
     module.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper
     monkeypatch.setitem(sys.modules, NAME, module)

@@ -1,8 +1,8 @@
 """Triton's interpreter, which runs kernels on a CPU when TRITON_INTERPRET=1 is set before triton is imported.
 
-It computes with numpy, and a law about a kernel must not rest on how numpy's libraries add: OpenBLAS takes another loop
-for another number of rows, and which loops those are depends on the processor. So products are made here, and sums read
-their rows from memory laid out in one way. What is left to differ between two runs of a kernel is the kernel.
+It computes with numpy, and a law about a kernel must not depend on how numpy's libraries add: OpenBLAS uses different
+loops for different numbers of rows, and which ones depends on the processor. So products are computed here, and sums
+read their rows from memory in one fixed layout. Any remaining difference between two runs comes from the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 INTERPRETED = pytest.mark.interpreted
-"""The mark of tests that run Triton kernels on a CPU; conftest.py skips them where they cannot be run."""
+"""The mark of tests that run Triton kernels on a CPU; conftest.py skips them if TRITON_INTERPRET is not set."""
 ON = os.environ.get("TRITON_INTERPRET") == "1"
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 def product(a: Array, b: Array, start: Array) -> Array:
     """start + a @ b, an element's terms added to `start` one after another: the bits of a row depend on that row alone,
-    however many stand beside it and however they lie in memory."""
+    not on the number of rows beside it or on their memory layout."""
     a, b, total = a.astype(start.dtype), b.astype(start.dtype), start.copy()
     for k in range(a.shape[-1]):
         total += a[..., :, k, None] * b[..., None, k, :]
@@ -36,7 +36,7 @@ def _make_products() -> None:
     library = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *settings: Any) -> Any:
-        if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):  # stored as integers that stand for floats
+        if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):  # float8, stored as integers
             return library(self, a, b, d, *settings)
         return interpreter.TensorHandle(product(a.data, b.data, d.data), d.dtype.scalar)
 
@@ -44,7 +44,7 @@ def _make_products() -> None:
 
 
 def _lay_sums() -> None:
-    """numpy adds the numbers that lie side by side in pairs and the others in turn, so they are laid side by side."""
+    """numpy adds contiguous numbers in pairs and strided ones in sequence, so the summed axis is made contiguous."""
     from triton.runtime import interpreter
 
     def laid(self: Any, input: Any) -> Any:
@@ -60,7 +60,7 @@ def _lay_sums() -> None:
 
 
 def _teach_numpy() -> None:
-    """Triton up to 3.6 turns its scalars, arrays of one element, into loop bounds by int(), which numpy 2.4 refuses."""
+    """Triton up to 3.6 makes loop bounds of its scalars, one-element arrays, with int(), which numpy 2.4 refuses."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -73,7 +73,7 @@ def _teach_numpy() -> None:
 
 
 if ON:
-    with contextlib.suppress(ImportError):  # the tests say themselves that there is no triton
+    with contextlib.suppress(ImportError):  # without triton, the tests report that themselves
         _make_products()
         _lay_sums()
         _teach_numpy()

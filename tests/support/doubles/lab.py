@@ -1,7 +1,7 @@
-"""The door in a laboratory: real drafters, rules and sampler, many requests at once, and a model that is a table.
+"""A test bench for the verifier: real drafters, rules and sampler, many requests at once, and a model that is a table.
 
 The model's logits are a function of the last three tokens, so the joint distribution of a few output tokens is known
-exactly, and a step costs so little that 200,000 requests can be watched.
+exactly, and a step is so cheap that 200,000 requests can be sampled.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from support.oracles.sampling import probabilities
 VOCAB = 4
 DEPENDS_ON = 3
 LENGTH = 3
-"""Tokens whose joint distribution is looked at."""
+"""The number of tokens whose joint distribution is checked."""
 PROMPT = (1, 2, 2, 1)
 
 
 class NoisyTree(Drafter):
-    """Guesses by the noise alone, two at every node: as far from independent of the target's draw as a draft can be."""
+    """Guesses from the noise alone, two at every node: as strongly dependent on the target's draw as a draft can be."""
 
     name = "noisy_tree"
     default_depth = 2
@@ -64,7 +64,7 @@ class NoisyTree(Drafter):
 
 
 class BlindTree(NoisyTree):
-    """The same tree with guesses that have nothing to do with anything."""
+    """The same tree with guesses that are independent of everything."""
 
     name = "blind_tree"
 
@@ -77,7 +77,7 @@ class BlindTree(NoisyTree):
 
 
 class SampledTree(Drafter):
-    """The same tree drawn from a distribution of its own, siblings without replacement."""
+    """The same tree drawn from a distribution of the drafter's own, siblings without replacement."""
 
     name = "sampled_tree"
     default_depth = 2
@@ -86,7 +86,7 @@ class SampledTree(Drafter):
     siblings: ClassVar[int] = 2
     noise: ClassVar[float] = 1.0
     claims: ClassVar[bool] = True
-    """It says what its tokens were drawn from."""
+    """Whether the draft includes the distributions that its tokens were drawn from."""
 
     def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
         return (0, 2, 6)
@@ -113,7 +113,7 @@ class SampledTree(Drafter):
 
 
 class SampledChain(SampledTree):
-    """A chain of three, drawn likewise."""
+    """A chain of three, drawn in the same way."""
 
     name = "sampled_chain"
     default_depth = 3
@@ -126,7 +126,7 @@ class SampledChain(SampledTree):
 
 
 class LikeliestTree(SampledTree):
-    """The tree's likeliest tokens, no chance about them."""
+    """The most likely tokens of the same distribution, without randomness."""
 
     name = "likeliest_tree"
     noise = 0.0
@@ -139,7 +139,7 @@ TREES = (NoisyTree, BlindTree, *DRAWN)
 
 @contextmanager
 def trees_registered() -> Iterator[None]:
-    """TREES are in the registry while the context lasts."""
+    """TREES are registered while the context lasts."""
     with ExitStack() as stack:
         for tree in TREES:
             stack.enter_context(registered(tree))
@@ -147,13 +147,13 @@ def trees_registered() -> Iterator[None]:
 
 
 def lossless_cases() -> list[tuple[str, str]]:
-    """(drafter, rule): all that can draft here, TREES among them, under each lossless rule that decides their rows."""
+    """(drafter, rule): every drafter that can run here, TREES included, under each lossless rule for its rows."""
     with trees_registered():
         return [(name, rule) for name in able_drafters() for rule in lossless_rules(name)]
 
 
 def able_drafters() -> list[str]:
-    """Those registered that can draft for a model that is a table."""
+    """The registered drafters that can draft for a model that is a table."""
     target = lab_target(1, torch.device("cpu"))
     return [name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None]
 
@@ -164,7 +164,7 @@ def lab_target(size: int, device: torch.device) -> TargetInfo:
 
 @dataclass
 class Lab:
-    """`size` requests of one prompt, each with its own seed, one drafter and one rule."""
+    """`size` requests with the same prompt, drafter and rule, each with its own seed."""
 
     speculation: dict[str, Any]
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=LENGTH, ignore_eos=True))
@@ -189,7 +189,7 @@ class Lab:
         drafter = self.drafters.get(chosen.drafter or "none")
         rows_by_depth = drafter.rows_by_depth(chosen)
         self.apart = drafter.host_bound or self.params.uses_history
-        """The host tells the requests apart; otherwise one of them stands for all."""
+        """Whether the host tells the requests apart; otherwise one of them stands for all."""
         self.requests = [
             Request(
                 str(i), list(PROMPT), self.params, chosen, rows_by_depth=rows_by_depth, slot=i, status=Status.RUNNING
@@ -214,17 +214,17 @@ class Lab:
         return joint
 
     def sample(self, rounds: int) -> torch.Tensor:
-        """[VOCAB] * LENGTH int64: how often each output was said in `rounds` times `size` requests."""
+        """[VOCAB] * LENGTH int64: how often each output was emitted by `rounds` times `size` requests."""
         counts = torch.zeros(VOCAB**LENGTH, dtype=torch.int64)
         weights = VOCAB ** torch.arange(LENGTH - 1, -1, -1)
-        for rope in range(rounds):
-            said = self._round(seed=1 + rope * self.size)
+        for number in range(rounds):
+            said = self._round(seed=1 + number * self.size)
             counts += torch.bincount((said.cpu() * weights).sum(1), minlength=VOCAB**LENGTH)
         return counts.view((VOCAB,) * LENGTH)
 
     def sample_again(self, count: int) -> torch.Tensor:
-        """The same of what one request at a time says when its seed has come before: all that drafters have learnt is
-        what it said then. For a lab of size 1."""
+        """The same for one request at a time whose seed was used before: drafters have learned only from the output
+        of that earlier run. For a lab of size 1."""
         assert self.size == 1
         counts = torch.zeros((VOCAB,) * LENGTH, dtype=torch.int64)
         for seed in range(count):
@@ -234,7 +234,7 @@ class Lab:
         return counts
 
     def _round(self, seed: int) -> torch.Tensor:
-        """[size, LENGTH] what all requests say with seeds from `seed` on."""
+        """[size, LENGTH] the output of all requests, with seeds from `seed` on."""
         start = len(PROMPT)
         self.table.seed[:-1].copy_(seed + torch.arange(self.size))
         self.tokens.tokens.zero_()
@@ -274,7 +274,7 @@ class Lab:
         return (Span(self.requests[0], len(PROMPT) + LENGTH - 2, 1, depth, rows),) * len(slots)
 
     def _batch(self, spans: tuple[Span, ...], slots: torch.Tensor, draft: Draft) -> ForwardBatch:
-        """Every span has its last real row and all draft rows of the widest; all of them decide."""
+        """Every span has its last real row and as many draft rows as the widest; all of them decide."""
         count, width, device = len(spans), draft.width, slots.device
         span = torch.arange(count, device=device).repeat_interleave(width + 1)
         row = torch.arange(-1, width, device=device).repeat(count)
@@ -330,31 +330,31 @@ class Lab:
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> tuple[float, int, float]:
-    """(statistic, degrees of freedom, p-value), cells that expect under 5 pooled into one.
+    """(statistic, degrees of freedom, p-value); cells with an expected count under 5 are pooled into one.
 
-    Something that cannot happen but did is a p-value of 0.
+    If something impossible happened, the p-value is 0.
     """
-    seen, due = counts.flatten().double(), expected.flatten().double() * counts.sum()
-    if bool((seen[due == 0] > 0).any()):
+    observed, wanted = counts.flatten().double(), expected.flatten().double() * counts.sum()
+    if bool((observed[wanted == 0] > 0).any()):
         return float("inf"), 1, 0.0
-    rare = due < 5
-    if bool(rare.any()) and float(due[rare].sum()) > 0:
-        seen = torch.cat((seen[~rare], seen[rare].sum()[None]))
-        due = torch.cat((due[~rare], due[rare].sum()[None]))
+    rare = wanted < 5
+    if bool(rare.any()) and float(wanted[rare].sum()) > 0:
+        observed = torch.cat((observed[~rare], observed[rare].sum()[None]))
+        wanted = torch.cat((wanted[~rare], wanted[rare].sum()[None]))
     else:
-        seen, due = seen[~rare], due[~rare]
-    statistic = float(((seen - due) ** 2 / due).sum())
-    freedom = len(due) - 1
+        observed, wanted = observed[~rare], wanted[~rare]
+    statistic = float(((observed - wanted) ** 2 / wanted).sum())
+    freedom = len(wanted) - 1
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return statistic, freedom, float(torch.special.gammaincc(half[0], half[1]))
 
 
 def check_joint(lab: Lab, count: int, least_p: float = 1e-4) -> None:
-    """The joint distribution of the first LENGTH tokens is the target's, by a chi-square over `count` requests."""
+    """The first LENGTH tokens have the target's joint distribution, by a chi-square test over `count` requests."""
     check_counts(lab, lab.sample(-(-count // lab.size)), least_p)
 
 
 def check_counts(lab: Lab, counts: torch.Tensor, least_p: float = 1e-4) -> None:
-    """They are those of outputs that are distributed as the target says."""
+    """The counts fit outputs with the target's distribution."""
     statistic, freedom, p = chi_square(counts, lab.true_joint())
-    assert p > least_p, f"chi-square {statistic:.0f} where {freedom} is due, p = {p:.1e}"
+    assert p > least_p, f"chi-square {statistic:.0f}, expected about {freedom}, p = {p:.1e}"

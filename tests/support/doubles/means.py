@@ -1,5 +1,5 @@
-"""A kind of layer that the engine does not ship: a row is given the mean of what it sees. For what must hold of any
-kind, and for a model in which it stands between layers of attention that differ among themselves."""
+"""A kind of layer that the engine does not ship: each row gets the mean of the rows it sees. Used to test what must
+hold for any kind, and for a model that mixes such layers with attention layers that differ from one another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.checkpoints.models import SMALL
 from support.doubles.stand import Stand
 
 MEANS = "means"
-"""The model type, and the backend that can serve it."""
+"""The name of the model type, and of the backend that can serve it."""
 LAYERS: tuple[dict[str, Any], ...] = (
     {"num_heads": 4, "num_kv_heads": 2},
     {"width": 24},
@@ -46,7 +46,7 @@ LAYERS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class MeanState(LayerState):
-    """One vector a token."""
+    """One vector per token."""
 
     width: int
 
@@ -86,7 +86,7 @@ class Mean(ModelPart):
 
 
 class MeansMixer(Mixer[MeanState]):
-    """Each row by itself, its entries in order of position, in float64: nothing that a neighbour could change."""
+    """Each row by itself, its entries in order of position, in float64: neighbours cannot affect it."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         self.view = HostView.of(geometry)
@@ -105,7 +105,7 @@ class MeansMixer(Mixer[MeanState]):
         return torch.stack([entries["rows"][slots].double().mean(0) for slots in seen]).to(inputs.dtype)
 
     def _seen(self, group: str) -> Iterator[torch.Tensor]:
-        """Pool slots of what each row sees, in order of position."""
+        """Pool slots of the entries that each row sees, in order of position."""
         view, g, row = self.view, self.view.geometry, 0
         for count, start, real, table in zip(view.counts, view.starts, view.reals, view.tables(group)):
             for number in range(count):
@@ -141,7 +141,7 @@ def build(config: Any) -> Decoder:
 
 
 def write_means(path: Path) -> Path:
-    """A checkpoint of random weights, with peaks in its logits."""
+    """A checkpoint with random weights whose logits are peaked."""
     config = MeansConfig(**{**SMALL, "num_hidden_layers": len(LAYERS)})
     config.save_pretrained(path)
     numbers = torch.Generator().manual_seed(0)
@@ -168,7 +168,7 @@ class MeansStand(Stand):
 
 
 def dense_mix(model: Decoder) -> Mix:
-    """The model's `mix` for one whole text: what the layers mean, written down again."""
+    """The model's `mix` for one whole text: a second, independent implementation of the layers."""
 
     def mix(layer: int, inputs: Any) -> torch.Tensor:
         from stridelm.kernels.plain import roped
@@ -189,7 +189,7 @@ def dense_mix(model: Decoder) -> Mix:
 
 @contextmanager
 def means_registered() -> Iterator[None]:
-    """Model type and backend are to be had by their name."""
+    """Model type and backend are registered while the context lasts."""
     MODELS.add(MEANS, build)
     BACKENDS.add(MEANS, MeansAttention)
     try:

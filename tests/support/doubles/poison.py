@@ -1,4 +1,5 @@
-"""Pages that nobody holds hold something that would be noticed: read, it spoils an output; written, it is gone."""
+"""Pages that no request holds are filled with a value that reveals any access: a read spoils an output, a write
+destroys the value."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from support.checks.identity import prompts
 from support.doubles.stand import Stand
 
 POISON = 3.0
-"""Far from any key or value of the tests' models, and finite: what is masked may be read and weighed with zero."""
+"""Far from any key or value of the tests' models, and finite: masked entries may be read and multiplied by zero."""
 QUIET = 3
-"""Steps that a page must have been nobody's before it is watched: rows of a request that has finished may still be in
-flight, and write to what it held when they were launched."""
+"""Steps that a page must have been unheld before it is watched: rows of a finished request may still be in flight, and
+write to the pages that it held when they were launched."""
 
 
 Request = tuple[list[int], SamplingParams]
@@ -38,7 +39,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def requests(stand: Stand, kinds: list[dict[str, Any]]) -> list[Request]:
-    """At least seven, so that a captured step of them is padded; they end at different lengths."""
+    """At least seven, so that a captured step is padded; they end at different lengths."""
     made = []
     for i, prompt in enumerate(prompts(stand, max(7, len(kinds)))):
         kind = kinds[i % len(kinds)]
@@ -47,7 +48,7 @@ def requests(stand: Stand, kinds: list[dict[str, Any]]) -> list[Request]:
 
 
 class PoisonedPool:
-    """Steps an engine and watches the pages that nobody holds. Needs one without a prefix cache."""
+    """Steps an engine and watches the pages that no request holds. Needs an engine without a prefix cache."""
 
     def __init__(self, engine: Engine) -> None:
         assert not engine.config.enable_prefix_caching
@@ -58,7 +59,7 @@ class PoisonedPool:
         self.watched = 0
         """Pages checked, over all steps."""
         self._reserved: set[int] = set()
-        """Pages that the step just launched may write to, though a verdict read behind it may have given them back."""
+        """Pages that the last launched step may write to, even if a verdict read since then has given them back."""
         self._run = engine.steps.device.run
         engine.steps.device.run = self._listening  # type: ignore[method-assign]
 
@@ -67,7 +68,7 @@ class PoisonedPool:
         return self._run(plan, transaction, detailed=detailed)
 
     def step(self) -> None:
-        """One step of the engine. Raises AssertionError if a page was written that nobody holds."""
+        """One step of the engine. Raises AssertionError if an unheld page was written."""
         self._engine.step()
         self._look()
 
@@ -86,7 +87,7 @@ class PoisonedPool:
         size = self._engine.config.page_size
         for tensor in self._tensors():
             whole = tensor.view(-1, size, *tensor.shape[1:])[untouched]
-            assert bool((whole == POISON).all()), "a page that nobody holds was written"
+            assert bool((whole == POISON).all()), "a page that no request holds was written"
         self._poison(new)
         self._reserved = set()
 
@@ -101,9 +102,9 @@ class PoisonedPool:
 
 
 def check_pages(poisoned: Engine, clean: Engine, asked: Sequence[Request]) -> int:
-    """A batch of which the first request is aborted on its way says on a poisoned pool what it says on a clean one.
+    """A batch whose first request is aborted midway emits the same on a poisoned pool as on a clean one.
 
-    Returns how many pages were watched, over all steps.
+    Returns the number of pages checked, over all steps.
     """
     pool = PoisonedPool(poisoned)
     said = []

@@ -1,5 +1,5 @@
-"""Captured steps where nothing can be captured: a replay runs the step again, from the inputs that a graph would read,
-into the tensors that it would fill."""
+"""Captured steps on a device that cannot capture: a replay runs the step again, from the inputs that a graph would
+read, into the tensors that it would fill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stridelm.types import Draft
 
 
 class Replay:
-    """What a CUDA graph is to the engine."""
+    """Stands in for a CUDA graph."""
 
     def __init__(self, body: Callable[[], Run | Draft], left: Run | Draft) -> None:
         self._body, self.left = body, left
@@ -20,12 +20,12 @@ class Replay:
     def replay(self) -> None:
         self.replays += 1
         again = self._body()
-        if isinstance(self.left, Run) and isinstance(again, Run):  # what is proposed is copied by the body
+        if isinstance(self.left, Run) and isinstance(again, Run):  # the body itself copies what is proposed
             self.left.table.copy_(again.table)
 
 
 class ReplayPool:
-    """What `GraphPool` is, without memory of its own."""
+    """Stands in for `GraphPool`, without memory of its own."""
 
     def __init__(self) -> None:
         self.made: list[Replay] = []
@@ -36,7 +36,7 @@ class ReplayPool:
 
 
 def replays(engine: Engine) -> ReplayPool:
-    """Have the engine run whole steps as captured ones, as far as they are of a kind that can be."""
+    """Make the engine replay whole steps, as far as they are of a kind that can be captured."""
     pool = ReplayPool()
     engine.capture_into(pool, None)  # type: ignore[arg-type]
     return pool

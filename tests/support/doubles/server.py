@@ -1,4 +1,4 @@
-"""A real server in a process of its own, for tests that speak HTTP to it."""
+"""A real server in a process of its own, for tests over HTTP."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    
 
 @dataclass
 class Served:
-    """A server that runs, its address, and the file of what it logs."""
+    """A running server, its address, and its log file."""
 
     process: subprocess.Popen[str]
     url: str
     line: str
-    """What it said when it was ready."""
+    """What it printed when it was ready."""
     log: Path
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
     def openai(self, key: str = "none") -> Any:
-        """A client of OpenAI's. Not typed as one: nearly all that it answers with may be None to its types."""
+        """An OpenAI client. Typed as Any, since by its types nearly every field of a response may be None."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
     def stop(self) -> int:
-        """End it as an operator would; the exit code."""
+        """Stop it as an operator would. Returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -58,8 +58,8 @@ class Served:
 def serving(
     tmp_path: Path, *options: str, environment: dict[str, str] | None = None, template: bool = True
 ) -> Iterator[Served]:
-    """A server of the built-in model at a free port, checking its ledger at every step; with a chat template of the
-    tests' own, or with the model's."""
+    """A server of the built-in model at a free port, checking its ledger at every step; with the tests' chat template,
+    or with the model's."""
     file, log = tmp_path / "chat.jinja", tmp_path / "server.log"
     file.write_text(CHATML, encoding="utf-8")
     command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0"]
@@ -82,13 +82,13 @@ def serving(
 def _ready_line(process: subprocess.Popen[str], log: Path) -> str:
     stdout: IO[str] | None = process.stdout
     assert stdout is not None
-    line = stdout.readline()  # a server that dies closes it
+    line = stdout.readline()  # returns if the server dies
     assert "serving" in line, f"the server did not start:\n{log.read_text(encoding='utf-8')}"
     return line
 
 
 def settle(served: Served, seconds: float = 10.0) -> dict[str, float]:
-    """The engine's gauges once nothing runs any more; fails if that does not come about."""
+    """The engine's gauges once nothing runs any more; fails if that takes too long."""
     until = time.monotonic() + seconds
     while True:
         figures = gauges(served)
@@ -99,7 +99,7 @@ def settle(served: Served, seconds: float = 10.0) -> dict[str, float]:
 
 
 def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for it; fails, saying what did not come about."""
+    """Wait until the condition is true; fails with `what` if that takes too long."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, what
@@ -107,13 +107,13 @@ def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def working(served: Served) -> int:
-    """Workers that live, beside those that give birth to them."""
+    """The number of live workers, not counting the processes that fork them."""
     processes = psutil.Process(served.process.pid).children(recursive=True)
     return sum("nursery" in " ".join(parent.cmdline()) for one in processes if (parent := one.parent()))
 
 
 def gauges(served: Served) -> dict[str, float]:
-    """Every sample of /metrics by name, those with several labels added up."""
+    """Every sample of /metrics by name; those with several labels are summed."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, float] = {}
@@ -127,10 +127,10 @@ def gauges(served: Served) -> dict[str, float]:
 
 @cache
 def llm() -> LLM:
-    """The offline API, in this process."""
+    """The offline API, in the test's own process."""
     return LLM(max_model_len=512)
 
 
 def offline(prompts: Sequence[str], **params: Any) -> list[CompletionOutput]:
-    """What the offline API says to the same."""
+    """What the offline API returns for the same prompts."""
     return [out.outputs[0] for out in llm().generate(list(prompts), SamplingParams(**params))]

@@ -1,4 +1,4 @@
-"""A checkpoint in one dtype on one device, what plain decoding says on it, and runs to hold against that."""
+"""A checkpoint in one dtype on one device, its output in plain decoding, and runs to compare with that."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from support.checkpoints.heads import write_akin, write_eagle, write_medusa, wri
 
 DEPTHS = ("one", "default", "deepest")
 ROOM = 3200
-"""Tokens that the pool holds: a batch of the tests with all its drafts, and not much more, since strict mode walks over
-all pages at every step."""
+"""Tokens that the pool holds: enough for a batch of the tests with all its drafts, and not much more, since strict mode
+checks all pages at every step."""
 OPTIONS: dict[str, Any] = {"prompt_lookup_min": 1}
-"""What to set of a drafter's own options, so that it drafts more often than by default; not of one with weights, which
-always drafts."""
+"""Settings of a drafter's own options that make it draft more often than by default; not needed with weights, which
+always draft."""
 HEADS: dict[str, Callable[[Path, Path], Path]] = {
     "mtp": write_modules,
     "eagle": lambda path, target: write_eagle(path, target, "eagle3"),
     "medusa": write_medusa,
     "model": write_akin,
 }
-"""Drafter -> what writes its weights for a target, from (where to, the target)."""
+"""Drafter -> function that writes its weights for a target, called with (path, target's path)."""
 DEEP = 9
-"""Deepest that a drafter is tried which runs layers of its own once a level."""
+"""Maximum depth tried for a drafter that runs its own layers once per level."""
 
 
 @dataclass
 class Job:
-    """A prompt, its sampling, and how it is to be speculated."""
+    """A prompt, its sampling parameters, and its speculation."""
 
     prompt: list[int]
     params: SamplingParams
@@ -58,11 +58,11 @@ class Stand:
     device: str = "cpu"
     mask_token_id: int | tuple[int, ...] = 63
     options: dict[str, Any] = field(default_factory=dict)
-    """The engine's, where they are not the ones below."""
+    """Engine options that override the ones below."""
     _plain: dict[str, RequestOutput] = field(default_factory=dict)
 
     def llm(self, **options: Any) -> LLM:
-        """An engine in a bit-exact setting that checks its ledger at every step."""
+        """An engine with bit-exact settings that checks its ledger at every step."""
         settings: dict[str, Any] = {
             "dtype": self.dtype,
             "device": self.device,
@@ -79,7 +79,7 @@ class Stand:
 
     @cached_property
     def heads(self) -> list[str]:
-        """Directories of tiny weights for whatever drafter takes some."""
+        """Directories of tiny weights for every drafter that takes some."""
         beside = Path(f"{self.path}-heads")
         for name, write in HEADS.items():
             if name in DRAFTERS and not (beside / name).is_dir():
@@ -123,7 +123,7 @@ class Stand:
 
 
 def assert_same(got: RequestOutput, wanted: RequestOutput, label: object = "") -> None:
-    """Both say the same: tokens, reasons, log-probabilities and hidden states, sample by sample."""
+    """Both are equal: tokens, reasons, log-probabilities and hidden states, sample by sample."""
     assert len(got.outputs) == len(wanted.outputs)
     for ours, theirs in zip(got.outputs, wanted.outputs):
         said = (ours.token_ids, ours.finish_reason, ours.stop_reason)
@@ -162,7 +162,7 @@ def accepted(outputs: Sequence[RequestOutput]) -> int:
 
 
 def lossless_rules(name: str) -> list[str]:
-    """The rules that can decide a drafter's rows and under which its output is to have the target's distribution."""
+    """The rules that can decide a drafter's rows and that preserve the target's distribution."""
     drafter, rules = DRAFTERS.get(name), [RULES.get(rule) for rule in RULES]
     return [rule.name for rule in rules if rule.lossless and rule.works_with(drafter.rules, drafter.branches)]
 
@@ -181,7 +181,7 @@ def speculation(stand: Stand, name: str, depth: str = "default", rule: str = "ex
 
 
 def deepest(stand: Stand, name: str, chosen: dict[str, Any]) -> int:
-    """The greatest depth that the drafter does not refuse, or DEEP."""
+    """The greatest depth that the drafter accepts, at most DEEP if it keeps KV."""
     drafter = stand.drafters.get(name)
     for depth in range(DEEP if drafter.keeps_kv else MAX_DRAFT_ROWS, 0, -1):
         try:
@@ -193,12 +193,12 @@ def deepest(stand: Stand, name: str, chosen: dict[str, Any]) -> int:
 
 
 def depths_of(name: str) -> tuple[str, ...]:
-    """Which of DEPTHS mean something for a drafter."""
+    """Those of DEPTHS that make a difference for a drafter."""
     return DEPTHS if DRAFTERS.get(name).default_depth else ("default",)
 
 
 def cases(rule: str | None = "exact") -> list[tuple[str, str]]:
-    """(drafter, depth) of everything registered that can run under the rule."""
+    """(drafter, depth) of every registered drafter that can run under the rule."""
     return [(n, d) for n in DRAFTERS if rule in DRAFTERS.get(n).rules for d in depths_of(n)]
 
 

@@ -1,7 +1,8 @@
 """A drafter for tests: random trees that know the true continuation, and hide it among wrong guesses.
 
-Shipped drafters make chains. This one makes everything else that a Draft may be: siblings, side branches that win,
-dead rows in the middle, probes between candidates, up to 64 rows, another skeleton for every request and step.
+Shipped drafters make chains. This one makes everything else that a Draft may contain: siblings, side branches that are
+accepted, invalid rows in the middle, probes between candidates, up to 64 rows, a new skeleton for every request and
+step.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE, Draft, Request
 
 NAME = "random_tree"
 ROWS = (0, 1, 5, 17, 40, MAX_DRAFT_ROWS)
-"""Rows of a tree at depth 0, 1, ...; the tree may be as deep as it has rows."""
+"""Rows of a tree at depth 0, 1, ...; the tree may have as many levels as rows."""
 
 
 @dataclass
 class Tree:
-    """One request's draft in the making."""
+    """One request's draft while it is built."""
 
     parents: list[int] = field(default_factory=list)
     roles: list[int] = field(default_factory=list)
@@ -88,7 +89,7 @@ class RandomTreeDrafter(Drafter):
         known_future = self.truth.get((tuple(request.prompt_ids), request.seed, request.sample_index), [])
         future = known_future[len(request.output_ids) :]
         tree = Tree()
-        reach = rng.choice((0.3, 0.6, 0.9))  # how eagerly the tree grows deep rather than wide
+        reach = rng.choice((0.3, 0.6, 0.9))  # how strongly the tree prefers depth over width
         while len(tree.parents) < rows:
             self._grow(tree, rng, future, reach)
         return tree
@@ -114,14 +115,14 @@ class RandomTreeDrafter(Drafter):
 
 
 def _shape(tree: Tree, width: int, device: torch.device) -> TreeShape:
-    """The skeleton padded with rows that are not live. TreeShape counts depth over live and dead rows alike."""
+    """The skeleton padded with invalid rows. TreeShape counts depth over valid and invalid rows alike."""
     padding = width - len(tree.parents)
     return TreeShape.of(tree.parents + [-1] * padding, tree.roles + [PROBE] * padding, device)
 
 
 @contextmanager
 def registered(drafter: type[Drafter] = RandomTreeDrafter, options: type[Options] = Options) -> Iterator[type[Drafter]]:
-    """The drafter is in the registry while the context lasts, with what it can be asked for."""
+    """The drafter is registered, with its options, while the context lasts."""
     DRAFTERS.add(drafter.name, drafter, options)
     try:
         yield drafter

@@ -1,4 +1,4 @@
-"""Attention from its definition, and random steps to try it on, for the CPU's and the GPU's tests."""
+"""Attention from its definition, and random steps to test it on, for the CPU's and the GPU's tests."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from stridelm.cache.layout import HeadsKV
 from stridelm.types import Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""Largest deviation from float64, of values up to 4. bfloat16 has eight bits to write its answer with."""
+"""Maximum deviation from float64, for values up to 4. bfloat16 has eight significant bits."""
 INEXACT = ("flashinfer",)
-"""Backends that promise no equal bits, and refuse to."""
+"""Backends that do not promise equal bits, and refuse if they are required."""
 
 
 def backends(device: str) -> list[str]:
-    """Every registered backend that runs on a device and promises equal bits."""
+    """Every registered backend that runs on the device and promises equal bits."""
     return [name for name in BACKENDS if BACKENDS.get(name).device in (None, device) and name not in INEXACT]
 
 
 @dataclass
 class Piece:
-    """One span: `real` rows behind `start` committed entries, and a draft tree given by parents (-1: the last real
-    row). Rows in `dead` are padding."""
+    """One span: `real` rows after `start` committed entries, and a draft tree given by parents (-1: the last real row).
+    Rows in `dead` are padding."""
 
     start: int
     real: int
@@ -64,13 +64,13 @@ class Case:
     values: torch.Tensor
     queries: torch.Tensor
     rows: list[tuple[int, int]] = field(default_factory=list)
-    """(piece, row of it) of each row of the batch; draft rows count on from the real ones."""
+    """(piece, row in it) of each row of the batch; draft rows are numbered on from the real ones."""
 
     def slot(self, piece: int, index: int) -> int:
         return self.tables[piece][index // self.page_size] * self.page_size + index % self.page_size
 
     def attend(self, backend: str) -> torch.Tensor:
-        """[N, H, D] by the backend."""
+        """[N, H, D] as the backend computes it."""
         made = BACKENDS.get(backend)(backend not in INEXACT)
         made.check((self.kv,), self.dtype)
         prepared = made.prepare(geometry(self))
@@ -91,7 +91,7 @@ def make(
     device: str = "cpu",
     seed: int = 0,
 ) -> Case:
-    """Random keys, values and queries, on pages in random order. What stands behind a span is random too."""
+    """Random keys, values and queries, on pages in random order. Entries after a span are random too."""
     rng = random.Random(seed)
     counts = [-(-piece.storage // page_size) for piece in pieces]
     pages = list(range(1, sum(counts) + 3))
@@ -121,7 +121,7 @@ def make(
 
 
 def geometry(case: Case) -> Geometry:
-    """What the batch builder would say of the step."""
+    """The geometry that the batch builder would make for the step."""
     draft, ancestors, positions, ordered = [], [], [], []
     for i, row in case.rows:
         piece = case.pieces[i]
@@ -174,7 +174,7 @@ def naive(case: Case, soft_cap: float | None = None) -> torch.Tensor:
         seen = list(range(piece.base)) + [piece.base + member for member in piece.path(own)]
         if own < 0:
             seen = seen[: piece.start + row + 1]
-        # In order of position, so the last `window` of them are those that the window lets through.
+        # In order of position, so the last `window` of them are those inside the window.
         if case.kv.window is not None:
             seen = seen[-case.kv.window :]
         slots = torch.tensor([case.slot(i, index) for index in seen])
@@ -195,7 +195,7 @@ def random_tree(rng: random.Random, rows: int) -> tuple[int, ...]:
 
 
 def random_pieces(seed: int, count: int, longest: int = 200, rows: int = 64) -> list[Piece]:
-    """Decodes, chunks, whole prompts, chains and trees in any mixture."""
+    """Decodes, chunks, whole prompts, chains and trees in random mixtures."""
     rng = random.Random(seed)
     pieces = []
     for _ in range(count):
@@ -211,8 +211,8 @@ def random_pieces(seed: int, count: int, longest: int = 200, rows: int = 64) -> 
 
 
 def check_attention(backend: str, case: Case) -> None:
-    """The backend agrees with the definition at every live row, and is finite at the others; or it has no kernels for
-    the case and says so."""
+    """The backend agrees with the definition at every valid row, and is finite at the others; or it refuses the case,
+    for which it has no kernels."""
     if backend == "flashinfer" and (
         case.dtype not in flash_infer.DTYPES or case.kv.key_dim not in flash_infer.HEAD_DIMS
     ):
@@ -231,7 +231,7 @@ def check_values(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def part(case: Case, pieces: Sequence[tuple[int, Piece]]) -> Case:
-    """The same requests and pool with other spans: (request, its span). Only real rows are asked about."""
+    """The same requests and pool with other spans: (request, its span). Only real rows are compared."""
     index = {row: n for n, row in enumerate(case.rows)}
     rows, wanted = [], []
     for number, (i, piece) in enumerate(pieces):
@@ -256,7 +256,7 @@ def part(case: Case, pieces: Sequence[tuple[int, Piece]]) -> Case:
 
 
 def check_row_invariance(backend: str, case: Case, seed: int = 0) -> None:
-    """Every real row has the same bits in its chunk, in smaller chunks, by itself, and in other company."""
+    """Every real row has the same bits in its chunk, in smaller chunks, by itself, and beside other spans."""
     rng = random.Random(seed)
     together = case.attend(backend)
     where = {row: n for n, row in enumerate(case.rows)}
@@ -273,7 +273,7 @@ def check_row_invariance(backend: str, case: Case, seed: int = 0) -> None:
 
 
 def check_path_invariance(backend: str, case: Case) -> None:
-    """A candidate has the bits that the real row in its place will have, once its path lies behind the real rows."""
+    """A candidate has the bits that the real row in its place has once its path is committed."""
     together = case.attend(backend)
     where = {row: n for n, row in enumerate(case.rows)}
     for i, piece in enumerate(case.pieces):

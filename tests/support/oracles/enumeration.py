@@ -1,7 +1,7 @@
 """Every output of three tokens over a tiny vocabulary, probability by probability.
 
-One step of the engine with a draft tree of all first and all second tokens runs a row for every history there is. What
-the door would draw from at each row is held against transformers' logits and naive processors.
+One step of the engine with a draft tree of all first and all second tokens runs a row for every possible history. The
+distribution that the verifier would draw from at each row is compared with transformers' logits and naive processors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Path = tuple[int, ...]
 
 
 class EveryContinuation(Drafter):
-    """All first tokens, and all second tokens behind each of them: V + V * V rows."""
+    """All first tokens, and all second tokens after each of them: V + V * V rows."""
 
     name = "every_continuation"
     default_depth = 1
@@ -46,7 +46,7 @@ class EveryContinuation(Drafter):
 
 @contextmanager
 def overheard(llm: LLM) -> Iterator[dict[Path, torch.Tensor]]:
-    """What the door draws from at each row of the first deciding step: path behind the prompt -> probabilities."""
+    """What the verifier draws from at each row of the first deciding step: path after the prompt -> probabilities."""
     heard: dict[Path, torch.Tensor] = {}
     verifier = llm.engine.device.verifier
     verify = verifier.verify
@@ -83,7 +83,7 @@ def _path(row: int, tokens: list[int], parents: list[int]) -> Path:
 
 @torch.inference_mode()
 def check_enumeration(stand: Stand, model: Any, prompt: list[int], params: SamplingParams) -> None:
-    """The probability of each output of three tokens is the product that definition gives."""
+    """The probability of each output of three tokens is the product of its conditional ones, from the definition."""
     with registered(EveryContinuation):
         llm = stand.llm(drafter="every_continuation", max_num_seqs=1)
         with overheard(llm) as heard:

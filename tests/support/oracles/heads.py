@@ -1,14 +1,14 @@
 """What a head drafts, from its definition: no cache, no batch, in float32, every draft from scratch.
 
 The target's states come from transformers; the heads are written out here and share no code with the package. Entry i
-of a head holds what the target says of token i and the embedding of token i + 1, and predicts token i + 2. Where n
-tokens are known the target has computed all but the last, so entries 0 to n - 2 have its states: they are the folded
-ones. The last of them gives the first draft; what follows depends on the kind of head.
+of a head consists of the target's state of token i and the embedding of token i + 1, and predicts token i + 2. With n
+known tokens the target has computed all but the last, so entries 0 to n - 2 have its states: they are the caught-up
+entries. The last of them gives the first draft; what follows depends on the kind of head.
 
-- Recursion, one module again and again: each draft adds an entry behind the folded ones, of the draft's embedding and
-  of the state that the module gave at the entry before.
-- In turn, a module for every draft: module k runs over all entries, of the states of module k - 1 and of tokens one
-  further on than that module's. This is what transformers' MtpModel does.
+- Recursion, one module again and again: each draft adds an entry after the caught-up ones, made of the draft's
+  embedding and of the module's own output state at the entry before.
+- In turn, one module per draft: module k runs over all entries, on the states of module k - 1 and on tokens one
+  position later than that module's. This is what transformers' MtpModel does.
 
 Legend: n known tokens, D drafts, H width, V tokens of the head's vocabulary, T entries.
 
@@ -35,21 +35,21 @@ from support.checkpoints.heads import EagleForm, MtpForm, Tensors, config_of, de
 @dataclass(frozen=True)
 class Drafted:
     tokens: list[int]
-    """[D], as the target numbers them."""
+    """[D], in the target's token ids."""
     logits_DV: torch.Tensor
     """Over the head's own vocabulary."""
     ids_V: torch.Tensor
-    """What the target calls each token of it."""
+    """The target's id of each token of it."""
 
     @property
     def margin(self) -> float:
-        """The least lead of a drafted token over the runner-up: rounding can turn a draft only if this is small."""
+        """The least lead of a drafted token over the runner-up: rounding can flip a draft only if this is small."""
         best = self.logits_DV.topk(2).values
         return float((best[:, 0] - best[:, 1]).min())
 
 
 class TargetStates:
-    """A target checkpoint in transformers, asked for its states."""
+    """A target checkpoint in transformers, which returns its states."""
 
     def __init__(self, path: Path) -> None:
         self.config = AutoConfig.from_pretrained(path)
@@ -57,7 +57,7 @@ class TargetStates:
 
     @torch.inference_mode()
     def __call__(self, ids: Sequence[int]) -> list[torch.Tensor]:
-        """[T, H] each: what layers 0, 1, ... read, then the state after the final norm."""
+        """[T, H] each: the inputs of layers 0, 1, ..., then the state after the final norm."""
         out = self.model.model(torch.tensor([list(ids)]), output_hidden_states=True)
         inputs = [states[0] for states in out.hidden_states[: self.config.num_hidden_layers]]
         return [*inputs, out.last_hidden_state[0]]
@@ -70,7 +70,7 @@ class TargetStates:
 
 
 class Layer:
-    """A llama's, qwen2's or qwen3's block, whatever of it the tensors have, without the norm before attention."""
+    """A block of a llama, qwen2 or qwen3, depending on its tensors, without the norm before attention."""
 
     def __init__(self, config: Any, tensors: Tensors) -> None:
         self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
@@ -86,14 +86,14 @@ class Layer:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def __call__(self, reads: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
-        """reads: the rows that queries, keys and values are made of."""
+        """reads: the rows from which queries, keys and values are projected."""
         x = residual_TH + self.attention(reads)
         h = self.norm("post_attention_layernorm", x)
         gate, up = self.linear("mlp.gate_proj", h), self.linear("mlp.up_proj", h)
         return x + self.linear("mlp.down_proj", self.activation(gate) * up)
 
     def attention(self, reads: torch.Tensor) -> torch.Tensor:
-        """Causal, over all entries; a target's sliding windows do not reach here."""
+        """Causal, over all entries; a target's sliding windows do not apply here."""
         entries = len(reads)
         q, k, v = (
             self.linear(f"self_attn.{name}_proj", reads).view(entries, -1, self.head_dim).transpose(0, 1)
@@ -129,7 +129,7 @@ Module = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 
 
 class Modules:
-    """One or more modules over a target, and the head and embedding that they are used with."""
+    """One or more modules for a target, with the head and embedding that they use."""
 
     def __init__(
         self,
@@ -143,14 +143,14 @@ class Modules:
 
     @torch.inference_mode()
     def recursive(self, known: Sequence[int], depth: int) -> Drafted:
-        """`depth` drafts of the first module, applied again and again."""
+        """`depth` drafts of the first module, applied repeatedly."""
         folded, tokens, logits = self.features(known[:-1]), list(known), []
         states = folded
         for _ in range(depth):
             onward, said = self.modules[0](states, self.embed(tokens[1:]))
             logits.append(self.head(said[-1]))
             tokens.append(int(self.ids_V[logits[-1].argmax()]))
-            # What was folded is the target's; only behind it a module's own state stands in.
+            # Caught-up entries have the target's states; only those after them have the module's own.
             states = torch.cat([states, onward[-1:]])
         return Drafted(tokens[len(known) :], torch.stack(logits), self.ids_V)
 
@@ -167,10 +167,10 @@ class Modules:
 
 @dataclass(frozen=True)
 class _Names:
-    """How a form of module calls its parts."""
+    """The names that a form of module gives to its parts."""
 
     prefix: str
-    """Of a module, by its index and the target's number of layers."""
+    """A module's, given its index and the target's number of layers."""
     embedding_norm: str
     state_norm: str
     projection: str
@@ -200,7 +200,7 @@ _NAMES: dict[MtpForm, _Names] = {
 
 
 def mtp(path: Path, form: MtpForm) -> Modules:
-    """The modules of a target that has its own. What is fed back is a module's state after its last norm."""
+    """The modules of a target that ships its own. A module's state after its last norm is fed back."""
     target, tensors = TargetStates(path), tensors_of(path)
     config = config_of(path)
     count = config.get("num_nextn_predict_layers") or config["mtp_num_hidden_layers"]
@@ -229,7 +229,7 @@ def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int) -> Mod
 
 
 def eagle(path: Path, target_path: Path, form: EagleForm) -> Modules:
-    """An EAGLE head, for which only recursion has a meaning. What is fed back is the layer's state before any norm."""
+    """An EAGLE head, which is only used recursively. The layer's state before any norm is fed back."""
     target, config = TargetStates(target_path), config_of(path)
     tensors = {
         name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors_of(path).items()

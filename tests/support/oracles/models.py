@@ -71,13 +71,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "some-layers-slide": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     },
 }
-"""What to vary of each model type. One that is not listed is tried as it is."""
+"""Variants of each model type. One that is not listed is tested as it is."""
 CLOSE = 1e-5
 PROMPT, OUTPUT = 90, 12
 
 
 def variants() -> list[tuple[str, str]]:
-    """(model type, variant) of everything registered."""
+    """(model type, variant) of every registered model type."""
     return [(kind, variant) for kind in MODELS for variant in VARIANTS.get(kind, {"plain": {}})]
 
 
@@ -123,4 +123,4 @@ def check_model(path: Path, chunk: int, device: str = "cpu", close: float = CLOS
     theirs = true_logits(path, ids)
     worst = float((ours - theirs).abs().max())
     assert worst <= close * max(1.0, float(theirs.abs().max())), worst
-    assert float(theirs.std()) > 0.1, "logits too flat to tell anything"
+    assert float(theirs.std()) > 0.1, "logits too flat for a meaningful comparison"

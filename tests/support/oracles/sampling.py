@@ -1,4 +1,4 @@
-"""Sampling from its definition, a row at a time in float64, sharing no code with the package.
+"""Sampling from its definition, one row at a time in float64, sharing no code with the package.
 
 Order and meaning are vLLM's: bad words, logit bias, minimum tokens, penalties, temperature, min-p, top-k, top-p.
 The noise is Philox-4x32-10 on Python integers, keyed as documented: key = the seed's two halves, counter = (token // 4,
@@ -92,7 +92,7 @@ def draw(
 
 
 def gumbel(seed: int, sample_index: int, position: int, token: int, stream: int = 0) -> float:
-    """Standard Gumbel noise: -log(-log(1 - v)), v the word's place in (0, 1)."""
+    """Standard Gumbel noise: -log(-log(1 - v)), v the word's position in (0, 1)."""
     key = (seed & MASK32, seed >> 32 & MASK32)
     word = philox((token // 4, position, sample_index, stream), key)[token % 4]
     return -math.log(-math.log1p(-(word + 0.5) / 2**32))

@@ -1,6 +1,5 @@
-"""Imported by every Python process that finds this folder first on its path: plants a fault in the engine's. Requests
-whose seed is 666 raise while they are emitted, from their fifth token on; those whose seed is 667 whenever rows of
-theirs are run."""
+"""Imported by every Python process that finds this folder first on its path: plants faults in the engine process. A
+request with seed 666 raises when it emits, from its fifth token on; one with seed 667 whenever its rows are run."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ TARGET = "stridelm.engine.engine"
 
 
 class Planter(MetaPathFinder, Loader):
-    """Loads the engine as ever, and then wraps two of its methods."""
+    """Loads the engine normally, and then wraps two of its methods."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != TARGET:

@@ -1,9 +1,9 @@
-"""Imported by every Python process that finds this folder first on its path: has the server's loop say what its longest
-turn took.
+"""Imported by every Python process that finds this folder first on its path: records the longest turn of the server's
+event loop.
 
-A turn is what runs between two looks of a task that asks for one every millisecond. What counts is the time for which
-the process computed, on any of its threads: time for which the machine ran something else is not the server's. The
-longest since the file that LOOP_WATCH names was last removed stands in that file, in seconds.
+A turn is what runs between two wake-ups of a task that sleeps for one millisecond at a time. It is measured as CPU time
+of the process, over all its threads: time in which the machine ran something else is not counted. The file that
+LOOP_WATCH names holds the longest turn since it was last removed, in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TARGET = "stridelm.server.run"
 
 
 class Watch(MetaPathFinder, Loader):
-    """Loads the server as ever, and then wraps its start."""
+    """Loads the server normally, and then wraps its start."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != TARGET:
@@ -50,18 +50,18 @@ class Watch(MetaPathFinder, Loader):
         server.startup = started
 
 
-async def _watch(told: Path) -> None:
+async def _watch(report: Path) -> None:
     longest = 0.0
     while True:
         began = time.process_time()
         await asyncio.sleep(0.001)
-        rope = time.process_time() - began
-        if not told.exists():
+        turn = time.process_time() - began
+        if not report.exists():
             longest = 0.0
-        elif rope <= longest:
+        elif turn <= longest:
             continue
-        longest = max(longest, rope)
-        told.write_text(str(longest), encoding="utf-8")
+        longest = max(longest, turn)
+        report.write_text(str(longest), encoding="utf-8")
 
 
 sys.meta_path.insert(0, Watch())
