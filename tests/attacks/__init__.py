@@ -1,1 +1,1 @@
-"""What strangers try on a server, and what it must do about it."""
+"""Attacks by untrusted clients on a server, and how it must respond."""

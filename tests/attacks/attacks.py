@@ -1,7 +1,7 @@
-"""All attacks by name, each a function of the server's address that does its worst and returns.
+"""All attacks by name, each a function of the server's address that runs its attack and returns.
 
-The soak runs them beside honest streams (soak.py). An attack is bounded in time, some seconds, and expects nothing of
-the answers: what the server must do is for the tests to say.
+The soak runs them beside honest streams (soak.py). An attack is bounded in time, to some seconds, and expects nothing
+of the responses: the tests check what the server must do.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def lines_forged(address: Address) -> None:
 
 
 def others_aborted(address: Address) -> None:
-    """Of a server without keys this would be allowed: it aims at names that nobody has."""
+    """A server without keys lets any client abort any request, so this aims at names that no request has."""
     for rid in ("g0.0", "g1.0", "*", "", "\x00"):
         with connect(address) as connection:
             send(connection, request(address, {"rid": rid}, "POST /abort_request"))

@@ -1,4 +1,4 @@
-"""One server for all attacks, with options that let them show what they can do."""
+"""One server for all attacks, with options that give the attacks a chance to work."""
 
 from __future__ import annotations
 

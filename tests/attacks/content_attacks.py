@@ -1,5 +1,5 @@
-"""What one request can hold that would stop a server, or take its memory: each is refused or served, and costs others
-next to nothing. For the tests beside this file, and for whoever mixes them."""
+"""Contents of a single request that could stop a server, or exhaust its memory: each is refused or served, and costs
+other clients next to nothing. For the tests beside this file, and for runs that mix them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _keys(count: int) -> dict[str, int]:
 
 
 def schema(seed: int) -> dict[str, Any]:
-    """A few kilobytes that take for ever to compile; another seed, another schema."""
+    """A few kilobytes that take practically for ever to compile; each seed gives another schema."""
     patterns = {f"k{i}": {"type": "string", "pattern": f"[a-z]{{1,{2000 + i}}}[b-z]{{1,3000}}"} for i in range(100)}
     return {"type": "object", "properties": {f"seed {seed}": {"type": "null"}, **patterns}}
 
@@ -38,8 +38,8 @@ BODIES: dict[str, Body] = {
     "many samples of a long prompt, SGLang's": lambda: _json(
         "/generate", input_ids=[300] * 400_000, sampling_params={"n": 128}
     ),
-    "ids that are none": lambda: _json("/v1/completions", prompt=[-1] * 750_000),
-    "ids that are none, SGLang's": lambda: _json("/generate", input_ids=[-1] * 750_000),
+    "invalid ids": lambda: _json("/v1/completions", prompt=[-1] * 750_000),
+    "invalid ids, SGLang's": lambda: _json("/generate", input_ids=[-1] * 750_000),
     "unknown keys": lambda: _json("/v1/completions", prompt="x", **_keys(500_000)),
     "unknown keys, SGLang's": lambda: _json("/generate", text="x", **_keys(500_000)),
     "unknown keys in every message": lambda: _json(
@@ -56,10 +56,10 @@ BODIES: dict[str, Body] = {
         tools=[{"type": "function", "function": {"name": f"f{i}", "description": "d" * 13_000}} for i in range(1024)],
         max_tokens=1,
     ),
-    "likeliest tokens of many prompts": lambda: _json(
+    "top tokens of many prompts": lambda: _json(
         "/v1/completions", prompt=[[300 + i] * 500 for i in range(30)], prompt_logprobs=64, max_tokens=1
     ),
-    "likeliest tokens of many prompts, SGLang's": lambda: _json(
+    "top tokens of many prompts, SGLang's": lambda: _json(
         "/generate",
         input_ids=[[300 + i] * 500 for i in range(30)],
         return_logprob=True,
@@ -85,14 +85,14 @@ def body_of(name: str) -> tuple[str, bytes]:
 
 
 def post(url: str, name: str) -> httpx.Response:
-    """The answer to one of BODIES."""
+    """The response to one of BODIES."""
     path, body = body_of(name)
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         return client.post(path, content=body, headers={"content-type": "application/json", **credentials()})
 
 
 def leave(url: str, path: str, body: bytes, after_s: float) -> None:
-    """Send it and go away without having read an answer."""
+    """Send it and disconnect without reading the response."""
     host, port = url.removeprefix("http://").split(":")
     lines = (
         f"POST {path} HTTP/1.1",
@@ -107,7 +107,7 @@ def leave(url: str, path: str, body: bytes, after_s: float) -> None:
 
 
 def departed_schemas(url: str, count: int = 6, first: int = 1) -> None:
-    """Schemas that take for ever, of clients that have left by the time this returns."""
+    """Schemas that never finish compiling, from clients that have left by the time this returns."""
     bodies = [_json("/v1/completions", prompt="x", guided_json=schema(first + i)) for i in range(count)]
     leaving = [threading.Thread(target=leave, args=(url, path, body, 0.5)) for path, body in bodies]
     for thread in leaving:
@@ -117,7 +117,7 @@ def departed_schemas(url: str, count: int = 6, first: int = 1) -> None:
 
 
 def departed_texts(url: str, count: int = 4) -> None:
-    """Megabytes of text to tokenise, of clients that have left."""
+    """Megabytes of text to tokenise, from clients that have left."""
     path, body = body_of("a text of many megabytes to measure")
     leaving = [threading.Thread(target=leave, args=(url, path, body, 0.5)) for _ in range(count)]
     for thread in leaving:
@@ -127,7 +127,7 @@ def departed_texts(url: str, count: int = 4) -> None:
 
 
 def long_stream(url: str) -> None:
-    """A stream that repeats all of its text with every token."""
+    """A stream that repeats its whole text with every token."""
     body = {"text": "x", "sampling_params": {"max_new_tokens": None, "ignore_eos": True}, "stream": True}
     options: dict[str, Any] = {"base_url": url, "timeout": PATIENCE_S, "headers": credentials()}
     with httpx.Client(**options) as client, client.stream("POST", "/generate", json=body) as got:
@@ -148,4 +148,4 @@ CONTENT_ATTACKS: dict[str, Callable[[str], None]] = {
     "texts of clients that left": departed_texts,
     "a stream that repeats itself": long_stream,
 }
-"""Name -> what sends it to a server, by its URL. Each ends within PATIENCE_S, whatever the server answers."""
+"""Name -> function that sends it to a server, given its URL. Each ends within PATIENCE_S, whatever the response."""

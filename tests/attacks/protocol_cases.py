@@ -1,4 +1,4 @@
-"""A hundred requests that are not quite HTTP, or not quite one request (RFC 9112; what smuggling relies upon)."""
+"""A hundred requests that are not quite HTTP, or not quite one request (RFC 9112), as smuggling relies on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attacks.raw import Address
 
 BODY = b'{"prompt":"x","max_tokens":1}'
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: HOST\r\n\r\n"
-"""What a smuggler wants answered as if it were somebody's request."""
+"""The request that a smuggler wants answered as if another client had sent it."""
 
 
 def post(*lines: bytes, body: bytes = b"") -> bytes:
@@ -93,7 +93,7 @@ def _chunks() -> dict[str, bytes]:
         "chunk without its end": post(CHUNKED, body=b"3\r\nabcX\r\n0\r\n\r\n"),
         "chunk ended by LF": post(CHUNKED, body=b"3\nabc\n0\n\n"),
         "chunk ended by CR": post(CHUNKED, body=b"3\rabc\r0\r\r"),
-        "chunk shorter than told": post(CHUNKED, body=b"9\r\nabc\r\n0\r\n\r\n"),
+        "chunk shorter than announced": post(CHUNKED, body=b"9\r\nabc\r\n0\r\n\r\n"),
         "a trailer": post(CHUNKED, body=b"%x\r\n%s\r\n0\r\nx: y\r\n\r\n" % (len(BODY), BODY)),
         "a trailer that is a length": post(CHUNKED, body=b"0\r\ncontent-length: 9\r\n\r\n" + HIDDEN),
         "a trailer without end": post(CHUNKED, body=b"0\r\n" + b"x: y\r\n" * 20_000),
@@ -173,8 +173,8 @@ def _lines() -> dict[str, bytes]:
         "nothing but NUL": bytes(5000),
         "an answer": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "two at once": get() + get(b"/v1/models"),
-        "a bad one behind a good one": get() + b"\x00\x01garbage\r\n\r\n",
-        "a bad one behind a long one": post(LENGTH, body=BODY) + b"\x00\r\n\r\n",
+        "a bad one after a good one": get() + b"\x00\x01garbage\r\n\r\n",
+        "a bad one after a long one": post(LENGTH, body=BODY) + b"\x00\r\n\r\n",
         "a hundred at once": get() * 100,
         "a body that nobody expects": get() + BODY,
         "a body for GET": get(b"/health", LENGTH) + BODY,
@@ -190,9 +190,9 @@ def _lines() -> dict[str, bytes]:
 
 CASES: dict[str, bytes] = _smuggled() | _chunks() | _heads() | _lines()
 GOOD = 200, 404, 405
-"""What those get that are requests after all, and harmless: as a strict proxy in front would understand them too."""
+"""Statuses for cases that are valid and harmless requests after all: a strict proxy in front would parse them alike."""
 
 
 def data_of(data: bytes, address: Address) -> bytes:
-    """For a server at this address."""
+    """The case's bytes for a server at this address."""
     return data.replace(b"HOST", f"{address[0]}:{address[1]}".encode())

@@ -1,4 +1,4 @@
-"""Sockets as an attacker uses them: bytes that no HTTP library would send."""
+"""Raw sockets for attacks: bytes that no HTTP library would send."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def address_of(url: str) -> Address:
 
 
 def credentials() -> dict[str, str]:
-    """The header of the key under which attacks are made, where ATTACK_KEY names one."""
+    """The header with the attackers' key, if ATTACK_KEY names one."""
     key = os.environ.get("ATTACK_KEY")
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def head(address: Address, length: int | None = None, route: str = "POST /v1/completions", *more: str) -> bytes:
-    """A request's head; with the length of its body, if it has one."""
+    """A request's head, with the length of its body if it has one."""
     lines = [f"{route} HTTP/1.1", f"host: {address[0]}:{address[1]}", "content-type: application/json", *more]
     lines += [f"{name}: {value}" for name, value in credentials().items()]
     lines += [] if length is None else [f"content-length: {length}"]
@@ -38,7 +38,7 @@ def request(address: Address, body: dict[str, Any], route: str = "POST /v1/compl
 
 
 def connect(address: Address, timeout: float = 10.0, window: int | None = None) -> socket.socket:
-    """window: bytes that the client's side of the connection holds unread."""
+    """window: how many unread bytes the client's side of the connection buffers."""
     connection = socket.socket()
     if window is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
@@ -59,7 +59,7 @@ def connected(address: Address, count: int, timeout: float = 10.0) -> Iterator[l
 
 
 def rest(connection: socket.socket, seconds: float = 10.0) -> bytes | None:
-    """What comes until the server closes; None if it does not in time."""
+    """The bytes received until the server closes; None if it does not in time."""
     received, end = bytearray(), time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         connection.settimeout(left)
@@ -76,7 +76,7 @@ def rest(connection: socket.socket, seconds: float = 10.0) -> bytes | None:
 
 
 def send(connection: socket.socket, data: bytes) -> bool:
-    """Whether all of it was taken before the server closed."""
+    """Whether all of it was accepted before the server closed."""
     try:
         connection.sendall(data)
     except OSError:
@@ -85,7 +85,7 @@ def send(connection: socket.socket, data: bytes) -> bool:
 
 
 def status(answer: bytes | None) -> int:
-    """Of an answer; 0 where the connection was closed without one, -1 where neither came."""
+    """The status of a response; 0 if the connection was closed without one, -1 if neither happened."""
     if answer is None:
         return -1
     return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0

@@ -1,9 +1,9 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
-Attackers share a key, and honest clients another: who attacks without one gets 401. Reported: whether honest tokens
-were those that are said alone, the time to their first token beside the attacks and alone, memory of each process
-before and after, and what is held when all is over. Fails if a token is another, if a first token takes longer than
---first-s, if a process has grown by more than a tenth, or if anything is held.
+Attackers share one key, and honest clients another: an attack without a key gets 401. Reported: whether honest tokens
+equal those of an undisturbed run, the time to their first token beside the attacks and alone, memory of each process
+before and after, and what is held at the end. Fails if a token differs, if a first token takes longer than --first-s,
+if a process has grown by more than a tenth, or if anything is held.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ OPTIONS = (
     *("--api-key", "attacker", "--api-key", "honest", "--operator-key", "operator"),
 )
 QUIET_S = 70.0
-"""Longer than anything may be waited for, and longer than unused memory is kept."""
+"""Longer than any timeout, and longer than unused memory is kept."""
 KEPT = 1.1
-"""Of a process's memory, that it may still have at the end."""
+"""Allowed ratio of a process's memory at the end to that before the attacks."""
 PROMPTS = (PROMPT, "def fibonacci(n):", "import os\n\n\ndef walk(path):\n")
 TOKENS = 24
 MIB = 1 << 20
@@ -45,13 +45,13 @@ MIB = 1 << 20
 
 @dataclass
 class Honest:
-    """What clients saw that ask for what can be known beforehand."""
+    """Observations of clients whose expected output is known beforehand."""
 
     expected: dict[str, str]
     first_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     turned_away: int = 0
-    """Told to come again (429, 503), or whose connection made room: no fault, but to be seen."""
+    """Told to retry (429, 503), or disconnected to make room: not a fault, but reported."""
 
     def ask(self, served: Served, prompt: str) -> None:
         began, said = time.monotonic(), ""
@@ -92,7 +92,7 @@ def attack(address: Address, names: list[str], done: Counter[str]) -> None:
     try:
         ATTACKS[name](address)
         done[name] += 1
-    except (OSError, httpx.TransportError):  # refused, reset, too slow: as it should be
+    except (OSError, httpx.TransportError):  # refused, reset, too slow: as intended
         done[f"{name}, turned away"] += 1
 
 
@@ -108,7 +108,7 @@ def memory(served: Served) -> dict[str, float]:
 
 
 def warm_up(served: Served, address: Address, names: list[str]) -> None:
-    """Have every process started, and everything done once: what that takes for good is not kept by mistake."""
+    """Start every process and run everything once, so that permanent allocations are not counted as leaks."""
     for name in names:
         with suppress(OSError, httpx.TransportError):
             ATTACKS[name](address)
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--attackers", type=int, default=4)
     parser.add_argument("--streams", type=int, default=2)
     parser.add_argument("--first-s", type=float, default=5.0, help="most seconds that a first token may take")
-    parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="repeated: any of them")
+    parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="run only this attack; repeatable")
     args = parser.parse_args()
     os.environ["ATTACK_KEY"] = "attacker"
     expected = {p: offline([p], temperature=0, max_tokens=TOKENS)[0].text for p in PROMPTS}
@@ -159,7 +159,7 @@ def main() -> int:
         "wrong": len(beside.wrong),
         "turned away": beside.turned_away,
         "first token p50, p99 alone": [round(percentile(alone.first_s, part), 3) for part in (0.5, 0.99)],
-        "first token p50, p99, most beside": [round(percentile(beside.first_s, part), 3) for part in (0.5, 0.99, 1)],
+        "first token p50, p99, max beside": [round(percentile(beside.first_s, part), 3) for part in (0.5, 0.99, 1)],
         "MiB before": {name: round(size) for name, size in before.items()},
         "MiB after": {name: round(size) for name, size in after.items()},
         "samples held": held,
@@ -172,7 +172,7 @@ def main() -> int:
     for what in [*alone.wrong, *beside.wrong][:10]:
         print(what)
     grown = {name: size for name, size in after.items() if size > KEPT * before.get(name, 0.0)}
-    print("kept more memory than it may:", {name: round(size) for name, size in grown.items()} or "nobody")
+    print("memory grew too much:", {name: round(size) for name, size in grown.items()} or "in no process")
     late = [time for time in beside.first_s if time > args.first_s]
     print(f"first tokens after more than {args.first_s:g} s:", len(late))
     wrong = alone.wrong or beside.wrong or restarts or ended

@@ -1,4 +1,4 @@
-"""Connections that hold what is others': places, memory, descriptors, the log."""
+"""Connections that occupy shared resources: connection slots, memory, descriptors, the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def memory(served: Served) -> float:
-    """MiB of the process that speaks HTTP."""
+    """MiB of the HTTP process."""
     size: int = psutil.Process(served.process.pid).memory_info().rss
     return size / MIB
 
@@ -41,7 +41,7 @@ def descriptors(served: Served) -> int:
 
 
 def honest(served: Served, within: float = 10.0) -> None:
-    """A request beside the others says what it says alone, soon."""
+    """A request beside the attackers gets the same output as alone, and soon."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=12)
     began = time.monotonic()
     with served.openai() as client:
@@ -51,7 +51,7 @@ def honest(served: Served, within: float = 10.0) -> None:
 
 
 def test_a_head_without_end(narrow: Served) -> None:
-    """Answered 431 after the bytes that a head may have, however many more were to come."""
+    """Answered with 431 once the limit of a head is reached, however much more is sent."""
     address, before = address_of(narrow.url), memory(narrow)
     for _ in range(8):
         with connect(address) as connection:
@@ -74,20 +74,20 @@ def test_a_head_too_large(narrow: Served, line: str) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n", b"\r\n"])
 def test_heads_half_sent(narrow: Served, sent: bytes) -> None:
-    """Six times the places: those who wait longest make room, an honest request is served at once beside them, and all
-    are gone soon after."""
+    """Six times the connection limit: the ones waiting longest are closed, an honest request is served at once beside
+    them, and all are closed soon after."""
     address = address_of(narrow.url)
     until("old connections are gone", lambda: descriptors(narrow) < PLACES, 10)
     with connected(address, 6 * PLACES) as connections:
         for connection in connections:
             send(connection, sent)
-        until("there are as many as may be", lambda: descriptors(narrow) < PLACES + 64, 3)
+        until("no more connections than allowed are open", lambda: descriptors(narrow) < PLACES + 64, 3)
         honest(narrow)
         assert all(status(rest(connection, 6)) in (0, 408) for connection in connections)
 
 
 def test_bodies_half_sent(narrow: Served) -> None:
-    """They are told 408 and their memory is free, when nothing comes any more and when it comes in drops."""
+    """They get 408 and their memory is freed, whether the client stops sending or trickles bytes."""
     address = address_of(narrow.url)
     with connected(address, PLACES - 8) as connections:
         for connection in connections:
@@ -102,7 +102,7 @@ def test_bodies_half_sent(narrow: Served) -> None:
 
 
 def test_more_bodies_than_memory(narrow: Served) -> None:
-    """40 MiB where 16 may be held: who holds most ends, and small requests are not among them."""
+    """40 MiB where 16 may be buffered: the largest holders are closed, and small requests are not among them."""
     address, before = address_of(narrow.url), memory(narrow)
     with connected(address, 12) as connections:
         body = b'{"prompt": "' + b"x" * (3 * MIB + 400_000)
@@ -116,7 +116,7 @@ def test_more_bodies_than_memory(narrow: Served) -> None:
 
 
 def test_an_idle_connection(narrow: Served) -> None:
-    """Closed in time, also if it is kept awake with line ends."""
+    """Closed in time, even if it is kept awake with line ends."""
     address = address_of(narrow.url)
     for drop in (b"", b"\r\n"):
         with connect(address) as connection:
@@ -129,13 +129,13 @@ def test_an_idle_connection(narrow: Served) -> None:
             assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_body_too_large(narrow: Served, told: bool) -> None:
-    """413, which the client can read although it was still sending, and the connection ends."""
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_too_large(narrow: Served, announced: bool) -> None:
+    """413, which the client can read although it was still sending; then the connection is closed."""
     address = address_of(narrow.url)
     piece = b"x" * 65536
     with connect(address) as connection:
-        if told:
+        if announced:
             connection.sendall(head(address, 64 * MIB))
             sent = [send(connection, piece) for _ in range(40)]
         else:
@@ -146,7 +146,7 @@ def test_a_body_too_large(narrow: Served, told: bool) -> None:
 
 
 def test_an_answer_before_the_body(narrow: Served) -> None:
-    """What nobody wants is not read for as long as it comes."""
+    """The rest of a body that is already refused is not read indefinitely."""
     address = address_of(narrow.url)
     with connect(address) as connection:
         connection.sendall(head(address, 3 * MIB, "POST /nowhere"))
@@ -157,7 +157,7 @@ def test_an_answer_before_the_body(narrow: Served) -> None:
 
 
 def test_many_requests_at_once(narrow: Served) -> None:
-    """Thousands of requests in one piece: the connection ends, and nobody waits for them."""
+    """Thousands of requests in one write: the connection is closed, and no other client waits for them."""
     address = address_of(narrow.url)
     with connect(address) as connection:
         send(connection, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 6000)
@@ -166,7 +166,7 @@ def test_many_requests_at_once(narrow: Served) -> None:
 
 
 def test_no_descriptor_for_a_client(tmp_path: Path) -> None:
-    """At the system's limit the server neither spins nor fills its log, and serves again when there are some."""
+    """At the descriptor limit the server neither spins nor floods its log, and serves again once some are free."""
     with serving(tmp_path, "--timeout-head", "2") as served:
         server, address = psutil.Process(served.process.pid), address_of(served.url)
         before = server.rlimit(psutil.RLIMIT_NOFILE)

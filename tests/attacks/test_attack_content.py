@@ -1,4 +1,4 @@
-"""What a request holds is measured before anything is made of it."""
+"""The size of a request is checked before anything is built from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.doubles.server import Served, until, working
 
 
 def peaks(served: Served) -> dict[int, float]:
-    """Most MiB that the server and its engine have had, by process. Workers have a limit of their own."""
+    """Peak MiB of the server and its engine, by process. Workers have a limit of their own."""
     processes = [psutil.Process(served.process.pid), engine_of(served)]
     statuses = {one.pid: Path(f"/proc/{one.pid}/status").read_text(encoding="utf-8") for one in processes}
     return {pid: int(text.partition("VmHWM:")[2].split()[0]) / 1024 for pid, text in statuses.items()}
@@ -30,7 +30,7 @@ def engine_of(served: Served) -> psutil.Process:
 
 @pytest.mark.parametrize("name", ["many samples of a long prompt", "many samples of a long prompt, SGLang's"])
 def test_a_prompt_is_measured_once(stormed: Served, name: str) -> None:
-    """Before it is multiplied by its samples: what is too long is refused, and costs what its body does."""
+    """Before it is multiplied by its samples: a prompt that is too long is refused, and costs only its body."""
     before = peaks(stormed)
     answer = post(stormed.url, name)
     assert answer.status_code == 400 and "max_model_len" in answer.json()["error"]["message"], answer.text
@@ -39,9 +39,9 @@ def test_a_prompt_is_measured_once(stormed: Served, name: str) -> None:
 
 
 def test_texts_of_clients_that_left(stormed: Served) -> None:
-    """They are not tokenised any more."""
+    """Their tokenisation is cancelled."""
     departed_texts(stormed.url)
-    until("no worker is left at work", lambda: working(stormed) == 0, 5)
+    until("no worker is busy", lambda: working(stormed) == 0, 5)
     began = time.monotonic()
     with stormed.http() as client:
         assert client.post("/tokenize", json={"prompt": "def f(x):\n" * 20_000}).json()["count"] == 100_000
@@ -50,7 +50,7 @@ def test_texts_of_clients_that_left(stormed: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
 def test_long_stop_strings(stormed: Served, path: str) -> None:
-    """Each character is a state of a search, for each sample: as many as a request needs, and no more."""
+    """Each character is a state of a search, for each sample: as many are allowed as a request needs, and no more."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x", "max_tokens": 1},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
@@ -69,7 +69,7 @@ def test_long_stop_strings(stormed: Served, path: str) -> None:
 
 
 def test_more_scores_than_an_answer_may_have(stormed: Served) -> None:
-    """They are counted before the engine hears of them."""
+    """They are counted before they reach the engine."""
     body = {"prompt": [[300] * 500] * 100, "prompt_logprobs": 64, "max_tokens": 1}
     with stormed.http() as client:
         answer = client.post("/v1/completions", json=body)
@@ -77,9 +77,9 @@ def test_more_scores_than_an_answer_may_have(stormed: Served) -> None:
 
 
 def test_compiled_grammars_are_kept_by_bytes() -> None:
-    """However many there are, and not one that is larger than all of the room."""
-    kept = Remembered(1000)
+    """The cache is bounded in bytes, however many grammars there are, and omits one that is larger than the bound."""
+    cache = Remembered(1000)
     for place, size in enumerate((400, 400, 400, 2000, 100)):
-        kept.put(StructuredOutputs(regex=f"a{{{place}}}"), SimpleNamespace(memory_size_bytes=size))
-        assert kept.bytes <= 1000
-    assert kept.get(StructuredOutputs(regex="a{0}")) is None and kept.get(StructuredOutputs(regex="a{4}")) is not None
+        cache.put(StructuredOutputs(regex=f"a{{{place}}}"), SimpleNamespace(memory_size_bytes=size))
+        assert cache.bytes <= 1000
+    assert cache.get(StructuredOutputs(regex="a{0}")) is None and cache.get(StructuredOutputs(regex="a{4}")) is not None

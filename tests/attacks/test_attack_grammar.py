@@ -1,4 +1,4 @@
-"""Nobody's grammar holds up another's."""
+"""No client's grammar delays another client's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from attacks.content_attacks import departed_schemas, post, schema
 from support.doubles.server import Served, settle, until, working
 
 HONEST_S = 12.0
-"""Starting the first worker takes some seconds of it. Before, it was 55 s behind six schemas of clients that had
-left."""
+"""Includes some seconds for starting the first worker. Before the fix it was 55 s, after six schemas of clients that
+had left."""
 
 
 def ask(served: Served, word: str) -> float:
-    """Seconds that an honest grammar takes, one that nobody has asked for before."""
+    """Seconds until an honest request with a grammar that was not used before is answered."""
     began = time.monotonic()
     with served.http() as client:
         answer = client.post("/v1/completions", json={"prompt": "x", "guided_choice": [word], "max_tokens": 20})
@@ -23,14 +23,14 @@ def ask(served: Served, word: str) -> float:
 
 
 def test_schemas_of_clients_that_left(stormed: Served) -> None:
-    """They are not tried any more, and whoever comes next need not wait for them."""
+    """Their compilation is cancelled, and the next client does not wait for it."""
     departed_schemas(stormed.url, 6, first=10)
-    until("no worker is left at work", lambda: working(stormed) == 0, 3)
+    until("no worker is busy", lambda: working(stormed) == 0, 3)
     assert ask(stormed, "behind those who left") < HONEST_S
 
 
 def test_schemas_of_clients_that_stay(stormed: Served) -> None:
-    """They get their five seconds and 400, or are told to come again; others wait for as long as quick trials take."""
+    """They get 400 after five seconds, or 429; others wait only as long as quick trials take."""
     ask(stormed, "the first")
     answers: list[int] = []
 
@@ -52,7 +52,7 @@ def test_schemas_of_clients_that_stay(stormed: Served) -> None:
 
 
 def test_a_simulated_rule(stormed: Served) -> None:
-    """Only where the operator has allowed what the model never said, on every route."""
+    """Allowed only if the operator enabled output that is not the model's, on every route."""
     answer = post(stormed.url, "a simulated rule")
     assert answer.status_code == 400 and "--enable-synthetic-acceptance" in answer.text
     rule = {"speculation": {"drafter": "mtp", "depth": 1, "acceptance": "synthetic", "acceptance_length": 1.5}}

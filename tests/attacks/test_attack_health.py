@@ -1,4 +1,4 @@
-"""/health_generate asks for no key: what it costs is one probe, however many ask."""
+"""/health_generate needs no key: it costs one probe, however many clients request it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_one_probe_for_all(keyed: Served) -> None:
-    """Three hundred at once are all answered, and the engine generates a handful of tokens."""
+    """Three hundred concurrent requests are all answered, and the engine generates a handful of tokens."""
     address, before = address_of(keyed.url), settle(keyed)["stride_engine_emitted_tokens_total"]
     with connected(address, 300) as connections:
         for connection in connections:
@@ -31,7 +31,7 @@ def test_one_probe_for_all(keyed: Served) -> None:
     assert gauges(keyed)["stride_engine_emitted_tokens_total"] - before <= 12
 
 
-def test_who_leaves_ends_it_for_nobody(keyed: Served) -> None:
+def test_clients_that_leave_do_not_end_the_probe(keyed: Served) -> None:
     address = address_of(keyed.url)
     with connected(address, 40) as connections:
         for connection in connections:

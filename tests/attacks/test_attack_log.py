@@ -1,4 +1,4 @@
-"""What clients send, in the log, in errors and beside a dead engine: nothing passes for what it is not."""
+"""Client input in the log, in errors and beside a dead engine: nothing can be mistaken for something else."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def log_of(served: Served) -> str:
 
 
 @pytest.fixture(scope="module", params=["--no-log-json", "--log-json"])
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("told"), request.param) as served:
+def logged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("logged"), request.param) as served:
         yield served
         assert served.stop() == 0
 
 
-def test_a_line_cannot_be_forged(told: Served) -> None:
-    """A path with line ends and escape sequences stays one line that a terminal shows as it is."""
-    with connect(address_of(told.url)) as connection:
+def test_a_line_cannot_be_forged(logged: Served) -> None:
+    """A path with line ends and escape sequences stays one line, in which a terminal interprets nothing."""
+    with connect(address_of(logged.url)) as connection:
         connection.sendall(
             f"GET /{FORGED}{'x' * 3000} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
         )
         rest(connection)
-    until("it is logged", lambda: "forged" in log_of(told), 5)
-    [line] = [line for line in log_of(told).split("\n") if "forged" in line]
+    until("it is logged", lambda: "forged" in log_of(logged), 5)
+    [line] = [line for line in log_of(logged).split("\n") if "forged" in line]
     assert "404" in line and len(line) < 2000
     assert not any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 or letter == "\u2028" for letter in line)
 
@@ -57,9 +57,9 @@ def test_a_line_cannot_be_forged(told: Served) -> None:
     ],
     ids=lambda body: str(list(body)[-1])[:20],
 )
-def test_errors_are_short(told: Served, body: dict[str, object]) -> None:
-    """Whatever is wrong, what was sent does not come back."""
-    with told.http() as client:
+def test_errors_are_short(logged: Served, body: dict[str, object]) -> None:
+    """Whatever is wrong, the error does not echo the input."""
+    with logged.http() as client:
         for route in ("/v1/completions", "/generate"):
             answer = client.post(route, json=body)
             assert answer.status_code in (400, 404), answer.text
@@ -77,8 +77,8 @@ def record(name: str, message: str) -> logging.LogRecord:
     return logging.LogRecord(name, logging.WARNING, "", 0, message, (), None)
 
 
-def test_a_flood_is_a_line() -> None:
-    """Of a kind that clients can bring about there is one a minute, which says how many there were."""
+def test_a_flood_is_one_line() -> None:
+    """A message that clients can trigger is logged once per minute, with the number of occurrences."""
     sieve = OneAMinute()
     passed = [
         sieve.filter(record("asyncio", f"socket.accept() out of system resource\nsocket: {i}")) for i in range(999)
@@ -92,18 +92,18 @@ def test_a_flood_is_a_line() -> None:
 
 
 def test_a_traceback_cannot_be_forged() -> None:
-    """An exception's text may be a client's; no line of it begins like one of the log's own."""
+    """An exception's text may contain client input; none of its lines can look like a line of the log."""
     try:
         raise ValueError("x\nERROR stridelm: forged\x1b[2J")
     except ValueError as error:
-        told = logging.LogRecord("a", logging.ERROR, "", 0, "m", (), (type(error), error, error.__traceback__))
-    lines = Lines().format(told).split("\n")
+        logged = logging.LogRecord("a", logging.ERROR, "", 0, "m", (), (type(error), error, error.__traceback__))
+    lines = Lines().format(logged).split("\n")
     assert all(line.startswith("    ") for line in lines[1:]) and "\x1b" not in "".join(lines)
-    assert "\n" not in JsonLines().format(told) and json.loads(JsonLines().format(told))["exception"]
+    assert "\n" not in JsonLines().format(logged) and json.loads(JsonLines().format(logged))["exception"]
 
 
-def test_figures_beside_a_dead_engine(tmp_path: Path) -> None:
-    """Nothing runs, waits or is held in an engine that is not there, and it says so."""
+def test_metrics_beside_a_dead_engine(tmp_path: Path) -> None:
+    """With the engine down, nothing is reported as running, waiting or held, and the server says that it is down."""
     with serving(tmp_path, "--max-restarts", "0") as served:
         assert "uvloop" in Path(f"/proc/{served.process.pid}/maps").read_text(encoding="utf-8")
         with served.openai() as client:

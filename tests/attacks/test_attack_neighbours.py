@@ -1,4 +1,4 @@
-"""Clients at one server learn nothing of one another: not by what is cached, and not by what is drafted."""
+"""Clients of one server learn nothing of one another: neither through the prefix cache nor through drafts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def ask(served: Served, key: str, prompt: str = LONG, **more: object) -> tuple[i
     return details.get("cached_tokens", 0), choice["speculation"]["accepted"], choice["text"]
 
 
-def test_nobody_sees_what_another_sent(shared: Served) -> None:
-    """The very prompt of another key is as cold as one that nobody sent, and its continuation as unknown to the
-    drafter; under one's own key both are found, unless a salt says otherwise."""
+def test_no_key_sees_what_another_sent(shared: Served) -> None:
+    """Another key's exact prompt is as cold as one never sent, and its continuation is unknown to the drafter; under
+    the same key both are found, unless a salt separates them."""
     cold, unknown, text = ask(shared, "one")
     again, known, same = ask(shared, "one")
     assert cold == 0 and again > 0 and known > unknown and same == text
@@ -44,8 +44,8 @@ def test_nobody_sees_what_another_sent(shared: Served) -> None:
 
 
 @pytest.mark.parametrize("rule", ["relaxed", "typical", "rejection"])
-def test_no_rule_repeats_what_another_was_told(shared: Served, rule: str) -> None:
-    """A rule that takes nearly anything, with a prompt that ends as another's did, takes nothing of the other's."""
+def test_no_rule_repeats_what_another_key_received(shared: Served, rule: str) -> None:
+    """A rule that accepts nearly anything, with a prompt that ends as another key's did, emits none of its text."""
     secret = "API_TOKEN = 'k9f3-xq71-zz08-plmw-7731-aa52'\n"
     ask(shared, "one", secret + PROMPT, max_tokens=60)
     options = {"relaxed": {"relaxed_topk": 4096, "relaxed_delta": 1.0}, "typical": {"posterior_threshold": 0.0}}
@@ -55,7 +55,7 @@ def test_no_rule_repeats_what_another_was_told(shared: Served, rule: str) -> Non
 
 
 def test_simulated_rules_are_refused(shared: Served) -> None:
-    """They emit drafts whatever the model says: for benchmarks, where the operator has said so."""
+    """They emit drafts whatever the model's output: only for benchmarks, if the operator enables it."""
     body = {"prompt": PROMPT, "speculation": {"drafter": "suffix", "acceptance": "synthetic:5"}}
     with shared.http(headers={"authorization": "Bearer one"}) as client:
         answer = client.post("/v1/completions", json=body)

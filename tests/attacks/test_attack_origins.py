@@ -1,4 +1,4 @@
-"""Pages of other sites that a visitor's browser runs beside a server on the same machine."""
+"""Web pages of other origins, opened in a browser that runs on the same machine as the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_default_hosts() -> None:
-    """Where nobody else can listen its own names; elsewhere any."""
+    """A loopback address allows only its own names; any other address allows any name."""
     assert set(default_hosts("127.0.0.2")) == {"localhost", "127.0.0.1", "[::1]", "127.0.0.2"}
     assert default_hosts("0.0.0.0") == default_hosts("example.org") == default_hosts("::") == ("*",)
 
@@ -42,14 +42,14 @@ def test_default_hosts() -> None:
         ("", 403),
     ],
 )
-def test_another_name(local: Served, host: str, expected: int) -> None:
-    """A name that was made to mean this machine is not this server's (DNS rebinding)."""
+def test_host_names(local: Served, host: str, expected: int) -> None:
+    """A foreign name that resolves to this machine is refused (DNS rebinding)."""
     with connect(address_of(local.url)) as connection:
         connection.sendall(f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
         assert status(rest(connection)) == expected
 
 
-def test_names_that_are_allowed(tmp_path: pytest.TempPathFactory) -> None:
+def test_allowed_hosts(tmp_path: pytest.TempPathFactory) -> None:
     with serving(tmp_path, "--allowed-hosts", "*.example.org", "--allowed-hosts", "own") as served:  # type: ignore[arg-type]
         for host, expected in (("a.example.org:80", 200), ("own", 200), ("example.com", 403), ("localhost", 403)):
             with served.http(headers={"host": host}) as client:
@@ -62,8 +62,8 @@ def test_names_that_are_allowed(tmp_path: pytest.TempPathFactory) -> None:
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/chat/completions", "/generate", "/abort_request", "/tokenize"]
 )
-def test_what_a_form_can_send(local: Served, kind: str | None, route: str) -> None:
-    """Runs nothing: a browser sends it without asking whether it may."""
+def test_content_types_of_forms(local: Served, kind: str | None, route: str) -> None:
+    """They run nothing: a browser sends them without a CORS preflight."""
     before = settle(local)["stride_engine_steps_total"]
     with local.http(headers={} if kind is None else {"content-type": kind}) as client:
         answer = client.post(route, content=GENERATE)
@@ -72,27 +72,27 @@ def test_what_a_form_can_send(local: Served, kind: str | None, route: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_json_is_taken(local: Served, kind: str) -> None:
+def test_json_is_accepted(local: Served, kind: str) -> None:
     with local.http(headers={"content-type": kind}) as client:
         assert client.post("/v1/completions", content=GENERATE).status_code == 200
 
 
-def test_what_needs_no_body(local: Served) -> None:
-    """Neither a link nor a page of another site can flush the cache; a tool and the server's own page can."""
-    abroad = {"origin": "https://attacker.example"}
+def test_requests_without_a_body(local: Served) -> None:
+    """Neither a link nor a page of another origin can flush the cache; a tool and the server's own page can."""
+    foreign = {"origin": "https://attacker.example"}
     with local.http() as client:
         assert client.get("/flush_cache").status_code == 405
-        assert client.post("/flush_cache", headers=abroad).status_code == 403
+        assert client.post("/flush_cache", headers=foreign).status_code == 403
         assert client.post("/flush_cache", headers={"origin": "null"}).status_code == 403
         assert client.post("/flush_cache", headers={"sec-fetch-site": "cross-site"}).status_code == 403
         assert client.post("/flush_cache", headers={"origin": local.url}).status_code == 200
         assert client.post("/flush_cache").status_code == 200
 
 
-def test_no_other_page_may_read(local: Served) -> None:
-    """There is no answer to a browser's question whether it may."""
-    asked = {"origin": "https://attacker.example", "access-control-request-method": "POST"}
+def test_no_cors_headers(local: Served) -> None:
+    """A CORS preflight gets no permission."""
+    preflight = {"origin": "https://attacker.example", "access-control-request-method": "POST"}
     with local.http() as client:
-        answers = [client.options("/v1/completions", headers=asked), client.get("/v1/models", headers=asked)]
+        answers = [client.options("/v1/completions", headers=preflight), client.get("/v1/models", headers=preflight)]
     assert not any(name.startswith("access-control") for answer in answers for name in answer.headers)
     assert answers[0].status_code == 405

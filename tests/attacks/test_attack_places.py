@@ -1,4 +1,4 @@
-"""One client that takes all that it can get leaves others their turn."""
+"""A client that takes all the slots it can get still leaves others their turn."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def running(served: Served) -> int:
         return int(client.get("/get_load").json()[0]["num_reqs"])
 
 
-def test_a_client_that_fills_every_slot_keeps_nobody_waiting(shared: Served) -> None:
-    """Thirty samples of 400 tokens run in eight slots. Another client's first token comes before any of them ends, the
-    tokens are those that it gets alone, and so are the others'."""
+def test_a_client_that_fills_every_slot_blocks_no_other(shared: Served) -> None:
+    """Thirty samples of 400 tokens run in eight slots. Another client's first token comes before any of them ends, and
+    both clients get the same tokens as alone."""
     ended: list[float] = []
     texts = [""] * 30
 

@@ -1,4 +1,4 @@
-"""Requests that are not quite HTTP: refused or closed, in time, and no two readings of one."""
+"""Requests that are not quite HTTP: refused or closed, in time, and never parsed as two different requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ("--timeout-head", "2", "--timeout-body-idle", "2", "--timeout-keep-al
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Beside whose attackers an honest client asks again and again."""
+    """A server to which an honest client sends requests throughout the attacks."""
     expected = offline([PROMPT], temperature=0, max_tokens=16)[0].text
     said: list[str] = []
     over = threading.Event()
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 SEVERAL = ("two at once", "a hundred at once")
-"""Those that are several requests, whoever reads them."""
+"""Cases that are several requests under any reading."""
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -54,7 +54,7 @@ def statuses(answer: bytes) -> list[int]:
 
 
 def play(address: Address, name: str) -> bytes | None:
-    """What comes until the connection is closed; None if it is not."""
+    """The bytes received until the connection is closed; None if it is not."""
     with connect(address) as connection:
         send(connection, data_of(CASES[name], address))
         if "closed within" in name:
@@ -64,14 +64,14 @@ def play(address: Address, name: str) -> bytes | None:
 
 @pytest.fixture(scope="module")
 def answers(server: Served) -> dict[str, bytes | None]:
-    """To all cases, sixteen at a time."""
+    """Responses to all cases, sixteen at a time."""
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(CASES, pool.map(partial(play, address_of(server.url)), CASES), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_not_quite_http(answers: dict[str, bytes | None], name: str) -> None:
-    """4xx or closed; never 500, never longer than a connection may wait, and nothing answered that was smuggled in."""
+    """4xx or closed; never 500, never longer than the timeout, and no smuggled request is answered."""
     answer = answers[name]
     assert answer is not None, "the connection stays open"
     found = statuses(answer)

@@ -1,4 +1,4 @@
-"""What one key may do to another's requests: nothing."""
+"""One key cannot affect another key's requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bearing(served: Served, key: str) -> Any:
 
 @pytest.fixture
 def running(keyed: Served) -> Iterator[dict[str, Any]]:
-    """A long request of ONE's by the name r, and its answer when it is there."""
+    """A long request with key ONE and rid r, and its response once it is there."""
     found: dict[str, Any] = {}
 
     def ask() -> None:
@@ -52,19 +52,19 @@ def running(keyed: Served) -> Iterator[dict[str, Any]]:
 
 
 def test_abort(keyed: Served, running: dict[str, Any]) -> None:
-    """By name or all at once: another's goes on, one's own ends, an operator ends anything."""
+    """By name or all at once: another key's request continues, one's own ends, and an operator can end any."""
     with bearing(keyed, OTHER) as client:
         for body in ({"rid": "r"}, {"rid": "r_0"}, {"abort_all": True}):
-            assert client.post("/abort_request", json=body).status_code == 200  # as for any name that nobody has
+            assert client.post("/abort_request", json=body).status_code == 200  # as for any unknown name
         assert client.get("/get_load").json()[0]["num_reqs"] == 2
         own = {"text": PROMPT, "rid": "r", "sampling_params": {"max_new_tokens": 2}}
         assert client.post("/generate", json=own).status_code == 200  # the name is not taken for this key
     with bearing(keyed, ONE) as client:
         client.post("/abort_request", json={"rid": "r_0"})
-        until("one's own has ended", lambda: client.get("/get_load").json()[0]["num_reqs"] == 1, 10)
+        until("the own request has ended", lambda: client.get("/get_load").json()[0]["num_reqs"] == 1, 10)
     with bearing(keyed, OPERATOR) as client:
         client.post("/abort_request", json={"rid": "r"})
-        until("all has ended", lambda: client.get("/get_load").json()[0]["num_reqs"] == 0, 10)
+        until("all requests have ended", lambda: client.get("/get_load").json()[0]["num_reqs"] == 0, 10)
     until("it is answered", lambda: "answer" in running, 5)
 
 
@@ -76,7 +76,7 @@ def test_flush(keyed: Served) -> None:
 
 @pytest.mark.parametrize(("key", "priority", "status"), [(ONE, -1, 200), (ONE, -2, 403), (OPERATOR, -100, 200)])
 def test_priority(keyed: Served, key: str, priority: int, status: int) -> None:
-    """At both APIs, whose signs differ."""
+    """In both APIs, which have opposite signs."""
     with bearing(keyed, key) as client:
         own = {"prompt": "x", "max_tokens": 1, "priority": priority}
         native = {"text": "x", "sampling_params": {"max_new_tokens": 1}, "priority": -priority}
@@ -87,7 +87,7 @@ def test_priority(keyed: Served, key: str, priority: int, status: int) -> None:
 
 
 def test_places(keyed: Served, running: dict[str, Any]) -> None:
-    """One key cannot take them all: the other's request is served beside a full share."""
+    """One key cannot take all places: the other key's request is served beside a full share."""
     with keyed.openai(ONE) as client, keyed.openai(OTHER) as other:
         with pytest.raises(openai.RateLimitError, match="max_queue_per_key"):
             client.completions.create(model="built-in", prompt="x", max_tokens=1, n=3)
@@ -96,8 +96,8 @@ def test_places(keyed: Served, running: dict[str, Any]) -> None:
 
 
 def test_server_info(keyed: Served) -> None:
-    """Options are an operator's to see, and keys nobody's."""
+    """Only an operator sees the options, and nobody sees the keys."""
     with bearing(keyed, ONE) as client, bearing(keyed, OPERATOR) as operator:
-        told, all_told = client.get("/server_info").json(), operator.get("/server_info").json()
-        assert told["context_length"] == 512 and "max_queue" not in told
-    assert all_told["max_queue"] == 8 and not any(key in json.dumps(all_told) for key in (ONE, OTHER, OPERATOR))
+        visible, everything = client.get("/server_info").json(), operator.get("/server_info").json()
+        assert visible["context_length"] == 512 and "max_queue" not in visible
+    assert everything["max_queue"] == 8 and not any(key in json.dumps(everything) for key in (ONE, OTHER, OPERATOR))

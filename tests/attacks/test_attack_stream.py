@@ -1,4 +1,4 @@
-"""A stream of SGLang's repeats all that it has said with every event, and costs no more than a bound all the same."""
+"""An SGLang stream repeats its whole text with every event, yet its total size is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCORED = {**ASKED, "return_logprob": True, "top_logprobs_num": 2}
 MAX_MIB = 0.05
 
 
-def told(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def events_of(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
     """The events of a stream, and its bytes."""
     with served.http() as client:
         answer = client.post("/generate", json={**body, "stream": True})
@@ -24,10 +24,10 @@ def told(served: Served, body: dict[str, Any]) -> tuple[list[dict[str, Any]], in
 
 
 def test_repeats_come_less_often(tmp_path: Path) -> None:
-    """Once a stream has said much: nothing is lost, and its bytes are bounded by those of its last event."""
+    """Once a stream's text is long: nothing is lost, and its bytes are bounded in terms of its last event."""
     with serving(tmp_path, "--max-repeating-mib", str(MAX_MIB)) as served, served.http() as client:
         whole = client.post("/generate", json=SCORED).json()
-        events, size = told(served, SCORED)
+        events, size = events_of(served, SCORED)
     last = len(json.dumps(events[-1]))
     assert size < MAX_MIB * (1 << 20) + (2 + GROWTH) * last < 3_000_000
     counts = [event["meta_info"]["completion_tokens"] for event in events]
@@ -36,11 +36,11 @@ def test_repeats_come_less_often(tmp_path: Path) -> None:
     assert events[-1]["meta_info"]["output_top_logprobs"] == whole["meta_info"]["output_top_logprobs"]
 
 
-def test_only_what_is_new(tmp_path: Path) -> None:
-    """With SGLang's option no event repeats anything; put together they are the whole answer."""
+def test_incremental_stream(tmp_path: Path) -> None:
+    """With SGLang's option no event repeats anything; concatenated they are the whole response."""
     with serving(tmp_path, "--incremental-streaming-output") as served, served.http() as client:
         whole = client.post("/generate", json=SCORED).json()
-        events, _ = told(served, SCORED)
+        events, _ = events_of(served, SCORED)
     assert "".join(event["text"] for event in events) == whole["text"]
     assert [token for event in events for token in event["output_ids"]] == whole["output_ids"]
     scores = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]

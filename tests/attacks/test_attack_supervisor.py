@@ -1,4 +1,4 @@
-"""A bad moment of the machine: what keeps the engine alive outlives it."""
+"""Transient failures of the machine: the task that keeps the engine alive survives them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.doubles.server import PROMPT, Served, offline, serving, settle, unt
 
 
 @pytest.fixture
-def frail(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path) -> Iterator[Served]:
     with serving(tmp_path) as served:
         yield served
 
@@ -31,31 +31,31 @@ def log_of(served: Served) -> str:
     return served.log.read_text(encoding="utf-8")
 
 
-def test_no_descriptor_is_left(frail: Served) -> None:
-    """The engine dies while the server can open nothing; when it can again, the engine is started, whatever the number
-    of attempts, and says what it said before."""
-    server = psutil.Process(frail.process.pid)
+def test_no_descriptor_for_the_engine(served: Served) -> None:
+    """The engine dies while the server cannot open any file; once it can again, the engine is restarted, regardless of
+    the number of attempts, and its output is the same as before."""
+    server = psutil.Process(served.process.pid)
     [engine] = server.children()
     before = server.rlimit(psutil.RLIMIT_NOFILE)
     taken = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd")) + 1
     server.rlimit(psutil.RLIMIT_NOFILE, (min(taken, 16), before[1]))
     os.kill(engine.pid, signal.SIGKILL)
-    until("its start fails twice", lambda: log_of(frail).count("Too many open files") >= 2, 20)
+    until("its start fails twice", lambda: log_of(served).count("Too many open files") >= 2, 20)
     server.rlimit(psutil.RLIMIT_NOFILE, before)
-    with frail.http() as client:
+    with served.http() as client:
         assert client.get("/health").status_code in (200, 503)
         until("the engine comes back", lambda: client.get("/health").status_code == 200)
     [expected] = offline([PROMPT], temperature=0, max_tokens=20)
-    with frail.openai() as other:
+    with served.openai() as other:
         answer = other.completions.create(model="built-in", prompt=PROMPT, temperature=0, max_tokens=20)
     assert answer.choices[0].text == expected.text
-    settle(frail)
-    assert frail.stop() == 0, log_of(frail)
+    settle(served)
+    assert served.stop() == 0, log_of(served)
 
 
 def test_a_hung_engine(tmp_path: Path) -> None:
-    """It stops in the middle of a stream: who waits is told, and another engine says what it would have said. One that
-    only takes long, or has nothing to do, is left alone."""
+    """It stops in the middle of a stream: the client gets an error, and a new engine gives the expected output. An
+    engine that is only slow, or idle, is left alone."""
     with serving(tmp_path, "--engine-timeout", "4") as served, served.openai() as client:
         [engine] = psutil.Process(served.process.pid).children()
         time.sleep(6)  # idle
@@ -71,14 +71,14 @@ def test_a_hung_engine(tmp_path: Path) -> None:
         with pytest.raises(openai.APIError, match="engine"):
             list(stream)
         with served.http() as http:
-            until("another is there", lambda: http.get("/health").status_code == 200)
+            until("the new engine is up", lambda: http.get("/health").status_code == 200)
         [expected] = offline([PROMPT], temperature=0, max_tokens=20)
         assert client.completions.create(**{**body, "max_tokens": 20}).choices[0].text == expected.text
         assert served.stop() == 0
 
 
-def test_nobody_outlives_the_server(tmp_path: Path) -> None:
-    """Killed while the engine hangs and a grammar is being compiled, it leaves no process behind."""
+def test_no_process_outlives_the_server(tmp_path: Path) -> None:
+    """If the server is killed while the engine hangs and a grammar is being compiled, no process is left behind."""
     grammar = {"prompt": "x", "max_tokens": 4, "guided_regex": "(a|b)*c"}
     with serving(tmp_path) as served:
         with served.http() as client:
@@ -93,7 +93,7 @@ def test_nobody_outlives_the_server(tmp_path: Path) -> None:
 
 
 class Process:
-    """An engine's process that does nothing."""
+    """An engine process that does nothing."""
 
     pid, returncode = 1, None
 
@@ -109,9 +109,9 @@ class Process:
         self.died.set()
 
 
-def lone(monkeypatch: pytest.MonkeyPatch, starts: list[Exception | None]) -> tuple[Supervisor, list[float]]:
-    """A supervisor whose starts come out as listed, and the times of them."""
-    kept = Supervisor(EngineConfig(), 3, 60.0, lambda *_: None, lambda _: None, lambda: None, lambda: None)
+def supervisor_of(monkeypatch: pytest.MonkeyPatch, starts: list[Exception | None]) -> tuple[Supervisor, list[float]]:
+    """A supervisor whose starts have the listed outcomes, and the times of the starts."""
+    supervisor = Supervisor(EngineConfig(), 3, 60.0, lambda *_: None, lambda _: None, lambda: None, lambda: None)
     began: list[float] = []
 
     async def load() -> Any:
@@ -119,15 +119,15 @@ def lone(monkeypatch: pytest.MonkeyPatch, starts: list[Exception | None]) -> tup
         outcome = starts.pop(0) if starts else None
         if outcome is not None:
             raise outcome
-        kept._process, kept.why_down = Process(), None  # type: ignore[assignment]
+        supervisor._process, supervisor.why_down = Process(), None  # type: ignore[assignment]
 
-    monkeypatch.setattr(kept, "_load", load)
+    monkeypatch.setattr(supervisor, "_load", load)
     monkeypatch.setattr(module, "BACKOFF_S", 0.02)
-    return kept, began
+    return supervisor, began
 
 
-async def came_back(kept: Supervisor) -> None:
-    while kept.why_unhealthy is not None:
+async def came_back(supervisor: Supervisor) -> None:
+    while supervisor.why_unhealthy is not None:
         await asyncio.sleep(0.005)
 
 
@@ -135,37 +135,37 @@ async def came_back(kept: Supervisor) -> None:
     "error", [OSError(24, "Too many open files"), MemoryError(), BlockingIOError(11, "x"), KeyError()], ids=repr
 )
 def test_any_exception(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """More often than an engine may die, later each time: these are no deaths."""
+    """Failed starts do not count as engine deaths: they are retried beyond that limit, at growing intervals."""
 
     async def go() -> None:
-        kept, began = lone(monkeypatch, [None, *[error] * 5])
-        await kept.start()
-        kept._process.kill()  # type: ignore[union-attr]
+        supervisor, began = supervisor_of(monkeypatch, [None, *[error] * 5])
+        await supervisor.start()
+        supervisor._process.kill()  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
-        assert kept.why_unhealthy is not None
-        await asyncio.wait_for(came_back(kept), 10)
+        assert supervisor.why_unhealthy is not None
+        await asyncio.wait_for(came_back(supervisor), 10)
         pauses = [after - before for before, after in pairwise(began[1:])]
         assert len(began) == 7 and pauses == sorted(pauses)
-        await kept.stop()
+        await supervisor.stop()
 
     asyncio.run(go())
 
 
-def test_the_watchman_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task that keeps the engine ends: health says so, it is started again, and the next death is seen."""
+def test_the_watching_task_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that keeps the engine ends: health reports it, the task is restarted, and notices the next death."""
 
     async def go() -> None:
-        kept, began = lone(monkeypatch, [])
-        await kept.start()
+        supervisor, began = supervisor_of(monkeypatch, [])
+        await supervisor.start()
         for _ in range(3):
-            kept._keeping.cancel()  # type: ignore[union-attr]
+            supervisor._keeping.cancel()  # type: ignore[union-attr]
             await asyncio.sleep(0.005)
-            assert "watches" in str(kept.why_unhealthy)
-            await asyncio.wait_for(came_back(kept), 5)
-        kept._process.kill()  # type: ignore[union-attr]
+            assert "watches" in str(supervisor.why_unhealthy)
+            await asyncio.wait_for(came_back(supervisor), 5)
+        supervisor._process.kill()  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
-        await asyncio.wait_for(came_back(kept), 5)
+        await asyncio.wait_for(came_back(supervisor), 5)
         assert len(began) == 2
-        await kept.stop()
+        await supervisor.stop()
 
     asyncio.run(go())

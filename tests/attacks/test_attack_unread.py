@@ -1,4 +1,4 @@
-"""Answers that nobody reads: they are held for a bounded time and to a bounded size, and then nothing is left."""
+"""Responses that the client does not read: they are held for a bounded time and up to a bounded size, then dropped."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def connections(served: Served, address: Address) -> int:
-    """Those that the server has open at its port."""
+    """Connections that the server has open at its port."""
     found = psutil.Process(served.process.pid).net_connections(kind="tcp")
     return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == address[1] for one in found)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_never_read(narrow: Served, stream: bool) -> None:
-    """The connection ends and the samples with it, though the client stays."""
+    """The connection is closed and its samples end, although the client stays."""
     address = address_of(narrow.url)
     body = {**WIDE, "n": 2 if stream else 1, "max_tokens": 480 if stream else 300, "stream": stream}
     attackers = [connect(address, 60, window=4096) for _ in range(4)]
     for attacker in attackers:
         attacker.sendall(request(address, body))
-    until("they are there", lambda: connections(narrow, address) == 4, 10)
-    until("they are ended", lambda: connections(narrow, address) == 0, 60)
+    until("all are connected", lambda: connections(narrow, address) == 4, 10)
+    until("all are closed", lambda: connections(narrow, address) == 0, 60)
     settle(narrow, 5)
     for attacker in attackers:
         attacker.close()
 
 
 def test_a_slow_reader(narrow: Served) -> None:
-    """Who reads on, however slowly others may find it, gets all of it."""
+    """A client that keeps reading, however slowly, gets everything."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=300, ignore_eos=True)
     address = address_of(narrow.url)
     with connect(address, 30, window=4096) as connection:
@@ -61,7 +61,7 @@ def test_a_slow_reader(narrow: Served) -> None:
 
 
 def test_an_answer_too_large(narrow: Served) -> None:
-    """One that is told as a whole is refused where it would be held beyond the bound, with what to do."""
+    """A non-streamed response is refused if it would exceed the bound, and the error names the option."""
     with narrow.http() as client:
         answer = client.post("/v1/completions", json={**WIDE, "n": 2})
     assert answer.status_code == 400 and "max_unread_mib" in answer.text
