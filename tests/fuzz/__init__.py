@@ -1,1 +1,1 @@
-"""A differential fuzzer for the engine, and the oracle that it is held against. README.md says what it covers."""
+"""A differential fuzzer for the engine, and the oracle that it is compared with. README.md says what it covers."""

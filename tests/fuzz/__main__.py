@@ -1,4 +1,4 @@
-"""`python -m fuzz`: random cases until the time is up or something is found. `make fuzz` runs it."""
+"""`python -m fuzz`: random cases until the time is up or a fault is found. `make fuzz` runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fuzz.random_tables import random_table
 from fuzz.shrink import as_test, shrink
 
 CASES_A_TABLE = 100
-"""Cases between two tables of outputs."""
+"""How many cases are run between two tables of outputs."""
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 class Run:
-    """What was tried and what was found."""
+    """The cases tried and the faults found."""
 
     def __init__(self, console: Console, device: str, seconds: float) -> None:
         self.console, self.device, self.seconds = console, device, seconds
@@ -83,7 +83,7 @@ class Run:
             self.found[found.kind] += 1
 
     def _print_small(self, case: Case, found: Found) -> None:
-        """The first of its kind, shrunk, as a test."""
+        """Print the first fault of its kind, shrunk, as a test."""
         messages = {"": str(found)}
 
         def fails(candidate: Case) -> bool:
@@ -113,20 +113,20 @@ class Run:
         )
         if self.tables:
             least = min(p for _, p in self.tables)
-            self.console.print(f"{len(self.tables)} tables of outputs, the least likely p = {least:.2g}")
+            self.console.print(f"{len(self.tables)} tables of outputs, smallest p = {least:.2g}")
         self.console.print(f"found: {dict(self.found) or 'nothing'}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, help="stop after so many; endless if neither this nor --seconds is given")
-    parser.add_argument("--seconds", type=float, help="stop after so long")
-    parser.add_argument("--seed", type=int, help="of the first case; drawn if not given")
+    parser.add_argument("--cases", type=int, help="stop after this many; without it and --seconds, run endlessly")
+    parser.add_argument("--seconds", type=float, help="stop after this long")
+    parser.add_argument("--seed", type=int, help="seed of the first case; random if not given")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first find")
-    parser.add_argument("--shrink", type=float, default=60.0, help="seconds for making a find small; 0 for not at all")
-    parser.add_argument("--no-kept", dest="kept", action="store_false", help="without the cases of earlier finds")
-    parser.add_argument("--no-tables", dest="tables", action="store_false", help="without tables of outputs")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first fault")
+    parser.add_argument("--shrink", type=float, default=60.0, help="seconds for shrinking a failing case; 0 for none")
+    parser.add_argument("--no-kept", dest="kept", action="store_false", help="skip the cases of earlier faults")
+    parser.add_argument("--no-tables", dest="tables", action="store_false", help="skip the tables of outputs")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""A case as plain data: a checkpoint, an engine's options, requests and faults. `repr` of one is Python that makes it
+"""A case as plain data: a checkpoint, an engine's options, requests and faults. Its `repr` is Python that makes it
 again, so that a failure can be kept as a test."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ EXACT_ON_GPU = {"deterministic": True, "attention": "triton"}
 
 
 class Shown:
-    """Writes itself down without what is as it is by default."""
+    """A repr without the fields that have their default."""
 
     def __repr__(self) -> str:
         assert hasattr(self, "__dataclass_fields__")
@@ -26,22 +26,22 @@ class Shown:
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint(Shown):
-    """What fuzz.checkpoints writes."""
+    """What fuzz.checkpoints writes to disk."""
 
     family: str = "qwen3"
     variant: str = "untied"
-    """Name of config changes (tests/support/oracles/models.py, and ours)."""
+    """Name of a set of config changes (tests/support/oracles/models.py, and the fuzzer's own)."""
     vocab: int = 64
     scale: float = 8.0
-    """Of the weights: the larger, the surer is the model."""
+    """Of the weights: the larger, the more peaked are the model's distributions."""
     cyclic: bool = False
-    """The next token follows from the last but for a little, and heads know how: nearly all drafts are accepted."""
+    """The next token is nearly determined by the last one, and heads know the rule: nearly all drafts are accepted."""
     modules: str = ""
     """Form and number of MTP modules inside the checkpoint, such as "deepseek1"."""
     heads: tuple[str, ...] = ()
-    """Drafters' weights beside it: modules, eagle1, eagle3, speculators, medusa, model."""
+    """Drafters' weights in directories of their own: modules, eagle1, eagle3, speculators, medusa, model."""
     speaks: bool = False
-    """It has a byte-level tokenizer of at most 290 ids, and says 300 or more."""
+    """It has a byte-level tokenizer of at most 290 ids, and a vocabulary of 300 or more."""
     seed: int = 0
 
 
@@ -51,7 +51,7 @@ class Ask(Shown):
 
     prompt: Ids
     params: dict[str, Any] = field(default_factory=dict)
-    """SamplingParams but for `speculation`; a seed is always among them if it samples."""
+    """SamplingParams except `speculation`; if it samples, a seed is always set."""
     speculation: dict[str, Any] = field(default_factory=dict)
     arrival: int = 0
     """Step before which it is added."""
@@ -70,7 +70,7 @@ class Ask(Shown):
 
 @dataclass(frozen=True, repr=False)
 class BadRequest(Shown):
-    """A request that must be refused, with a ValueError and without a trace, while others run."""
+    """A request that must be refused with a ValueError, and without side effects, while others run."""
 
     at: int
     prompt: tuple[Any, ...]
@@ -79,7 +79,7 @@ class BadRequest(Shown):
 
 @dataclass(frozen=True, repr=False)
 class ClosedStream(Shown):
-    """A stream that its reader leaves after so many pieces."""
+    """A stream that its reader closes after this many pieces."""
 
     at: int
     ask: Ask
@@ -88,7 +88,7 @@ class ClosedStream(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Raises(Shown):
-    """A stage of the engine raises whenever it works for a request that has so many tokens."""
+    """A stage of the engine raises whenever it works for a request that has this many tokens."""
 
     stage: str
     request: int
@@ -96,7 +96,7 @@ class Raises(Shown):
 
 
 Fault = BadRequest | ClosedStream | Raises
-"""What callers do wrong, or suddenly, and what goes wrong inside."""
+"""Misuse by callers, sudden departures, and exceptions inside the engine."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +108,7 @@ class Case(Shown):
     requests: tuple[Ask, ...] = ()
     faults: tuple[Fault, ...] = ()
     traced: bool = True
-    """Whether every step is looked at, which lossy rules are replayed from. A traced engine has no lag."""
+    """Whether every step is recorded, from which lossy rules are replayed. A traced engine has no lag."""
 
     @property
     def dtype(self) -> str:
@@ -120,9 +120,9 @@ class Case(Shown):
 
     @property
     def precision(self) -> str:
-        """How closely the oracle can look, a key of its margins."""
+        """How precisely the oracle can compare, a key of its margins."""
         return self.dtype if self.device == "cpu" else f"{self.dtype} on a GPU"
 
     def on(self, device: str) -> Case:
-        """The same case on a device, in its deterministic setting."""
+        """The same case on another device, with deterministic settings."""
         return self if device == "cpu" else replace(self, engine={**self.engine, "device": device, **EXACT_ON_GPU})

@@ -1,8 +1,8 @@
-"""Tiny checkpoints as a case asks for them, written once a process: every family, every head, sure and unsure.
+"""Tiny checkpoints for cases, written once per process: every family, every head, with peaked and flat distributions.
 
 A random head is hardly ever right. So some checkpoints are cyclic: layers add little, and the output head is the
-embedding with its rows moved on by one token, so that each token has a successor; heads that read the last token's
-embedding then know what comes next, and the paths of accepted drafts are walked too.
+embedding with its rows shifted by one token, so that each token has a successor; heads that read the last token's
+embedding then know what comes next, so that paths of accepted drafts are tested too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from support.checkpoints.speaking import byte_level
 from support.oracles.models import VARIANTS
 
 CYCLIC_SCALE = 1.5
-"""Of the layers of a cyclic checkpoint: small against its embedding."""
+"""Scale of the layers of a cyclic checkpoint: small against its embedding."""
 STEP, SHARPNESS = 7, 12.0
-"""A token's successor is so many ids further on; how much surer than usual it is."""
+"""How many ids further on a token's successor is; how much more peaked than usual the model is."""
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +71,7 @@ def _head(path: Path, target: Path, name: str, checkpoint: Checkpoint) -> Path:
         heads.write_medusa(path, target, scale=scale)
     elif name == "model":
         heads.write_akin(path, target, noise=0.02 if checkpoint.seed % 2 else 0.2)
-        if checkpoint.speaks:  # the same tokenizer, which a draft model must show
+        if checkpoint.speaks:  # the same tokenizer, which a draft model is required to have
             byte_level().save_pretrained(path)
     else:
         vocab = None if name == "eagle1" else max(4, checkpoint.vocab * 5 // 8)
@@ -90,7 +90,7 @@ def _edit(path: Path, change: Any) -> None:
 
 
 def _turn(tensors: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
-    """Make the target cyclic, and modules that came with it read the last token."""
+    """Make the target cyclic, and make modules shipped with it read only the last token."""
     generator = torch.Generator().manual_seed(checkpoint.seed)
     shape = tensors["model.embed_tokens.weight"].shape
     embedding = torch.randn(shape, generator=generator)
@@ -101,7 +101,7 @@ def _turn(tensors: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
 
 
 def _teach(tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
-    """Have heads grow from the token alone: joins take its half, and Medusa's heads count on from it."""
+    """Make heads read the token alone: projections take only its half, and Medusa's heads step on from it."""
     width = embedding.shape[1]
     for name, tensor in tensors.items():
         if name.endswith(("eh_proj.weight", "input_proj.weight", "fc.weight")) and tensor.shape[1] == 2 * width:

@@ -1,8 +1,8 @@
-"""What must be true of a case: every request held against plain decoding, the oracle and its rule.
+"""What must hold for a case: every request is compared with plain decoding, the oracle and its rule.
 
-exact       token for token what the request says alone without a draft, and what the oracle draws
-lossless    nothing that the target would never say (fuzz.distribution looks at how often it says what)
-lossy       each step what the rule makes of its draft; a trusted window also what it says alone
+exact       token for token what the request emits alone without a draft, and what the oracle draws
+lossless    no token to which the target gives no probability (fuzz.distribution tests the frequencies)
+lossy       each step what the rule makes of its draft; a trusted window also what the request emits alone
 all         ends and text, log-probabilities and hidden states, a balanced ledger
 """
 
@@ -25,12 +25,12 @@ from fuzz.replay import misjudged, possible
 
 LOSSLESS, WINDOWS = ("rejection", "block"), ("trust", "synthetic-trust")
 Complain = Callable[[str, str], Found]
-"""(kind, message) -> the fault to raise."""
+"""(kind, message) -> the Found to raise."""
 
 
 @dataclass
 class Tally:
-    """What was checked."""
+    """Counts of what was checked."""
 
     cases: int = 0
     tokens: int = 0
@@ -53,7 +53,7 @@ class Tally:
 
 
 def check(case: Case, tally: Tally | None = None) -> None:
-    """Run the case. Raises Found for the first thing that is wrong."""
+    """Run the case. Raises Found for the first violation."""
     tally = tally or Tally()
     truths = {}
     for index, ask in enumerate(case.requests):
@@ -82,7 +82,7 @@ def _check_request(case: Case, oracle: Oracle, index: int, ask: Ask, said: Said,
 
     assert said.request is not None
     if said.tokens != said.request.output_ids:
-        raise complain("output", f"it was told {said.tokens} and has {said.request.output_ids}")
+        raise complain("output", f"it received {said.tokens} but holds {said.request.output_ids}")
     if ask.rule == "exact" or ask.rule in WINDOWS:
         _check_alone(case, ask, said, complain)
     _check_ending(case, oracle, ask, said, complain)
@@ -106,21 +106,21 @@ def _check_request(case: Case, oracle: Oracle, index: int, ask: Ask, said: Said,
 
 
 def _check_alone(case: Case, ask: Ask, said: Said, complain: Complain) -> None:
-    """Plain decoding, or the same window by itself. An aborted request has said a part of that."""
+    """Compare with plain decoding, or with the same window run alone. An aborted request emitted a prefix of it."""
     assert said.request is not None
     other = alone(case, ask, plain=ask.rule == "exact")
     assert other.request is not None
     length = len(said.tokens) if said.cut else None
     if said.tokens != other.tokens[:length]:
-        raise complain("alone", f"{said.tokens} is not {other.tokens[:length]}, which it says alone")
+        raise complain("alone", f"{said.tokens} is not {other.tokens[:length]}, its output alone")
     if said.cut:
         if not other.text.startswith(said.text):
-            raise complain("alone text", f"{said.text!r} does not begin {other.text!r}")
+            raise complain("alone text", f"{said.text!r} is not a prefix of {other.text!r}")
         return
     ours = said.text, said.request.finish_reason, said.request.stop_reason
     theirs = other.text, other.request.finish_reason, other.request.stop_reason
     if ours != theirs:
-        raise complain("alone end", f"{ours} is not {theirs}, as it ends alone")
+        raise complain("alone end", f"{ours} is not {theirs}, its end alone")
     for told, wanted in ((said.logprobs, other.logprobs), (said.prompt_logprobs or [], other.prompt_logprobs or [])):
         shown = [[None if e is None else (list(e), [v.rank for v in e.values()]) for e in x] for x in (told, wanted)]
         if shown[0] != shown[1]:
@@ -129,16 +129,16 @@ def _check_alone(case: Case, ask: Ask, said: Said, complain: Complain) -> None:
 
 
 def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: Complain) -> None:
-    """It ends where its tokens say, and its text is theirs."""
+    """It ends where its tokens require it, with their text."""
     assert said.request is not None
     speaks = not engine_options(case)["skip_tokenizer_init"]
     context = case.engine.get("max_model_len", int(oracle.config["max_position_embeddings"]))
     wanted = oracle.ending(ask.prompt, said.tokens, ask.params, context, speaks)
     if said.cut:
         if wanted.reason is not None or said.request.finish_reason != ("error" if said.failed else "abort"):
-            raise complain("ending", f"it was cut and should have ended as {wanted}")
+            raise complain("ending", f"it was cut short but should have ended as {wanted}")
         if wanted.text is not None and not wanted.text.startswith(said.text):
-            raise complain("text", f"{said.text!r} does not begin {wanted.text!r}")
+            raise complain("text", f"{said.text!r} is not a prefix of {wanted.text!r}")
         return
     got = len(said.tokens), said.request.finish_reason, said.request.stop_reason
     if got != (wanted.tokens, wanted.reason, wanted.stop):

@@ -1,10 +1,10 @@
-"""Sampling parameters from their definitions, in float64: what a row's logits become and what is drawn from them.
+"""Sampling parameters from their definitions, in float64: how a row's logits are edited and what is drawn from them.
 
 The meaning is vLLM's. Nothing of the engine is used here, nor anything that the engine's own tests compare it with: an
-error would have to be made twice, by two people, to stay unseen.
+error would have to be made twice, independently, to go unnoticed.
 
 A comparison of real numbers has a margin. Where a truncation's threshold lies within the margin, or two tokens are
-that close, the row is in doubt and cannot convict anybody; with the margins used here that is one row in hundreds.
+that close, the row is in doubt and proves no fault; with the margins used here that is one row in hundreds.
 
 Legend: V vocabulary.
 """
@@ -20,7 +20,7 @@ import numpy as np
 Params = Mapping[str, Any]
 MASK32 = 0xFFFFFFFF
 GREEDY_BELOW = 1e-5
-"""vLLM's _SAMPLING_EPS: what is colder takes the likeliest token."""
+"""vLLM's _SAMPLING_EPS: a lower temperature takes the argmax."""
 TARGET, ACCEPTED_LENGTH = 0, 0x4C454E
 """Streams of noise: the target's own draws, and the number of tokens that a simulated step accepts."""
 
@@ -47,27 +47,27 @@ def gumbel(seed: int, sample: int, position: int, count: int, stream: int = TARG
 
 @dataclass
 class Row:
-    """What a token is drawn from."""
+    """The distribution from which a token is drawn."""
 
     scores: np.ndarray
-    """[V] logits at the request's temperature, all but truncation applied."""
+    """[V] logits at the request's temperature, with everything but truncation applied."""
     kept: np.ndarray
-    """[V] bool: what truncation leaves."""
+    """[V] bool: the tokens that truncation keeps."""
     margin: float
     doubtful: bool
-    """A threshold of truncation lies within the margin."""
+    """Whether a threshold of truncation lies within the margin."""
     sampled: bool
 
     @property
     def probabilities(self) -> np.ndarray:
-        """[V] of the token; a greedy row is certain of its likeliest."""
+        """[V] of the token; a greedy row gives its argmax probability 1."""
         if not self.sampled:
             return np.eye(len(self.scores))[int(self.scores.argmax())]
         return softmax(np.where(self.kept, self.scores, -np.inf))
 
     @property
     def log_probs(self) -> np.ndarray:
-        """[V] the same, but a greedy row is as sure as at temperature 1."""
+        """[V] the same, but for a greedy row those at temperature 1."""
         return softmax(np.where(self.kept, self.scores, -np.inf))
 
 
@@ -79,8 +79,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def edited(
     logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], params: Params, held_back: Sequence[int]
 ) -> np.ndarray:
-    """[V] logits behind bad words, bias, minimum tokens and penalties. held_back: every id that ends the output;
-    bad_words_token_ids holds what texts were encoded to, too."""
+    """[V] logits after bad words, bias, minimum tokens and penalties. held_back: every id that ends the output;
+    bad_words_token_ids also holds the encodings of bad words given as texts."""
     x = np.array(logits, dtype=np.float64)
     for word in params.get("bad_words_token_ids") or ():
         before = list(word[:-1])
@@ -107,7 +107,7 @@ def row_of(
     held_back: Sequence[int],
     margin: float,
 ) -> Row:
-    """The row behind prompt and output. margin: of the raw logits."""
+    """The row after prompt and output. margin: of the raw logits."""
     x = edited(logits, prompt, output, params, held_back)
     repetition, temperature = params.get("repetition_penalty", 1.0), params.get("temperature", 1.0)
     margin *= max(1.0, repetition, 1 / repetition)
@@ -120,7 +120,7 @@ def row_of(
 
 
 def _truncated(x: np.ndarray, params: Params, margin: float) -> tuple[np.ndarray, bool]:
-    """(what is kept, whether a threshold is too close to call): min-p, then top-k, then top-p of what is left."""
+    """(what is kept, whether a threshold is too close to call): min-p, then top-k, then top-p of the rest."""
     kept, doubtful = np.isfinite(x), False
     if params.get("min_p", 0.0) > 0:
         least = x.max() + np.log(params["min_p"])
@@ -137,7 +137,7 @@ def _truncated(x: np.ndarray, params: Params, margin: float) -> tuple[np.ndarray
         before = np.concatenate(([0.0], np.cumsum(p[order])[:-1]))
         valid = kept[order]
         doubtful |= bool((np.abs(before[valid] - params["top_p"]) < 4 * margin).any())
-        # At the edge of the nucleus the order of two that are as likely decides which of them is in it.
+        # At the edge of the nucleus, the order of two equally likely tokens decides which of them is in it.
         edge = int((valid & (before < params["top_p"])).sum())
         if edge < int(valid.sum()):
             doubtful |= bool(x[order[edge - 1]] - x[order[edge]] < 2 * margin)
@@ -146,17 +146,17 @@ def _truncated(x: np.ndarray, params: Params, margin: float) -> tuple[np.ndarray
 
 
 def drawn_scores(row: Row, params: Params, sample: int, position: int) -> np.ndarray:
-    """[V] whose argmax, the lowest id among equals, is the token at the position."""
+    """[V] whose argmax, the lowest id among ties, is the token at the position."""
     scores = np.where(row.kept, row.scores, -np.inf)
     return scores + gumbel(params["seed"], sample, position, len(scores)) if row.sampled else scores
 
 
 def may_be(row: Row, scores: np.ndarray, token: int) -> bool:
-    """Whether the token may be what is drawn, as far as can be told."""
+    """Whether the token can be the one drawn, within the margin."""
     return row.doubtful or bool(scores[token] >= scores.max() - 2 * row.margin)
 
 
 def drawn(row: Row, scores: np.ndarray) -> int | None:
-    """The token that is drawn; None if that is too close to call."""
+    """The token drawn; None if that is too close to call."""
     best, second = np.sort(scores)[::-1][:2]
     return None if row.doubtful or best - second < 2 * row.margin else int(scores.argmax())

@@ -1,11 +1,11 @@
-"""Lossless rules keep the target's distribution: what many requests say through a real engine, counted, against what
-the oracle says it should be.
+"""Lossless rules keep the target's distribution: the outputs of many requests through a real engine are counted, and
+compared with the oracle's expectation.
 
-All tokens but a few are made impossible by a bias, so that three tokens have few outcomes. Every request has a prompt
-of its own, at random; what is expected is the sum of what each of them expects. The same requests come several times:
-a drafter that learns then drafts what they said before, with the seeds that they had before.
+All tokens but a few are made impossible by a bias, so that three tokens have few outcomes. Every request has a random
+prompt of its own; the expected counts are summed over all requests. The same requests are sent several times: a drafter
+that learns then drafts their earlier outputs, under the same seeds.
 
-Legend: A tokens that may be said.
+Legend: A tokens that may be emitted.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from stridelm import LLM, SamplingParams
 
 MIN_P = 1e-6
 MAX_EXPECTED_IN_POOL = 5.0
-"""Cells that expect fewer are counted together."""
+"""Cells with a smaller expected count are pooled."""
 
 
 @dataclass(frozen=True, repr=False)
 class Table(Shown):
-    """A way of speculating whose outputs are counted."""
+    """A speculation whose outputs are counted."""
 
     speculation: dict[str, Any] = field(default_factory=dict)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     requests: int = 2500
     rounds: int = 1
-    """How often the same requests come."""
+    """How often the same requests are sent."""
     params: dict[str, Any] = field(default_factory=dict)
     tokens: int = 3
-    """Of each output that are counted. It has two more, so that drafts are as deep as they may be."""
+    """Number of tokens counted of each output. It has two more, so that drafts can reach their full depth."""
     allowed: tuple[int, ...] = (3, 9, 17)
     dtype: str = "float32"
     device: str = "cpu"
@@ -76,11 +76,11 @@ TABLES: tuple[Table, ...] = tuple(
     )
     if rule == "rejection" or drafter in ("ngram", "mtp", "model")
 )
-"""Block verification decides chains alone."""
+"""Block verification decides only chains."""
 
 
 def check_table(table: Table) -> float:
-    """The smallest p-value of the table's rounds. Raises Found for one under MIN_P, or an engine that breaks."""
+    """The smallest p-value of the table's rounds. Raises Found for one under MIN_P, or if the engine fails."""
     return guarded("distribution", lambda: _check(table))
 
 
@@ -118,11 +118,11 @@ def _check(table: Table) -> float:
 
 
 _JOINTS: dict[str, np.ndarray] = {}
-"""What is expected, by all that it depends on."""
+"""Expected counts, keyed by all that they depend on."""
 
 
 def joint(table: Table, prompts: Sequence[tuple[int, ...]], params: dict[str, Any]) -> np.ndarray:
-    """[A, A, ..] how often each output is to be expected, over all prompts."""
+    """[A, A, ..] the expected count of each output, over all prompts."""
     key = repr((table.checkpoint, table.tokens, table.allowed, prompts, params))
     if key not in _JOINTS:
         _JOINTS[key] = _joint(table, prompts, params)
@@ -152,7 +152,7 @@ def _joint(table: Table, prompts: Sequence[tuple[int, ...]], params: dict[str, A
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """The p-value. What cannot happen but did is a 0."""
+    """The p-value; 0 if something impossible happened."""
     if bool((counts[expected < 1e-9] > 0).any()):
         return 0.0
     rare = expected < MAX_EXPECTED_IN_POOL

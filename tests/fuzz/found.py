@@ -1,4 +1,4 @@
-"""What a fuzzer finds."""
+"""Faults that the fuzzer finds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LONGEST = 3000
-"""Characters of a message."""
+"""Maximum length of a message in characters."""
 
 
 class Found(AssertionError):
-    """A fault. `kind` says which check saw it, so that shrinking does not slip from one fault to another."""
+    """A fault. `kind` names the check that detected it, so that shrinking does not switch to another fault."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message if len(message) < LONGEST else message[:LONGEST] + ' ...'}")
@@ -20,7 +20,7 @@ class Found(AssertionError):
 
 
 def guarded(kind: str, run: Callable[[], T]) -> T:
-    """Run, and take every exception for a fault."""
+    """Run, and treat every exception as a fault."""
     try:
         return run()
     except Found:

@@ -1,4 +1,4 @@
-"""Cases of the faults found so far, each with what was wrong."""
+"""Cases of all faults found so far, each with what went wrong."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SPEAKING = Checkpoint(variant="tied", vocab=320, scale=3.0, speaks=True)
 
 
 def _two_rules(rule: str) -> Kept:
-    """The second request's tokens were the third's, or nobody's."""
+    """The second request got tokens of the third, or of no request."""
     return Kept(
         f"two_rules_beside_a_prompt_{rule}",
-        "two rules in a step without draft rows, while a third request reads its prompt: rows of one were another's",
+        "two rules in a step without draft rows, while a third request prefills: one request got another's rows",
         Case(
             engine={"max_num_batched_tokens": 4},
             requests=(
@@ -40,20 +40,20 @@ def _two_rules(rule: str) -> Kept:
 
 
 def _forced(tokens: tuple[int, ...], prompt: tuple[int, ...], name: str) -> Kept:
-    """An output of just these tokens, which are all different: each is likelier than the next, and none may stand
-    behind a later one or itself."""
+    """Forces exactly this output of distinct tokens: each is likelier than the next, and none is allowed after a later
+    one or itself."""
     params = {**GREEDY, "max_tokens": len(tokens), "logit_bias": {t: 100.0 - 2.5 * n for n, t in enumerate(tokens)}}
     params["bad_words_token_ids"] = [[last, tokens[m]] for n, last in enumerate(tokens) for m in range(n + 1)]
     return Kept(
         name,
-        "ids behind the tokenizer's last have no text; those around them lost theirs, or it was an IndexError",
+        "ids beyond the tokenizer's last have no text; tokens around them lost theirs, or an IndexError was raised",
         Case(SPEAKING, requests=(Ask(prompt, params, {"drafter": "none"}),)),
     )
 
 
 EURO = tuple(BYTE_IDS[byte] for byte in "€".encode())
 PADDING = tuple(range(290, 316))
-"""Ids without text, as many as the detokeniser's window holds and two."""
+"""Ids without text, two more than the detokeniser's window holds."""
 WORDS = (282, 284)
 """Tokens of several characters."""
 
@@ -61,7 +61,7 @@ KEPT: tuple[Kept, ...] = (
     *(_two_rules(rule) for rule in ("typical", "relaxed", "rejection", "block")),
     Kept(
         "trusted_window_behind_a_long_prompt",
-        "a step with a trusted request's prompt rows alone has no logits, and the rule drew from them",
+        "a step with only prompt rows of a trusted request has no logits, but the rule drew from them",
         Case(
             engine={"max_num_batched_tokens": 9},
             requests=(Ask(tuple(range(20)), GREEDY, {"drafter": "mask", "depth": 2, "acceptance": "trust"}),),

@@ -1,8 +1,8 @@
-"""The model of a checkpoint through transformers, in float64, and what it says of an output.
+"""The model of a checkpoint through transformers, in float64, and its verdict on an output.
 
-No code is shared with the engine: weights are read by transformers, parameters follow fuzz.definitions, ends and text
+It shares no code with the engine: weights are read by transformers, parameters follow fuzz.definitions, ends and text
 fuzz.endings. An exact request is checked teacher-forced: one forward pass over prompt and output gives every row that a
-token was drawn from, and each token must be the best there.
+token was drawn from, and each token must be the best in its row.
 
 Legend: T tokens, V vocabulary, H hidden width.
 """
@@ -25,12 +25,12 @@ from fuzz.endings import Alphabet, Ending, ending
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 MARGINS = {"float64": 2e-5, "float32": 1e-4, "float32 on a GPU": 1e-3}
-"""How far a logit of the engine may lie from ours, as a share of the largest. Not all of transformers computes in
-float64 (norms, softmax and rotations do in float32)."""
+"""Maximum deviation of the engine's logits from the oracle's, relative to the largest. transformers does not compute
+everything in float64 (norms, softmax and rotations are in float32)."""
 
 
 class Oracle:
-    """What a checkpoint directory says."""
+    """The reference for one checkpoint directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class Oracle:
 
     @torch.inference_mode()
     def _listen(self, ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """([T, V] logits, [T, H] states behind the final norm)."""
+        """([T, V] logits, [T, H] states after the final norm)."""
         states = self._model.model(torch.tensor([ids]), use_cache=False).last_hidden_state
         return self._model.lm_head(states)[0].numpy(), states[0].numpy()
 
@@ -67,7 +67,7 @@ class Oracle:
 
     @torch.inference_mode()
     def last_logits(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """[N, V] behind each of several texts, which may differ in length; what is padded is behind all that counts."""
+        """[N, V] after each of several texts, which may differ in length; padding follows all real tokens."""
         longest = max(map(len, texts))
         ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
         states = self._model.model(ids, use_cache=False).last_hidden_state
@@ -75,7 +75,7 @@ class Oracle:
         return self._model.lm_head(states[torch.arange(len(texts)), last]).numpy()
 
     def settled(self, params: Params) -> dict[str, Any]:
-        """The parameters with bad words as ids: each as it is and behind a space."""
+        """The parameters with bad words as ids: each word as it is and after a space."""
         forbidden = [list(ids) for ids in params.get("bad_words_token_ids") or ()]
         for word in params.get("bad_words") or ():
             assert self.alphabet is not None
@@ -83,7 +83,7 @@ class Oracle:
         return {**params, "bad_words_token_ids": forbidden}
 
     def row(self, logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], params: Params, dtype: str) -> Row:
-        """What is drawn from these logits behind prompt and output. params: settled."""
+        """The row for these logits after prompt and output. params: settled."""
         own = () if self.alphabet is None or self.alphabet.eos_id is None else (self.alphabet.eos_id,)
         held_back = {*own, *self.eos_ids, *(params.get("stop_token_ids") or ())}
         margin = MARGINS[dtype] * max(1.0, float(np.abs(logits).max()))
@@ -98,14 +98,14 @@ class Oracle:
         sample: int,
         dtype: str,
     ) -> int | None:
-        """The token behind prompt and output; None if too close to call."""
+        """The token after prompt and output; None if too close to call."""
         row = self.row(logits, prompt, output, params, dtype)
         return drawn(row, drawn_scores(row, params, sample, len(prompt) + len(output)))
 
     def misdrawn(
         self, prompt: Sequence[int], output: Sequence[int], params: Params, sample: int, dtype: str
     ) -> str | None:
-        """Which token of an output plain decoding cannot have drawn, in words; None if all is well."""
+        """A message on the first token that plain decoding cannot have drawn; None if there is none."""
         params = self.settled(params)
         logits = self.logits([*prompt, *output])
         for index, token in enumerate(output):
@@ -122,7 +122,7 @@ class Oracle:
     def mislogged(
         self, ids: Sequence[int], first: int, entries: Sequence[Mapping[int, Any]], top: int, params: Params, dtype: str
     ) -> str | None:
-        """Which entry of log-probabilities is wrong, in words. entries: of the tokens from position `first` on."""
+        """A message on the first wrong log-probability. entries: of the tokens from position `first` on."""
         logits = self.logits(ids)
         for index, entry in enumerate(entries):
             x, token = logits[first + index - 1], ids[first + index]
@@ -146,20 +146,20 @@ def _entry_fault(
 ) -> str | None:
     chosen = params.get("logprob_token_ids") or ()
     if next(iter(entry)) != token:
-        return f"the first is {next(iter(entry))}, not {token}"
+        return f"the first entry is {next(iter(entry))}, not {token}"
     if missing := [t for t in chosen if t not in entry]:
-        return f"{missing} were asked for"
+        return f"{missing} were requested but are missing"
     if len(entry) < top or len(entry) > 1 + top + len(chosen):
         return f"there are {len(entry)}"
-    for told, value in entry.items():
-        if abs(value.logprob - logs[told]) > margin:
-            return f"{told} has {value.logprob}, should have {logs[told]}"
-        low, high = 1 + int((order > logs[told] + margin).sum()), int((order >= logs[told] - margin).sum())
+    for shown, value in entry.items():
+        if abs(value.logprob - logs[shown]) > margin:
+            return f"{shown} has {value.logprob}, should have {logs[shown]}"
+        low, high = 1 + int((order > logs[shown] + margin).sum()), int((order >= logs[shown] - margin).sum())
         if value.rank is None:
-            if told not in chosen or (low <= top and high <= top):
-                return f"{told} has no rank"
+            if shown not in chosen or (low <= top and high <= top):
+                return f"{shown} has no rank"
         elif not low <= value.rank <= high:
-            return f"{told} has rank {value.rank}, should have {low} to {high}"
+            return f"{shown} has rank {value.rank}, should have {low} to {high}"
     return None
 
 

@@ -1,6 +1,6 @@
-"""Runs a case through an engine and keeps all that is said, and each step as it was.
+"""Runs a case through an engine and records all outputs, and every step.
 
-An engine's own model and pool are made anew for every case: on checkpoints this small that takes ten milliseconds.
+The engine's model and pool are built anew for every case: on checkpoints this small that takes ten milliseconds.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from support.doubles.tree_drafter import RandomTreeDrafter
 from support.doubles.tree_drafter import registered as trees_registered
 
 MAX_STEPS = 6000
-"""More than any case needs, with one row a step."""
+"""More than any case needs, with one row per step."""
 ROOM = 1600
-"""Tokens that a pool has room for where a case does not say."""
+"""Number of tokens that a pool holds unless a case sets it."""
 
 
 @dataclass
 class Look:
-    """What one step did for one request."""
+    """Record of one step for one request."""
 
     known: tuple[int, ...]
-    """Prompt and output before it."""
+    """Prompt and output before the step."""
     decides: bool
     candidates: dict[int, tuple[int, int]]
-    """Live candidate row -> (token, parent row; -1 the last real row)."""
+    """Valid candidate row -> (token, parent row; -1 the last real row)."""
     probes: list[int]
-    """Tokens of the live probe rows, in order."""
+    """Tokens of the valid probe rows, in order."""
     tokens: list[int]
-    """What it emitted, before stop rules cut it."""
+    """The emitted tokens, before stop rules cut them."""
 
 
 @dataclass
 class Said:
-    """What one request got."""
+    """Everything that one request received."""
 
     request: Request | None = None
-    """None: it was refused."""
+    """None if it was refused."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Said:
 
     @property
     def cut(self) -> bool:
-        """It was not to say all that it had to say."""
+        """Whether it ended before its output was complete."""
         return self.aborted or self.failed
 
     def take(self, output: StepOutput) -> None:
@@ -104,7 +104,7 @@ class Play:
 
 @contextmanager
 def registrations() -> Iterator[None]:
-    """The tests' drafter of trees and their backend on bounds are to be had by name."""
+    """The tests' tree drafter and bounds backend are registered while the context lasts."""
     with ExitStack() as stack:
         if TREE not in DRAFTERS:
             stack.enter_context(trees_registered())
@@ -114,9 +114,9 @@ def registrations() -> Iterator[None]:
 
 
 def play(case: Case, truths: dict[int, list[int]] | None = None) -> Play:
-    """Run the case to its end. truths: what plain decoding says of some requests, for the drafter of trees.
+    """Run the case to its end. truths: plain decoding's output for some requests, for the tree drafter.
 
-    Raises Found for whatever an engine must not do.
+    Raises Found for any misbehaviour of the engine.
     """
     with registrations():
         for index, tokens in (truths or {}).items():
@@ -148,7 +148,7 @@ class _Player:
         self.streams: list[Stream] = []
         self.refused = self.steps = 0
         self._step = self.text.step
-        self.text.step = self._listen  # type: ignore[method-assign]  # a stream's steps are everybody's
+        self.text.step = self._listen  # type: ignore[method-assign]  # a stream's steps serve all requests
         if case.traced:
             self.engine.tracer = self._trace
 
@@ -254,16 +254,16 @@ class _Player:
         engine.check()
         held = {group: count["held"] for group, count in engine.ledger.counts().items() if count["held"]}
         if held:
-            raise Found("ledger", f"nobody is left and pages are held: {held}")
+            raise Found("ledger", f"no request is left but pages are held: {held}")
         if self.text._texts or engine.roster.inside._prompts or engine.steps.flights:
-            raise Found("engine", f"nobody is left and something is kept of {list(self.text._texts)}")
+            raise Found("engine", f"no request is left but state remains of {list(self.text._texts)}")
         lost = [i for i, said in enumerate(self.said) if said.request and said.request.finish_reason is None]
         if lost:
             raise Found("engine", f"requests {lost} were forgotten")
         guilty = {fault.request for fault in self.case.faults if isinstance(fault, Raises)}
         failed = {i for i, said in enumerate(self.said) if said.request and said.failed}
         if failed - guilty or (engine.stats.failed_steps and not guilty):
-            raise Found("engine", f"{engine.stats.failed_steps} steps failed, and for good requests {failed - guilty}")
+            raise Found("engine", f"{engine.stats.failed_steps} steps failed, for good requests {failed - guilty}")
 
 
 @lru_cache(maxsize=256)
@@ -272,14 +272,14 @@ def _reference(key: str, directory: str, options: tuple[tuple[str, Any], ...]) -
 
 
 def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
-    """What a request says by itself in an engine with default settings, one prefilled chunk and no prefix cache; plain:
-    without a draft."""
+    """The output of a request by itself in an engine with default settings, one prefill chunk and no prefix cache;
+    plain: without a draft."""
     masks, context = case.engine.get("mask_token_id", case.checkpoint.vocab - 1), case.engine.get("max_model_len", 256)
     attention = str(case.engine.get("attention", "auto"))
     options: dict[str, Any] = {
         "dtype": case.dtype,
         "device": case.device,
-        "attention": "reference" if attention == bounds.BOUNDS else attention,  # equal bits are a backend's own
+        "attention": "reference" if attention == bounds.BOUNDS else attention,  # equal bits hold only within a backend
         "deterministic": True,
         "drafter": "none",
         "mask_token_id": masks,
@@ -290,7 +290,7 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
     }
 
     if case.device != "cpu":
-        options["enforce_eager"] = True  # what the case's engine captures is held against what is launched
+        options["enforce_eager"] = True  # compares the case engine's captured steps with eager ones
 
     def run() -> Said:
         text = TextEngine(_reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine)
@@ -306,5 +306,5 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
     try:
         return guarded("alone", run)
     except Found:
-        _reference.cache_clear()  # it may hold what a broken step left
+        _reference.cache_clear()  # it may hold state of the broken step
         raise

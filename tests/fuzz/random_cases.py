@@ -1,7 +1,7 @@
-"""Random cases from a seed: everything may meet everything.
+"""Random cases from a seed: any combination may occur.
 
 Checkpoints come from a limited stock, because writing and loading one takes longer than a case does; all else is drawn
-anew for each case. Nearly all that is drawn can be served; what cannot must be refused as it is added.
+anew for each case. Nearly all requests can be served; those that cannot must be refused when they are added.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADS = (
     ("model",),
 )
 STOCK = 48
-"""Checkpoints that cases are drawn over."""
+"""Number of checkpoints that cases choose from."""
 
 
 def random_case(seed: int, device: str = "cpu") -> Case:
@@ -92,13 +92,13 @@ def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str
 
 
 def _tight(rng: random.Random, requests: tuple[Ask, ...], page_size: int) -> int:
-    """Pages for the longest request, or more, and not for all."""
+    """Enough pages for the longest request, or more, but not for all requests."""
     needs = [-(-(len(ask.prompt) + ask.params["max_tokens"]) // page_size) for ask in requests]
     return max(needs) + rng.randrange(1 + max(0, sum(needs) * 2 // 3 - max(needs)))
 
 
 def _crowd(rng: random.Random, requests: tuple[Ask, ...], options: dict[str, Any]) -> tuple[Ask, ...]:
-    """Requests with much to say that start together, and a pool that they lose to one another."""
+    """Requests with long outputs that start together, and a pool so small that they preempt one another."""
     options |= {"page_size": rng.choice((1, 2, 4)), "max_num_seqs": 8, "max_num_batched_tokens": 256}
     options["max_model_len"] = 48
     wordy = (rng.randint(14, 24) for _ in requests)
@@ -113,7 +113,7 @@ def _crowd(rng: random.Random, requests: tuple[Ask, ...], options: dict[str, Any
 
 
 def _spread(rng: random.Random, ask: Ask) -> Ask:
-    """The request at a moment of its own; some leave again."""
+    """The request with a random arrival; some are aborted later."""
     arrival = 0 if rng.random() < 0.6 else rng.randrange(14)
     abort = arrival + rng.randint(0, 12) if rng.random() < 0.12 else None
     return Ask(ask.prompt, ask.params, ask.speculation, arrival, abort, ask.sample)
@@ -136,11 +136,11 @@ STAGES = (
     *("admit to the sampling table", "admit to the drafter", "reserve", "propose", "forward", "verify", "sample"),
     *("compact", "commit", "observe", "emit"),
 )
-"""Where a request may make the engine raise (support/doubles/faults.py)."""
+"""Stages in which an exception is planted for a request (support/doubles/faults.py)."""
 
 
 def _bad(vocab: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Prompts and parameters that nobody can serve."""
+    """Prompts and parameters that must be refused."""
     return [
         ((), {}),
         ((vocab,), {}),

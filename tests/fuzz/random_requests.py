@@ -1,4 +1,4 @@
-"""Random requests: prompts, sampling parameters, and ways of drafting and accepting."""
+"""Random requests: prompts, sampling parameters, drafters and acceptance rules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fuzz.endings import byte_of_character
 
 TREES = (((0,),), ((0,), (1,)), ((0,), (1,), (0, 0)), ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 BYTE_IDS = {byte: 3 + n for n, (_, byte) in enumerate(sorted(byte_of_character().items()))}
-"""Byte -> id in the tokenizer of support/checkpoints/speaking.py: after three special tokens, in order of character."""
+"""Byte -> id in the tokenizer of support/checkpoints/speaking.py: after three special tokens, in character order."""
 CHARACTERS = ("a", "b", "c", " ", "é", "€", "😀", "ß")
 TREE = "random_tree"
-"""The tests' drafter of random trees that knows what plain decoding says (tests/support/doubles/tree_drafter.py)."""
+"""The tests' random tree drafter, which knows plain decoding's output (tests/support/doubles/tree_drafter.py)."""
 
 
 def random_ask(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context: int) -> Ask:
-    """A request of any kind. shared: a prefix that several of them have; context: prompt and output together."""
+    """A request of any kind. shared: a prefix that several requests have; context: length of prompt plus output."""
     prompt = random_prompt(rng, checkpoint, shared)[: max(1, context - rng.randint(1, 8))]
     params = random_params(rng, checkpoint)
     if checkpoint.speaks and rng.random() < 0.7:
@@ -84,7 +84,7 @@ def random_params(rng: random.Random, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _narrow(rng: random.Random, checkpoint: Checkpoint, params: dict[str, Any]) -> None:
-    """Have the output be of a few tokens, and what is asked of tokens be asked of these, so that it bites."""
+    """Restrict the output to a few tokens, and apply other parameters to these, so that they change the output."""
     tokens = rng.sample(range(checkpoint.vocab), rng.randint(3, 6))
     params["logit_bias"] = {token: rng.choice((30.0, 31.0, 33.0)) for token in tokens}
     params["temperature"] = rng.choice((0.0, 1.0, 2.0, 4.0))
@@ -98,7 +98,7 @@ def _narrow(rng: random.Random, checkpoint: Checkpoint, params: dict[str, Any]) 
 
 
 def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict[str, Any]) -> Ids:
-    """Have the output spell characters, whole and broken, among ids that have no text; the prompt may end in one."""
+    """Make the output spell characters, whole and broken, among ids that have no text; the prompt may end in one."""
     alphabet = rng.sample(CHARACTERS, 4)
     tokens = [BYTE_IDS[byte] for character in alphabet for byte in character.encode()]
     tokens += [rng.randrange(290, checkpoint.vocab) for _ in range(rng.randrange(3))]
@@ -108,7 +108,7 @@ def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict
     if rng.random() < 0.8:
         params["logit_bias"] = {token: 60.0 + rng.randrange(9) for token in tokens}
         params["temperature"] = rng.choice((1.0, 4.0))
-        if rng.random() < 0.15:  # so long without text that a window of tokens holds nothing else
+        if rng.random() < 0.15:  # so many ids without text that they fill the detokeniser's window
             params["logit_bias"] |= dict.fromkeys(range(290, checkpoint.vocab), 68.0)
             params |= {"max_tokens": 40, "frequency_penalty": rng.choice((0.0, 2.0))}
     if rng.random() < 0.5:
@@ -124,7 +124,7 @@ def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict
 
 
 def drafters_of(checkpoint: Checkpoint) -> list[str]:
-    """Who can draft for it."""
+    """Drafters that can draft for it."""
     of_head = {"modules": "mtp", "eagle1": "eagle", "eagle3": "eagle", "speculators": "eagle"}
     own = [of_head.get(head, head) for head in checkpoint.heads] + (["mtp"] if checkpoint.modules else [])
     return ["none", "ngram", "suffix", "mask", TREE, *own, *own]
@@ -175,7 +175,7 @@ def _method(rng: random.Random, chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def _head(rng: random.Random, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Chains, looked up or not, and trees of both kinds."""
+    """Chains, with or without lookup, and trees of both kinds."""
     options, kind = _method(rng, chosen), rng.randrange(5)
     if chosen.get("acceptance") == "block":
         kind = 0

@@ -1,4 +1,4 @@
-"""Random tables for fuzz.distribution: any drafter that a lossless rule can judge, on any checkpoint."""
+"""Random tables for fuzz.distribution: any drafter that a lossless rule can decide, on any checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def random_table(seed: int, device: str = "cpu") -> Table:
     """The same seed gives the same table."""
     rng = random.Random(f"table {seed}")
     rule, drafter = rng.choice(("rejection", "block")), rng.choice(sorted(DRAFTERS))
-    if rule == "block" and drafter in ("random_tree", "suffix"):  # which branch
+    if rule == "block" and drafter in ("random_tree", "suffix"):  # they draft trees
         rule = "rejection"
     options = rng.choice(DRAFTERS[drafter])
     if rule == "block":

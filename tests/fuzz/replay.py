@@ -1,8 +1,8 @@
-"""Lossy rules step by step: what a rule must have emitted, given the draft that a step had and the oracle's logits.
+"""Lossy rules step by step: what a rule must have emitted, given a step's draft and the oracle's logits.
 
-The rules' definitions are their papers': typical acceptance (arXiv 2401.10774), TensorRT-LLM's relaxed acceptance,
-trusted mask-token decoding (arXiv 2602.06019), and simulated lengths. What comes behind the accepted tokens is drawn as
-plain decoding draws it there.
+The definitions are from the rules' papers: typical acceptance (arXiv 2401.10774), TensorRT-LLM's relaxed acceptance,
+trusted mask-token decoding (arXiv 2602.06019), and simulated lengths. The token after the accepted ones is drawn as in
+plain decoding.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fuzz.play import Look
 
 MAX_DRAFTED = 64
 DEFAULTS = {"posterior_threshold": 0.09, "posterior_alpha": 0.3, "relaxed_topk": 10, "relaxed_delta": 0.6}
-"""The papers'."""
+"""The papers' defaults."""
 
 
 def misjudged(oracle: Oracle, ask: Ask, look: Look, dtype: str, depth: int) -> str | None:
-    """What the step should have emitted instead, in words; None if it is right or too close to call. depth: asked for,
+    """A message on what the step should have emitted; None if it is right or too close to call. depth: the request's,
     or the drafter's own."""
     params = oracle.settled(ask.params)
     judge = {"trust": _trusted, "synthetic-trust": _trusted}.get(ask.rule, _checked)
@@ -33,11 +33,11 @@ def misjudged(oracle: Oracle, ask: Ask, look: Look, dtype: str, depth: int) -> s
         return wanted
     if wanted is None or wanted == look.tokens:
         return None
-    return f"{ask.rule} emitted {look.tokens} behind {look.known}, should be {wanted}; draft {look.candidates}"
+    return f"{ask.rule} emitted {look.tokens} after {look.known}, should be {wanted}; draft {look.candidates}"
 
 
 def _checked(oracle: Oracle, ask: Ask, look: Look, params: Params, dtype: str, depth: int) -> list[int] | None:
-    """The tokens that a rule of candidates emits."""
+    """The tokens that a rule emits by checking candidates."""
     paths: dict[int, list[int]] = {-1: []}
     for row, (token, parent) in look.candidates.items():
         paths[row] = [*paths[parent], token]
@@ -57,20 +57,20 @@ def _checked(oracle: Oracle, ask: Ask, look: Look, params: Params, dtype: str, d
 
 
 def _lenient_leaf(ask: Ask, look: Look, paths: dict[int, list[int]], rows: dict[int, Row]) -> int | None:
-    """The end of the longest path of tokens that are taken, the first of several; None: too close to call."""
-    whole = {-1}
+    """The end of the longest accepted path, the first of several; None: too close to call."""
+    kept = {-1}
     for row, (token, parent) in look.candidates.items():
-        if parent not in whole:
+        if parent not in kept:
             continue
-        taken = (_typical if ask.rule == "typical" else _relaxed)(ask, rows[parent], token)
-        if taken is None:
+        accepted = (_typical if ask.rule == "typical" else _relaxed)(ask, rows[parent], token)
+        if accepted is None:
             return None
-        if taken:
-            whole.add(row)
-    return max(whole, key=lambda row: (len(paths[row]), -row))
+        if accepted:
+            kept.add(row)
+    return max(kept, key=lambda row: (len(paths[row]), -row))
 
 
-def _asked(ask: Ask, name: str) -> float:
+def _option(ask: Ask, name: str) -> float:
     return float(ask.speculation.get(name, DEFAULTS[name]))
 
 
@@ -80,31 +80,31 @@ def _typical(ask: Ask, row: Row, token: int) -> bool | None:
         return None
     p = row.probabilities
     entropy = -float((p[p > 0] * np.log(p[p > 0])).sum())
-    least = min(_asked(ask, "posterior_threshold"), _asked(ask, "posterior_alpha") * math.exp(-entropy))
-    if least > 0 and abs(math.log(max(p[token], 1e-30) / least)) < 8 * row.margin + 1e-5 * (1 + entropy):
+    threshold = min(_option(ask, "posterior_threshold"), _option(ask, "posterior_alpha") * math.exp(-entropy))
+    if threshold > 0 and abs(math.log(max(p[token], 1e-30) / threshold)) < 8 * row.margin + 1e-5 * (1 + entropy):
         return None
-    if least == 0 and 0 < p[token] < 1e-30:  # what float32 still holds
+    if threshold == 0 and 0 < p[token] < 1e-30:  # near the smallest value that float32 holds
         return None
-    return bool(p[token] > least)
+    return bool(p[token] > threshold)
 
 
 def _relaxed(ask: Ask, row: Row, token: int) -> bool | None:
     p = row.log_probs
     order = np.sort(p)[::-1]
-    least = max(order[min(int(_asked(ask, "relaxed_topk")), len(p)) - 1], order[0] - _asked(ask, "relaxed_delta"))
+    threshold = max(order[min(int(_option(ask, "relaxed_topk")), len(p)) - 1], order[0] - _option(ask, "relaxed_delta"))
     if row.doubtful or 0 < p[token] < 1e-30:
         return None
-    nearly = abs(p[token] - least) < 4 * row.margin + 1e-6
-    at_rank = p[token] == order[min(int(_asked(ask, "relaxed_topk")), len(p)) - 1]
-    if nearly and not (at_rank and p[token] >= order[0] - _asked(ask, "relaxed_delta") + 1e-3):
+    nearly = abs(p[token] - threshold) < 4 * row.margin + 1e-6
+    at_rank = p[token] == order[min(int(_option(ask, "relaxed_topk")), len(p)) - 1]
+    if nearly and not (at_rank and p[token] >= order[0] - _option(ask, "relaxed_delta") + 1e-3):
         return None
     if at_rank and np.sort(np.abs(order - p[token]))[1] < 4 * row.margin * p[token] + 1e-7:
-        return None  # another is about as likely, and which of them has the rank nobody can say
-    return bool(p[token] >= least and p[token] > 0)
+        return None  # another token is about as likely, so which of them has the rank is undecidable
+    return bool(p[token] >= threshold and p[token] > 0)
 
 
 def _simulated_leaf(ask: Ask, look: Look, depth: int) -> int | None:
-    """Down the first live child of each node, so far as was drawn."""
+    """Follows the first valid child of each node, to the drawn depth."""
     levels = drawn_length(ask, len(look.known), depth)
     if levels is None:
         return None
@@ -118,7 +118,7 @@ def _simulated_leaf(ask: Ask, look: Look, depth: int) -> int | None:
 
 
 def drawn_length(ask: Ask, known: int, depth: int) -> int | None:
-    """How many drafted tokens a simulated step accepts; None: too close to call."""
+    """The number of drafted tokens that a simulated step accepts; None: too close to call."""
     mean = float(ask.speculation.get("acceptance_length") or ask.speculation["acceptance"].partition(":")[2])
     chances = np.array([*_length_chances(mean, depth), *[0.0] * (MAX_DRAFTED - depth)])
     with np.errstate(divide="ignore"):
@@ -129,7 +129,7 @@ def drawn_length(ask: Ask, known: int, depth: int) -> int | None:
 
 @lru_cache
 def _length_chances(mean: float, depth: int) -> tuple[float, ...]:
-    """P(0), P(1), .. P(depth) accepted: geometric, cut off, with 1 + accepted of that mean."""
+    """P(0), P(1), .. P(depth) accepted: geometric, truncated, where 1 + accepted has the given mean."""
     low, high = 0.0, 1.0
     for _ in range(80):
         p = (low + high) / 2
@@ -138,7 +138,7 @@ def _length_chances(mean: float, depth: int) -> tuple[float, ...]:
 
 
 def _trusted(oracle: Oracle, ask: Ask, look: Look, params: Params, dtype: str, depth: int) -> list[int] | str | None:
-    """A window: each row draws behind what was drawn before it, and a prefix of them is emitted."""
+    """A window: each row draws after the tokens drawn before it, and a prefix of them is emitted."""
     prompt, known = ask.prompt, list(look.known)
     logits = oracle.logits([*known, *look.probes])[len(known) - 1 :]
     if ask.rule == "trust":
@@ -147,32 +147,32 @@ def _trusted(oracle: Oracle, ask: Ask, look: Look, params: Params, dtype: str, d
         levels = drawn_length(ask, len(known), depth)
         most = None if levels is None else min(levels, len(look.probes)) + 1
     if most is not None and most != len(look.tokens):
-        return f"{ask.rule} emitted {len(look.tokens)} tokens of a window behind {look.known}, should be {most}"
+        return f"{ask.rule} emitted {len(look.tokens)} tokens of a window after {look.known}, should be {most}"
     output = known[len(prompt) :]
     for place, token in enumerate(look.tokens):
         row = oracle.row(logits[place], prompt, output + look.tokens[:place], params, dtype)
         if not may_be(row, drawn_scores(row, params, ask.sample, len(known) + place), token):
-            return f"{ask.rule} emitted {look.tokens} behind {look.known}: token {place} is not what is drawn there"
+            return f"{ask.rule} emitted {look.tokens} after {look.known}: token {place} is not the one drawn there"
     return None
 
 
 def _confident(logits: np.ndarray, confidence: float | None) -> int | None:
-    """Rows of the window that are emitted; None: too close to call."""
+    """Number of rows of the window that are emitted; None: too close to call."""
     if confidence is None:
         return len(logits)
     count = 1
     for x in logits[1:]:
-        sure = float(softmax(x).max())
-        if abs(sure - confidence) < 1e-3 * confidence:
+        top = float(softmax(x).max())
+        if abs(top - confidence) < 1e-3 * confidence:
             return None
-        if sure < confidence:
+        if top < confidence:
             break
         count += 1
     return count
 
 
 def possible(oracle: Oracle, prompt: Sequence[int], output: Sequence[int], settled: Params, dtype: str) -> str | None:
-    """A token that a lossless rule cannot have emitted, because the target gives it nothing; None if there is none."""
+    """A message on a token that a lossless rule cannot have emitted, since its target probability is 0; else None."""
     logits = oracle.logits([*prompt, *output])
     for index, token in enumerate(output):
         row = oracle.row(logits[len(prompt) + index - 1], prompt, output[:index], settled, dtype)

@@ -1,4 +1,4 @@
-"""Makes a failing case small: drops and simplifies whatever it fails without, and prints what is left as a test."""
+"""Shrinks a failing case: drops and simplifies all that the failure does not need, and prints the rest as a test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from fuzz.cases import Ask, Case, Checkpoint
 
 PLAIN_PARAMS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-"""What to try first in place of a parameter that cannot be dropped."""
+"""The first replacements to try for a parameter that cannot be dropped."""
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], seconds: float = 60.0) -> Case:
-    """The smallest case found in so much time that still fails."""
+    """The smallest case found within `seconds` that still fails."""
     end = time.monotonic() + seconds
     shrunk = True
     while shrunk:
@@ -29,7 +29,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], seconds: float = 60.0) -> 
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases that are simpler by one step, the longest steps first."""
+    """Cases that are simpler by one change, the largest changes first."""
     count = len(case.requests)
     for size in sorted({count // 2, 1} - {0}, reverse=True):
         for start in range(0, count, size):
@@ -76,7 +76,7 @@ def _simpler(ask: Ask) -> Iterator[Ask]:
 
 
 def _less(name: str, value: Any) -> Iterator[Any]:
-    """Simpler values of a parameter."""
+    """Simpler values of the parameter."""
     if name == "max_tokens":
         yield from sorted({1, value // 2, value - 1} - {0, value})
     elif name == "seed" and value != 0:
@@ -96,7 +96,7 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def as_test(case: Case, message: str, name: str = "found") -> str:
-    """The case as a pytest test, ready for fuzz/kept.py's company."""
+    """The case as a pytest test, ready to be added beside fuzz/kept.py."""
     sentence = message.splitlines()[0][:100].replace('"""', "'''").replace("\\", "/")
     names = sorted(
         {part for part in ("Ask", "BadRequest", "Case", "Checkpoint", "ClosedStream", "Raises") if part in repr(case)}

@@ -1,4 +1,4 @@
-"""The fuzzer with fixed seeds, the cases that it has found, and that it can find anything."""
+"""The fuzzer with fixed seeds, the cases that it found, and tests of the fuzzer itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORACLE = ("definitions", "endings", "oracle")
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_cases(part: int) -> None:
-    """Whatever is asked of an engine, and whenever, every request gets what it must."""
+    """Whatever requests an engine gets, and whenever, each receives what the checks require."""
     tally = Tally()
     for seed in range(part * CASES_A_PART, (part + 1) * CASES_A_PART):
         try:
@@ -38,29 +38,29 @@ def test_random_cases(part: int) -> None:
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
 def test_kept(kept: Kept) -> None:
-    """What was wrong once stays right."""
+    """A fault that was fixed once stays fixed."""
     check(kept.case)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(map(str, table.speculation.values())))
 def test_lossless(table: Table) -> None:
-    """Lossless rules say everything as often as the target does, also where a learning drafter has met the seed."""
+    """Lossless rules emit each output as often as the target does, also when a learning drafter sees a seed again."""
     check_table(table)
 
 
 @pytest.mark.parametrize("name", ORACLE)
-def test_the_oracle_is_its_own(name: str) -> None:
-    """It shares no code with the engine, nor with what the engine's tests compare it with."""
+def test_the_oracle_shares_no_code(name: str) -> None:
+    """It shares no code with the engine or with the references of the engine's tests."""
     tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    strange = {module for module in modules if module.split(".")[0] in ("stridelm", "support", ".")}
-    strange |= {module for module in modules if module.startswith("fuzz.") and module.split(".")[1] not in ORACLE}
-    assert not strange
+    shared = {module for module in modules if module.split(".")[0] in ("stridelm", "support", ".")}
+    shared |= {module for module in modules if module.startswith("fuzz.") and module.split(".")[1] not in ORACLE}
+    assert not shared
 
 
 def test_philox() -> None:
-    """Philox-4x32-10 gives what its authors' known-answer tests give."""
+    """Philox-4x32-10 passes its authors' known-answer tests."""
     zero = philox([0, 0, 0, 0], 0)
     ones = philox([2**32 - 1] * 4, 2**64 - 1)
     assert [int(word) for word in zero] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
@@ -68,13 +68,13 @@ def test_philox() -> None:
 
 
 def test_byte_ids() -> None:
-    """Random requests know which id stands for which byte."""
+    """BYTE_IDS agrees with the tokenizer."""
     alphabet = Alphabet(directory(Checkpoint(vocab=300, speaks=True)))
     assert all(alphabet.bytes_of([token], True) == bytes([byte]) for byte, token in BYTE_IDS.items())
 
 
-def test_a_case_is_its_text() -> None:
-    """What is printed makes the same case again."""
+def test_repr_makes_the_same_case() -> None:
+    """The printed form makes the same case again."""
     names = {kind.__name__: kind for kind in (Ask, BadRequest, Case, Checkpoint, ClosedStream, Raises)}
     for seed in range(50):
         case = random_case(seed)
@@ -82,7 +82,7 @@ def test_a_case_is_its_text() -> None:
 
 
 def test_shrinking() -> None:
-    """A failing case loses all that has nothing to do with it, and is printed as a test."""
+    """A failing case loses everything unrelated to its failure, and is printed as a test."""
     case = next(case for case in map(random_case, range(99)) if len(case.requests) > 3 and case.faults)
     marked = replace(case.requests[2], prompt=(1, 2, 3, 4, 5), params={**case.requests[2].params, "top_k": 3})
     case = replace(case, requests=(*case.requests[:2], marked, *case.requests[3:]))
