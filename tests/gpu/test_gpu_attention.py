@@ -59,7 +59,7 @@ def _registered() -> Iterator[None]:
 @pytest.mark.parametrize(("heads", "kv_heads"), RATIOS)
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
-    """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
+    """Decodes, chunks, prompts, chains and trees in one batch, invalid rows in some, in any GQA ratio."""
     for seed, page_size in enumerate((1, 5, 16)):
         pieces = [*random_pieces(seed, 6, longest=300), Piece(1500, 1), Piece(700, 5, (-1, 0, 0))]
         sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "page_size": page_size}
@@ -79,7 +79,7 @@ def test_head_sizes(backend: str, window: int | None, head_dim: int) -> None:
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_plain_steps(backend: str, window: int | None) -> None:
-    """Decodes, chunks, prompts and chains, dead rows behind some: without branches no backend needs a mask."""
+    """Decodes, chunks, prompts and chains, some followed by invalid rows: without branches no backend needs a mask."""
     decodes = [Piece(3000, 1), Piece(0, 1), Piece(64, 1), Piece(99, 1), Piece(100, 1)]
     chains = [Piece(700, 1, CHAIN[:5]), Piece(63, 2, CHAIN), Piece(5, 1, CHAIN[:4], frozenset({1, 2, 3})), Piece(0, 9)]
     prompts = [Piece(0, 300), Piece(700, 130), Piece(1500, 1), Piece(31, 65, CHAIN[:7])]
@@ -91,7 +91,7 @@ def test_plain_steps(backend: str, window: int | None) -> None:
 @NEEDS_FLASHINFER
 @pytest.mark.parametrize("kind", ["mistral", "qwen3"])
 def test_engine_on_flashinfer(checkpoint: Callable[..., Path], kind: str) -> None:
-    """Log-probabilities are the reference's; windows, chains and trees are served."""
+    """Log-probabilities are the reference's, with windows, chains and trees."""
     options = {"sliding_window": 7} if kind == "mistral" else {}
     check_backend(checkpoint(kind, head_dim=128, scale=3.0, **options), "flashinfer", "cuda")
 
@@ -99,7 +99,7 @@ def test_engine_on_flashinfer(checkpoint: Callable[..., Path], kind: str) -> Non
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_launches(deterministic: bool, dtype: torch.dtype) -> None:
-    """Tiles of any height, any number of programs, capped scores; garbage wherever nobody should look."""
+    """Tiles of any height, any number of programs, capped scores; garbage wherever the kernel must not read."""
     pieces = [Piece(3000, 1), Piece(0, 1), Piece(1500, 2, (-1, -1, 0, 1)), Piece(63, 1), Piece(64, 90)]
     case = make(pieces, heads=8, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, device="cuda")
     wanted = naive(case)
@@ -132,7 +132,7 @@ def test_invariance(dtype: torch.dtype, head_dim: int, window: int | None) -> No
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8), (16, 2)])
 def test_decode_is_prefill(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
-    """One row, alone and with its keys shared among programs, has the bits that it had in a prompt of thousands."""
+    """One row, alone and with its keys split among programs, has the bits that it had in a prompt of thousands."""
     whole = [Piece(0, 5000), Piece(2000, 3000)]
     case = make(whole, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=16, dtype=dtype, device="cuda")
     prefill = case.attend("exact-triton")
@@ -151,7 +151,7 @@ def test_decode_is_prefill(heads: int, kv_heads: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_decode_batch_is_decode_alone(dtype: torch.dtype) -> None:
-    """In a batch that fills the GPU a program goes through all keys of a tile; alone, many share them."""
+    """In a batch that fills the GPU one program reads all keys of a tile; alone, many programs split them."""
     lengths = [random.Random(n).randrange(1, 6000) for n in range(256)]
     pieces = [Piece(length, 1) for length in lengths]
     case = make(pieces, heads=8, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, device="cuda")
@@ -165,7 +165,7 @@ def test_decode_batch_is_decode_alone(dtype: torch.dtype) -> None:
 
 
 class Captured:
-    """A captured launch over six spans of at most eight rows, all of whose values can be set between replays."""
+    """A captured launch over six spans of at most eight rows; all its inputs can be changed between replays."""
 
     spans, rows, max_keys, page_size = 6, 8, 3000, 16
     heads, kv_heads, dim, rows_per_tile = 8, 2, 128, 4
@@ -213,7 +213,7 @@ class Captured:
         )
 
     def case(self, pieces: list[Piece]) -> Case:
-        """A step over this pool, written into the inputs."""
+        """Write a step over this pool into the inputs."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim, "page_size": self.page_size}
         case = make(pieces, **sizes, dtype=torch.bfloat16, device="cuda")
         case.keys, case.values, case.queries = self.keys, self.values, self.queries[: len(case.rows)]
@@ -237,7 +237,7 @@ class Captured:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_graph(deterministic: bool) -> None:
-    """A captured launch stays right when starts, lengths, trees and tables change between replays."""
+    """A captured launch stays correct when starts, lengths, trees and tables change between replays."""
     captured = Captured(deterministic)
     rng = random.Random(0)
     for _ in range(6):
@@ -252,6 +252,6 @@ def test_graph(deterministic: bool) -> None:
         captured.graph.replay()
         replayed = captured.out.clone()
         check_values(replayed[: len(case.rows)], naive(case))
-        assert bool((replayed[len(case.rows) :] == 7.0).all()), "a row of nobody was written"
+        assert bool((replayed[len(case.rows) :] == 7.0).all()), "a row of no span was written"
         captured.run()
         assert torch.equal(captured.out, replayed)

@@ -1,4 +1,4 @@
-"""The pool on a GPU moves accepted paths by the kernel, also from within a graph."""
+"""The pool on a GPU moves accepted paths with the kernel, also inside a graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = 12
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_captured(dtype: torch.dtype) -> None:
-    """A captured compaction, replayed over other paths, pages and lengths, leaves the pool that torch leaves."""
+    """A captured compaction, replayed with other paths, pages and lengths, leaves the pool as torch does."""
     wanted = compaction.pool(LAYOUT, REQUESTS, dtype, "cuda")
     moved = PagePool(
         LAYOUT, dict.fromkeys(("main", "other"), REQUESTS * compaction.PAGES), 4, dtype, torch.device("cuda")
@@ -36,14 +36,14 @@ def test_captured(dtype: torch.dtype) -> None:
     def compact(pool: PagePool) -> None:
         pool.keep(paths.batch, paths.draft, paths.verdict)
 
-    compact(moved)  # compiles; nothing is kept yet, so nothing moves
+    compact(moved)  # compiles; no row is kept yet, so nothing moves
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         compact(moved)
     for seed in range(10):
         paths.draw(seed)
-        rubbish = [torch.full((1 << 12,), -1, device="cuda") for _ in range(8)]  # where freed memory would be
+        rubbish = [torch.full((1 << 12,), -1, device="cuda") for _ in range(8)]  # may overwrite freed memory
         graph.replay()
         compact(wanted)
         del rubbish

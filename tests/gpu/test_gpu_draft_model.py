@@ -20,8 +20,8 @@ pytestmark = NEEDS_GPU
 def test_the_target_s_own_weights(
     checkpoint: Callable[..., Path], tmp_path: Path, page_size: int, enforce_eager: bool
 ) -> None:
-    """Five requests, so that a captured step is padded, which end at different lengths, so that it drafts beyond what
-    some have room for; again behind prefix hits, drawn."""
+    """Five requests, so that a captured step is padded, which end at different lengths, so that it drafts beyond the
+    room of some; again after prefix hits, and with sampling."""
     target = checkpoint("qwen3", tie_word_embeddings=True)
     twin = shutil.copytree(target, tmp_path / "twin")
     options = {"device": "cuda", "dtype": "bfloat16", "deterministic": True, "enforce_eager": enforce_eager}

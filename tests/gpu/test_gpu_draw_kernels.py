@@ -1,4 +1,4 @@
-"""The sampler's and the door's kernels on a GPU: against the torch code, against themselves, and in captured graphs."""
+"""Kernels of sampler and verifier on a GPU: against the torch code, against themselves, and in captured graphs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ pytestmark = NEEDS_GPU
 VOCAB = 128256
 HALF = (torch.bfloat16, torch.float16)
 CLOSE = 1e-5
-"""Two scores nearer than this are a tie that another library's logarithm may decide otherwise."""
+"""Two scores closer than this are a tie that another library's logarithm may decide differently."""
 MAX_TIES = 1
-"""Of up to 1,024 rows: best and second best lie within CLOSE in about one row of 100,000."""
+"""Of up to 1,024 rows: the best two scores lie within CLOSE in about one row of 100,000."""
 
 
 def positions_of(rows: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def positions_of(rows: int) -> torch.Tensor:
 
 
 def check_against_sampler(logits: torch.Tensor, slots: list[int], table: SamplingTable) -> None:
-    """The same tokens, but for ties of sampled rows."""
+    """The tokens are the same, except for ties in sampled rows."""
     positions = positions_of(len(slots))
     got, wanted = drawn(logits, slots, positions, table), twin(logits, slots, positions, table)
     rows = (got != wanted).nonzero()[:, 0]
@@ -67,7 +67,7 @@ def check_against_sampler(logits: torch.Tensor, slots: list[int], table: Samplin
 def scores(
     logits: torch.Tensor, slots: list[int], positions: torch.Tensor, table: SamplingTable, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """[M, 2] what the sampler gives two tokens of each row."""
+    """[M, 2] the sampler's scores of two tokens per row."""
     slots_M = torch.tensor(slots, device="cuda")
     processed = sampler_of(table).processed(logits, Rows(slots_M, positions), slots).gather(1, tokens)
     return processed + noise.gumbel_at(table.seed[slots_M], positions, table.sample_index[slots_M], tokens)
@@ -87,7 +87,7 @@ def test_tokens_are_the_samplers(rows: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 4097, 50257, 151936, 262144])
 def test_vocabularies(vocab: int) -> None:
-    """Multiples of nothing, and larger ones."""
+    """Vocabulary sizes that are not multiples of a block, and larger ones."""
     table = table_of(KINDS, vocab, "cuda")
     slots = [row % len(KINDS) for row in range(20)]
     for dtype in HALF:
@@ -126,7 +126,7 @@ def test_confidence_is_the_samplers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("step", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 def test_what_truncation_keeps(dtype: torch.dtype, step: float) -> None:
-    """Exactly what the sampler keeps of large vocabularies, and so its tokens."""
+    """Exactly what the sampler keeps of large vocabularies, and therefore the same tokens."""
     for vocab in (4097, VOCAB, 262144):
         table = table_of(TRUNCATED, vocab, "cuda")
         slots = [row % len(TRUNCATED) for row in range(40)]
@@ -142,7 +142,7 @@ def test_what_truncation_keeps(dtype: torch.dtype, step: float) -> None:
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_rows_do_not_depend_on_their_neighbours(dtype: torch.dtype) -> None:
-    """A row draws the same alone, in any batch, and wherever in it: over all ways in which rows are split."""
+    """A row draws the same alone, in any batch, and at any place in it: over all ways in which rows are split."""
     table = table_of(KINDS, VOCAB, "cuda")
     rng = random.Random(0)
     slots = [rng.randrange(len(KINDS)) for _ in range(1024)]
@@ -183,7 +183,7 @@ def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
 @pytest.mark.parametrize("kinds", [KINDS, TRUNCATED], ids=["min-p", "truncated"])
 @pytest.mark.parametrize("rows", [1, 24, 300])
 def test_graph_of_draw(rows: int, kinds: tuple[dict[str, Any], ...]) -> None:
-    """A captured launch stays right when parameters, slots, positions and logits change between replays."""
+    """A captured launch stays correct when parameters, slots, positions and logits change between replays."""
     rng = random.Random(rows)
     table = table_of(kinds, VOCAB, "cuda")
     params, top_k, top_p = columns(table), table.top_k.clone(), table.top_p.clone()
@@ -216,7 +216,7 @@ def test_graph_of_draw(rows: int, kinds: tuple[dict[str, Any], ...]) -> None:
 
 @pytest.mark.parametrize("width", [1, 8, 64])
 def test_graph_of_walk(width: int) -> None:
-    """A captured walk follows other trees, of other requests, and appends to their tables."""
+    """A captured walk follows new trees of new requests, and appends to their tables."""
     rng = random.Random(width)
     draft, tables = random_draft(rng, width, "cuda"), Tables(rng, "cuda")
     drawn_RK, nodes = agreeable(rng, draft), random_nodes(rng, width, "cuda")

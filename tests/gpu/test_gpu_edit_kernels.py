@@ -1,4 +1,4 @@
-"""The kernels that edit logits on a GPU: to the bit what torch does there, in captured graphs too."""
+"""The kernels that edit logits on a GPU: bit for bit like torch, in captured graphs too."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ VOCAB = 128256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SAMPLED = ({"temperature": 0.8}, {"temperature": 0.0}, *TRUNCATED[5:])
 MAX_TIES = 1
-"""Rows whose best two scores lie so near that another library's logarithm may decide otherwise."""
+"""Rows whose best two scores are so close that another library's logarithm may decide differently."""
 
 
 @pytest.mark.parametrize("vocab", [1, 4097, VOCAB, 262144])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mixed_rows(dtype: torch.dtype, vocab: int) -> None:
-    """Histories and lists of any length, nodes of drafts, and padding."""
+    """Histories and lists of any length, draft nodes, and padding."""
     for seed, longest in enumerate((20, 512, 5000)):
         make_case(seed, vocab, dtype=dtype, rows_each=6, longest=longest, listed=longest // 4, device="cuda").check()
 
@@ -79,23 +79,23 @@ def test_rows_beside_edited_ones_draw_the_same(dtype: torch.dtype) -> None:
 
 
 def test_graph() -> None:
-    """A captured draw stays right when logits, rows, parameters, lists and the token table change between replays."""
+    """A captured draw stays correct when logits, rows, parameters, lists and the token table change between replays."""
     case = make_case(0, VOCAB, longest=3000, listed=300, others=SAMPLED, device="cuda")
     table, nobody = case.table, [-1] * len(case.slots)
-    table.assume(Feature.ALL & ~Feature.GRAMMAR)  # whose masks the host makes: never captured
+    table.assume(Feature.ALL & ~Feature.GRAMMAR)  # grammar masks are made on the host, so those steps are not captured
     case.sampler.draw(case.logits, case.rows, nobody)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens = case.sampler.draw(case.logits, case.rows, nobody)
         edited = case.sampler._edited(case.logits, case.rows, nobody, Feature.EDITED & ~Feature.GRAMMAR)
-    for rope in range(1, 6):
-        options: dict[str, Any] = {"longest": 3000 - 500 * rope, "listed": 250, "device": "cuda"}
-        case.become(make_case(rope, VOCAB, others=SAMPLED, **options))
+    for seed in range(1, 6):
+        options: dict[str, Any] = {"longest": 3000 - 500 * seed, "listed": 250, "device": "cuda"}
+        case.become(make_case(seed, VOCAB, others=SAMPLED, **options))
         graph.replay()
         assert torch.equal(edited, case.edited())
         assert torch.equal(tokens, case.drawn())
-        case.become(make_case(rope, VOCAB, **options))
+        case.become(make_case(seed, VOCAB, **options))
         graph.replay()
         assert torch.equal(edited[case.real], case.wanted())
 
@@ -111,13 +111,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("asked", KINDS, ids=str)
 def test_edited_steps_are_captured_whole(checkpoint: Callable[..., Path], asked: dict[str, Any]) -> None:
-    """Batch after batch, lists growing in between: what an engine says that captures nothing, request by request."""
+    """In successive batches, with lists growing in between, each request emits what it emits without capture."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32", "cuda")
     llm, eager = stand.llm(), stand.llm(enforce_eager=True)
     seen: list[Kind] = []
-    for rope, names in enumerate((["penalties"], ["bias"], ["longer bias", "penalties"], ["bias"], [*SETTINGS])):
+    for seed, names in enumerate((["penalties"], ["bias"], ["longer bias", "penalties"], ["bias"], [*SETTINGS])):
         jobs = []
-        for i, prompt in enumerate(prompts(stand, 6, seed=rope)):
+        for i, prompt in enumerate(prompts(stand, 6, seed=seed)):
             settings: dict[str, Any] = SETTINGS[names[i % len(names)]]
             params = SamplingParams(temperature=0.7 * (i % 2), max_tokens=24, seed=i, ignore_eos=True, **settings)
             jobs.append(Job(prompt, params, asked))

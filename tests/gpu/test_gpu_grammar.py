@@ -1,4 +1,4 @@
-"""Grammars on a GPU: steps with them wait for the host, and say what plain decoding says."""
+"""Grammars on a GPU: their steps wait for the host, and emit what plain decoding emits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws on a GPU, in its deterministic setting: the very checks that the CPU's tests make."""
+"""The laws on a GPU with deterministic settings: the same checks as in the CPU's tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stands(checkpoint: Callable[..., Path]) -> dict[str, Stand]:
 @pytest.mark.parametrize("features", GROUPS, ids=lambda names: names[0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_identity(stands: dict[str, Stand], dtype: str, features: list[str], temperature: float) -> None:
-    """Eight requests, each its own drafter and parameters, and trusted windows beside them, say what they say alone."""
+    """Eight requests with different drafters and parameters, beside trusted windows, emit what they emit alone."""
     stand = stands[dtype]
     jobs = mixed_jobs(stand, 8, temperature, features, seed=len(features[0]))
     lossy = trusting_neighbours(stand, temperature)[:2]
@@ -76,7 +76,7 @@ def test_alone(stands: dict[str, Stand], drafter: str, depth: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefix_and_preemption(stands: dict[str, Stand], dtype: str) -> None:
-    """A warm cache and lost pages change nothing."""
+    """A warm cache and preemptions change nothing."""
     stand = stands[dtype]
     check_crowd(stand, 1.0, ["nothing", "everything"])
     jobs = mixed_jobs(stand, 8, 1.0, ["nothing", "everything"], seed=4)
@@ -88,7 +88,7 @@ def test_prefix_and_preemption(stands: dict[str, Stand], dtype: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_trust(checkpoint: Callable[..., Path], temperature: float) -> None:
-    """Trusted windows of all sizes and thresholds in one batch say what the naive reference says on a CPU."""
+    """Trusted windows of all sizes and thresholds in one batch emit what the naive reference emits on a CPU."""
     stand = Stand(checkpoint("qwen3", scale=10.0), "float32", "cuda")
     settings = SamplingParams(temperature=temperature, seed=3, max_tokens=19, ignore_eos=True, presence_penalty=0.3)
     prompts = iter(random_prompts(len(WINDOWS) + len(THRESHOLDS), seed=2))
@@ -99,7 +99,7 @@ def test_trust(checkpoint: Callable[..., Path], temperature: float) -> None:
 
 @pytest.mark.parametrize(("drafter", "rule"), lossless_cases())
 def test_joint(drafter: str, rule: str) -> None:
-    """The first three tokens of 200,000 requests are jointly distributed as the target says."""
+    """The first three tokens of 200,000 requests have the target's joint distribution."""
     options = {"prompt_lookup_min": 1} if drafter == "ngram" else {}
     with trees_registered():
         lab = Lab({"drafter": drafter, "acceptance": rule, **options}, size=20_000, device="cuda")

@@ -1,4 +1,4 @@
-"""The kernels that lay a step's rows and a head's, and that look a text's end up in it, on a GPU."""
+"""On a GPU: the kernels that lay out the rows of a step and of a head, and those for prompt lookup."""
 
 from __future__ import annotations
 

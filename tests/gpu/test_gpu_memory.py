@@ -1,4 +1,4 @@
-"""Memory on a GPU: nobody touches a page that is not theirs. Small enough to run under compute-sanitizer:
+"""Memory on a GPU: no request touches a page of another. Small enough to run under compute-sanitizer:
 
 compute-sanitizer --tool memcheck python -m pytest -q -p no:cacheprovider tests/gpu/test_gpu_memory.py
 """
@@ -23,7 +23,7 @@ pytestmark = NEEDS_GPU
 def test_unheld_pages_are_left_alone(
     checkpoint: Callable[..., Path], kinds: list[dict[str, Any]], enforce_eager: bool
 ) -> None:
-    """Padding, finished and aborted requests and steps in flight neither write nor read pages that nobody holds."""
+    """Padding, finished and aborted requests and steps in flight neither write nor read pages that no request holds."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
     poisoned, clean = (stand.llm(**POOL, enforce_eager=enforce_eager).engine for _ in range(2))
     assert check_pages(poisoned, clean, requests(stand, kinds)) > 100

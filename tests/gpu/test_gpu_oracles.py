@@ -36,7 +36,7 @@ BACKEND_NAMES = backends("cuda")
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(("kind", "variant"), variants())
 def test_logits(checkpoint: Callable[..., Path], kind: str, variant: str, deterministic: bool) -> None:
-    """Prefill in chunks and decode steps give transformers' logits (worked out on the CPU) within 1e-5."""
+    """Prefill in chunks and decode steps give transformers' logits (computed on the CPU) within 1e-5."""
     path = checkpoint(kind, **options(kind, variant))
     check_model(path, 33, "cuda", close=2e-5, deterministic=deterministic)
 
@@ -96,7 +96,7 @@ def test_noise_has_the_same_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [5, 1000, 128_256])
 def test_ties_go_to_the_lowest_id(vocab: int, dtype: torch.dtype) -> None:
-    """A greedy row takes the first of its likeliest tokens, however wide the vocabulary."""
+    """A greedy row takes the lowest id among its best tokens, whatever the vocabulary size."""
     rng = random.Random(vocab)
     logits = torch.zeros(64, vocab, dtype=dtype)
     firsts = []

@@ -1,4 +1,5 @@
-"""Products that add in one order, on a GPU: a row's bits, whatever the tile, the number of rows and who multiplies."""
+"""Products that add in a fixed order, on a GPU: a row's bits depend neither on the tile, nor on the number of rows, nor
+on whether our kernel or the library multiplies."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_bits_of_every_tile(width: int, out: int, dtype: torch.dtype) -> None:
 
 @every_dtype
 def test_bits_of_any_number_of_rows(dtype: torch.dtype) -> None:
-    """One row or thousands, by our kernel or the library's: the same bits, and the library does some of the work."""
+    """One row or thousands, with our kernel or the library's: the same bits, and the library does some of the work."""
     weight, bias = weights(1, 1024, 2048, dtype, "cuda")
     x = rows(1, 3000, 1024, dtype, "cuda")
     run = InOrderProduct(deterministic=True)

@@ -26,10 +26,10 @@ pytestmark = [
 DTYPES = sorted(TritonOps.dtypes, key=str)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 HEADS, KV_HEADS, SIZE, MLP, WIDTH = 32, 8, 128, 14336, 4096
-"""Of an 8B model."""
+"""Sizes of an 8B model."""
 
 
-# Against the definition; each check also compares rows with the same rows in less company
+# Against the definition; each check also compares rows with the same rows in smaller batches
 
 
 @every_dtype
@@ -65,7 +65,7 @@ def test_nan(dtype: torch.dtype) -> None:
 @every_dtype
 @pytest.mark.parametrize("width", [100, 4096])
 def test_addresses(dtype: torch.dtype, width: int) -> None:
-    """Rows with gaps between them, rows at odd addresses: the bits of the same rows elsewhere."""
+    """Rows with gaps between them and rows at odd addresses have the same bits as elsewhere."""
     ops, x, weight = TritonOps(), torch.randn(5, width).cuda().to(dtype), torch.randn(width).cuda().to(dtype)
     wanted = ops.norm(x, weight, 1e-5)
     wide = torch.nn.functional.pad(x, (1, 2))
@@ -100,7 +100,7 @@ class Rows:
         self.draw(0)
 
     def draw(self, seed: int) -> None:
-        """New values in the same places."""
+        """New values in the same tensors."""
         generator = torch.Generator("cuda").manual_seed(seed)
         for tensor in self.inputs:
             tensor.normal_(generator=generator)
@@ -109,7 +109,7 @@ class Rows:
         self.slots.copy_(torch.randperm(slots, generator=generator, device="cuda")[: self.count])
 
     def run(self, ops: TritonOps | PlainOps, index: slice) -> list[torch.Tensor]:
-        """All operations over some rows: what they give and what they leave in the cache."""
+        """All operations over some rows: their results, and the entries that they write to the cache."""
         x, delta, gate_up, qkv = (tensor[index] for tensor in self.inputs)
         rope, slots = replace(self.rope, positions=self.positions[index]), self.slots[index]
         keys, values = self.pool.entries[0].values()
@@ -120,7 +120,7 @@ class Rows:
 
 @every_dtype
 def test_among_thousands(dtype: torch.dtype) -> None:
-    """A row of 4,096 has the bits that it has alone and among any others, and they mean what the plain set means."""
+    """A row of 4,096 has the bits that it has alone and in any batch, and they agree with the plain set."""
     rows = Rows(4096, dtype)
     everything = rows.run(TritonOps(), slice(None))
     for index in (slice(0, 1), slice(4095, 4096), slice(7, 9), slice(100, 116), slice(1, 300), slice(0, 2048)):
@@ -157,7 +157,7 @@ def test_graph(dtype: torch.dtype, count: int) -> None:
 @pytest.mark.parametrize(("requests", "depth"), [(1, 8), (5, 1), (64, 8), (150, 20)])
 @pytest.mark.parametrize("sizes", [[(8, 128)] * 3, [(1, 6), (3, 24)]], ids=str)
 def test_compact(sizes: list[tuple[int, int]], requests: int, depth: int) -> None:
-    """Paths that overlap what they write over, in one block of entries or in dozens."""
+    """Paths that overlap their own target slots, in one block of entries or in dozens."""
     layout = tuple(HeadsKV.of(kv_heads, kv_heads, size, group="main") for kv_heads, size in sizes)
     for dtype in (torch.float32, torch.bfloat16):
         check_compact(layout, requests, depth, dtype, "cuda")

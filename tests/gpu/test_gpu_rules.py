@@ -1,4 +1,4 @@
-"""Rules that weigh probabilities on a GPU, where steps are captured: what they say on a CPU."""
+"""Rules that weigh probabilities, with captured steps on a GPU: the same output as on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = NEEDS_GPU
 LENGTH, DEPTH = 48, 3
 WEIGHING = ("rejection", "block", "typical", "relaxed")
 GREEDY = WEIGHING[:3]
-"""Rules that at temperature 0 are plain decoding."""
+"""Rules that equal plain decoding at temperature 0."""
 DRAFTED = [("mask", rule) for rule in WEIGHING] + [("ngram", "rejection")]
 
 
@@ -31,7 +31,7 @@ def _trees() -> Iterator[None]:
 
 
 def said(stand: Stand, drafter: str, rule: str, temperature: float) -> list[list[int]]:
-    """Each request's tokens but for the last: near the end a host that knows the length drafts less."""
+    """Each request's tokens except the last: near the end, a host that knows the length drafts less."""
     kind: dict[str, Any] = {"drafter": drafter, "depth": DEPTH, "acceptance": rule}
     params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=5, ignore_eos=True, speculation=kind)
     llm = stand.llm()
@@ -43,15 +43,15 @@ def said(stand: Stand, drafter: str, rule: str, temperature: float) -> list[list
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("drafter", "rule"), DRAFTED)
 def test_as_on_a_cpu(checkpoint: Callable[..., Path], drafter: str, rule: str, temperature: float) -> None:
-    """The same noise, weighed in float32 on both."""
+    """Both weigh the same noise in float32."""
     path = checkpoint("qwen3", tie_word_embeddings=True)
     here, there = (said(Stand(path, "float32", device), drafter, rule, temperature) for device in ("cpu", "cuda"))
     assert here == there
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nothing_is_left_to_chance_at_temperature_0(checkpoint: Callable[..., Path], dtype: str) -> None:
-    """Down chains and trees, with a history and without, all rules in one batch: what plain decoding says."""
+def test_plain_decoding_at_temperature_0(checkpoint: Callable[..., Path], dtype: str) -> None:
+    """Chains and trees, with and without a history, all rules in one batch: the output is plain decoding's."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), dtype, "cuda")
     jobs = mixed_jobs(stand, 8, 0.0, ["nothing", "everything", "repetition_penalty", "bad_words"], seed=5)
     for i, job in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""Steady state on a GPU: nothing is compiled, captured or waited for but the verdict of the step before."""
+"""Steady state on a GPU: nothing is compiled or captured, and the host waits only for the previous step's verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
 KINDS = [kind for kind in ALL_KINDS if not DRAFTERS.get(kind["drafter"]).host_bound]
-"""Of those that work on the host, what they learned makes every turn another."""
+"""Not those that draft on the host: they learn, so that every round differs."""
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "min_p": 0.01},
@@ -34,8 +34,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within it, whatever waits for the device raises, but for the event behind a step's verdict; so does a kernel that
-    is compiled, or a graph that is captured."""
+    """Within this context, a wait for the device raises, except for the event after a step's verdict; so does compiling
+    a kernel or capturing a graph."""
 
     def compiled(**kernel: Any) -> None:
         raise AssertionError(f"compiled {kernel.get('repr')}")
@@ -56,17 +56,17 @@ def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_decoding(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kinds: list[dict[str, Any]], params: str
 ) -> None:
-    """Five requests or more that decode, of one kind (captured whole) or of several (their forward pass alone)."""
+    """Five requests or more that decode, of one kind (captured whole) or of several (only their forward pass)."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
     engine = stand.llm(deterministic=False, strict=False, page_size=8).engine
-    for rope in range(3):  # all but the first find their prompts in the prefix cache, so the last two go alike
+    for number in range(3):  # all but the first hit the prefix cache, so the last two rounds run alike
         for i, prompt in enumerate(prompts(stand, max(5, len(kinds)))):
             kind = kinds[i % len(kinds)]
             settings = SamplingParams(**PARAMS[params], seed=i, max_tokens=60, ignore_eos=True, speculation=kind)
-            engine.add(f"{rope}-{i}", prompt, settings)
+            engine.add(f"{number}-{i}", prompt, settings)
         for _ in range(5):
-            engine.step()  # reads the prompts
-        if rope < 2:  # everything that comes to be needed is made once
+            engine.step()  # prefills
+        if number < 2:  # everything needed is made once
             while engine.busy:
                 engine.step()
     with nothing_new(engine, monkeypatch):

@@ -1,4 +1,4 @@
-"""Simulated acceptance on a GPU, where steps are captured: as many tokens as on a CPU, step by step."""
+"""Simulated acceptance with captured steps on a GPU: as many tokens as on a CPU, step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = 48
 
 
 def step_lengths(stand: Stand, rule: str, temperature: float) -> list[list[int]]:
-    """Tokens of each step of each request, but for its last: near the end a host that knows the length drafts less."""
+    """Tokens per step of each request, except its last: near the end, a host that knows the length drafts less."""
     kind: dict[str, Any] = {"drafter": "mask", "depth": 3, "acceptance": rule}
     engine = stand.llm().engine
     counts: dict[str, list[int]] = {}
@@ -35,14 +35,14 @@ def step_lengths(stand: Stand, rule: str, temperature: float) -> list[list[int]]
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["synthetic:2.5", "synthetic-trust:2.5", "synthetic-trust:4"])
 def test_as_on_a_cpu(checkpoint: Callable[..., Path], rule: str, temperature: float) -> None:
-    """Mask drafts are full from the second step on, so seed and position alone decide how long each step is."""
+    """Mask drafts are full from the second step on, so only seed and position decide how many tokens a step emits."""
     path = checkpoint("qwen3", tie_word_embeddings=True)
     here, there = (step_lengths(Stand(path, "float32", device), rule, temperature) for device in ("cpu", "cuda"))
     assert here == there and any(length > 1 for steps in here for length in steps)
 
 
 def test_mixed(checkpoint: Callable[..., Path]) -> None:
-    """Other lengths and rules in a step, which runs eagerly: each says what it says alone."""
+    """Several lengths and rules in a step, which runs eagerly: each request emits what it emits alone."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32", "cuda")
     kinds: list[dict[str, Any]] = [
         {"drafter": "mask", "depth": 3, "acceptance": "synthetic:1.5"},

@@ -1,4 +1,4 @@
-"""The trap for page indices where the device finds its pages by itself: no step is captured, and none goes astray."""
+"""The check of page indices when the device looks up its own pages: no step is captured, and no bad index is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stand(checkpoint: Callable[..., Path]) -> Stand:
 @pytest.mark.parametrize("page", WRONG_PAGES)
 @pytest.mark.parametrize("where", ["ledger", "device"])
 def test_names_the_entry(stand: Stand, where: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the device lives on, which it would not have done."""
+    """The device also stays usable, which it would not after an illegal access."""
     check_names_the_entry(stand, "auto", where, page, monkeypatch)
 
 

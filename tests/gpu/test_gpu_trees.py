@@ -1,4 +1,4 @@
-"""Trees that heads grow on a GPU are those that they grow on a CPU: each level sees itself and its ancestors."""
+"""Trees that heads grow on a GPU equal those grown on a CPU: each level sees itself and its ancestors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drafter", ["mtp", "eagle"])
 def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float) -> None:
-    """What is said is the same whatever is drafted; how many steps it took tells the trees apart."""
+    """The output is the same whatever is drafted; the number of steps tells the trees apart."""
     model = write(tmp_path / "model", "qwen3", vocab_size=VOCAB)
     if drafter == "mtp":
         head = write_modules(tmp_path / "head", model)

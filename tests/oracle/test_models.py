@@ -29,7 +29,7 @@ def test_logits(checkpoint: Checkpoint, kind: str, variant: str, chunk: int) -> 
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_fast_products(checkpoint: Checkpoint, kind: str) -> None:
-    """So they do with the library's own products, where equal bits are not promised."""
+    """The same with the library's own products, which do not promise equal bits."""
     check_model(checkpoint(kind, scale=3.0), 33, deterministic=False)
 
 
@@ -44,13 +44,13 @@ def test_shards(checkpoint: Checkpoint, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_bfloat16_is_near(checkpoint: Checkpoint, kind: str) -> None:
-    """In bfloat16 the logits are those of the same model, as near as eight bits allow."""
+    """In bfloat16 the logits are close to those of the same model, to within eight bits."""
     check_model(checkpoint(kind, scale=3.0), 1024, close=0.15, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling", "type"])
 def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) -> None:
-    """Rotary scaling is understood as new files spell it, and as old ones do."""
+    """Rotary scaling is read in the config format of new files and in that of old ones."""
     parameters = {"rope_type": "linear", "factor": 3.0, "rope_theta": 777.0}
     path = copied(checkpoint("llama", scale=3.0, rope_parameters=parameters), tmp_path)
     config = json.loads((path / "config.json").read_text())
@@ -64,7 +64,7 @@ def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) ->
 
 
 def test_dynamic_scaling_ends_at_the_original_length(checkpoint: Checkpoint) -> None:
-    """Beyond it the frequencies depend on the order of calls, so that much context is refused, by name."""
+    """Beyond it the frequencies depend on the order of calls, so a longer context is refused by option name."""
     parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     path = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=64)
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "drafter": "none", "num_pages": 40}
@@ -78,7 +78,7 @@ def test_dynamic_scaling_ends_at_the_original_length(checkpoint: Checkpoint) -> 
 
 
 def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """What would be computed wrongly is refused, with what is supported."""
+    """What would be computed wrongly is refused, and the error names what is supported."""
     path = copied(checkpoint("llama"), tmp_path)
     original = json.loads((path / "config.json").read_text())
     for changes, message in (
@@ -110,7 +110,7 @@ QKV = "model.layers.1.self_attn.k_proj.weight"
 
 
 def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Missing, unexpected and misshapen tensors are one error that lists them all."""
+    """Missing, unexpected and misshapen tensors are listed in one error."""
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
@@ -127,7 +127,7 @@ def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_bias_that_config_denies(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Weights that config.json does not speak of are not dropped silently."""
+    """Weights that config.json does not mention are not dropped silently."""
     path = copied(checkpoint("llama", attention_bias=True), tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
@@ -136,7 +136,7 @@ def test_bias_that_config_denies(checkpoint: Checkpoint, tmp_path: Path) -> None
 
 
 def test_harmless_leftovers(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Stored rotary frequencies, and the head of a tied model, are no weights of their own."""
+    """Stored rotary frequencies, and the head of a tied model, are accepted: they are not separate weights."""
 
     def add(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
@@ -146,8 +146,8 @@ def test_harmless_leftovers(checkpoint: Checkpoint, tmp_path: Path) -> None:
     load_model(path)
 
 
-def test_unloaded_weights_scream(checkpoint: Checkpoint) -> None:
-    """Before they are loaded all weights are NaN, so that one that is forgotten cannot go unseen."""
+def test_unloaded_weights_are_nan(checkpoint: Checkpoint) -> None:
+    """Before loading, all weights are NaN, so that a forgotten one cannot go unnoticed."""
     config = load_config(checkpoint("qwen3"))
     with torch.device("meta"):
         model = MODELS.get("qwen3")(config)
@@ -156,7 +156,7 @@ def test_unloaded_weights_scream(checkpoint: Checkpoint) -> None:
 
 
 def test_unreadable_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Absent, truncated and corrupt files are errors that name the file."""
+    """For missing, truncated and corrupt files the error names the file."""
     with pytest.raises(ValueError, match="no model at"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"has no config\.json"):
@@ -177,7 +177,7 @@ def test_unreadable_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_missing_shard(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """A shard that the index names and that is not there is named; a broken index too."""
+    """The error names a shard that the index lists but that is missing; a broken index too."""
     path = copied(checkpoint("qwen3", scale=3.0, shard="40KB"), tmp_path)
     lost = sorted(path.glob("*.safetensors"))[1]
     lost.unlink()
