@@ -1,4 +1,4 @@
-"""Every attention backend against the definition in float64, and against itself in other company."""
+"""Every attention backend against the definition in float64, and against itself with other rows in the batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.oracles.attention import (
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 RATIOS = ((3, 3), (4, 2), (6, 2), (4, 1), (16, 2))
-"""(query heads, KV heads): 1, 2, 3, 4 and 8 queries a KV head."""
+"""(query heads, KV heads): 1, 2, 3, 4 and 8 query heads per KV head."""
 BACKEND_NAMES = backends("cpu")
 CHAIN = tuple(range(-1, 63))
 STAR = (-1,) * 64
@@ -63,7 +63,7 @@ def test_keys_and_values_of_two_widths(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_unknown_layers_are_refused(backend: str) -> None:
-    """A kind of layer state that a backend has no mixer for is named when the model is loaded."""
+    """The error at load time names a kind of layer state for which a backend has no mixer."""
     made = BACKENDS.get(backend)(backend not in INEXACT)
     with pytest.raises(ValueError, match="MeanState, only with HeadsKV"):
         made.check((HeadsKV.of(4, 2, 64), MeanState("full", None, 8)), torch.bfloat16)
@@ -72,7 +72,7 @@ def test_unknown_layers_are_refused(backend: str) -> None:
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 129, 1000])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_windows(backend: str, window: int) -> None:
-    """A sliding window counts positions: along a branch it forgets the prompt, not the branch's siblings."""
+    """A sliding window counts positions: along a branch it drops the prompt, not the branch's siblings."""
     for seed in range(3):
         check_attention(backend, make(random_pieces(seed, 6), window=window, seed=seed))
 
@@ -126,7 +126,7 @@ def test_row_invariance_of_wide_heads(backend: str, head_dim: int) -> None:
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_path_invariance(backend: str, window: int | None, dtype: torch.dtype) -> None:
-    """A candidate of any tree has the bits of the real row that may one day stand in its place."""
+    """A candidate of any tree has the bits of the real row that may later take its place."""
     rng = random.Random(3)
     for seed, (heads, kv_heads) in enumerate(RATIOS):
         pieces = [
@@ -138,7 +138,7 @@ def test_path_invariance(backend: str, window: int | None, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_dead_rows_are_silent(backend: str) -> None:
-    """Rows that are not live change nobody's bits."""
+    """Invalid rows do not change the bits of any other row."""
     parents = random_tree(random.Random(5), 30)
     dead = frozenset(row for row in range(30) if set(Piece(0, 1, parents).path(row)) & {3, 8, 21})
     alive, padded = (make([Piece(40, 2, parents, rows), Piece(9, 3)]) for rows in (frozenset(), dead))

@@ -1,4 +1,4 @@
-"""What the FlashInfer backend tells FlashInfer of a step: pages, masks, windows. FlashInfer itself needs a GPU."""
+"""What the FlashInfer backend passes to FlashInfer: pages, masks, windows. FlashInfer itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.oracles.attention import Case, Piece, check_attention, check_values
 WINDOWS = (None, 1, 2, 7, 64)
 CHAIN = tuple(range(-1, 63))
 PLAIN = [Piece(70, 1), Piece(0, 30), Piece(9, 5, CHAIN), Piece(33, 1, CHAIN[:7], frozenset({4, 5, 6}))]
-"""Spans without drafts, and with chains, live as far as they go."""
+"""Spans without drafts, and with chains that are valid only up to some row."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def view(case: Case) -> HostView:
 
 
 def seen_by(case: Case, i: int, row: int, window: int | None) -> set[int]:
-    """Storage indices that a live row sees, by the definition."""
+    """Storage indices that a valid row sees, by the definition."""
     piece = case.pieces[i]
     path = piece.path(row - piece.real) if row >= piece.real else []
     real = range(min(piece.base, piece.start + row + 1))
@@ -49,7 +49,7 @@ def masks(case: Case, window: int | None) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_mask_is_the_definition(window: int | None) -> None:
-    """Live rows of any step see what they should; rows of padding see something, and nobody else's."""
+    """Valid rows of any step see what they should; rows of padding see something, but only of their own request."""
     for seed in range(12):
         case = make(random_pieces(seed, 5, longest=90), seed=seed)
         for (i, row), mask in zip(case.rows, masks(case, window), strict=True):
@@ -62,7 +62,7 @@ def test_mask_is_the_definition(window: int | None) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_causal_steps(window: int | None) -> None:
-    """Where no mask is asked for, a window over storage that ends at the row is what the mask would have said."""
+    """Without a mask, a window over storage that ends at the row lets through what the mask would have."""
     case = make(PLAIN)
     assert is_causal(view(case))
     for (i, row), mask in zip(case.rows, masks(case, window), strict=True):
@@ -75,7 +75,7 @@ def test_causal_steps(window: int | None) -> None:
 
 @pytest.mark.parametrize("parents", [(-1, -1), (-1, 0, 0), (*CHAIN[:63], 61), (-1,) * 64], ids=len)
 def test_trees_are_not_causal(parents: tuple[int, ...]) -> None:
-    """One branch anywhere, and the step has a mask; if it is dead, it has none."""
+    """A single branch anywhere gives the step a mask; an invalid branch does not."""
     assert not is_causal(view(make([*PLAIN, Piece(5, 1, parents)])))
     branches = frozenset(row for row, parent in enumerate(parents) if parent != row - 1)
     dead = branches | {row for row in range(len(parents)) if set(Piece(5, 1, parents).path(row)) & branches}
@@ -84,7 +84,7 @@ def test_trees_are_not_causal(parents: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_tables(page_size: int) -> None:
-    """Pages and the last one's entries give every stored entry its slot, whatever stands behind in a page table."""
+    """Pages and the last page's length give every stored entry its slot, whatever follows in the page table."""
     case = make(random_pieces(0, 8), page_size=page_size)
     for table in case.tables:
         table += [10**6] * 2
@@ -98,7 +98,7 @@ def test_tables(page_size: int) -> None:
         assert 1 <= int(last[i]) <= page_size
 
 
-# With FlashInfer played by torch
+# With a torch stand-in for FlashInfer
 
 
 @pytest.mark.usefixtures("_peer")
@@ -114,7 +114,7 @@ def test_attention(window: int | None, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("_peer")
 def test_steps_and_layers() -> None:
-    """Layers of different windows plan once a step each; steps of every kind follow one another on one backend."""
+    """Layers of different windows plan once per step each; steps of every kind run in turn on one backend."""
     backend = FlashInferAttention(False)
     layout = tuple(HeadsKV.of(4, 2, 64, window, "main") for window in (None, 7, None, 3))
     for seed, pieces in enumerate((PLAIN, [Piece(0, 2 * LONG)], random_pieces(1, 4), PLAIN)):
@@ -130,7 +130,7 @@ def test_steps_and_layers() -> None:
 
 @pytest.mark.usefixtures("_peer")
 def test_whole_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is handed over as it lies, not copied."""
+    """The pool is passed without a copy."""
     pools: list[torch.Tensor] = []
     run = BatchPrefillWithPagedKVCacheWrapper.run
 
@@ -152,7 +152,7 @@ def test_whole_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_peer")
 @pytest.mark.parametrize("kind", ["mistral", "qwen3"])
 def test_engine(checkpoint: Callable[..., Path], kind: str) -> None:
-    """An engine on it, windows and drafts and all."""
+    """An engine on this backend, with windows and drafts."""
     options = {"sliding_window": 7} if kind == "mistral" else {}
     check_backend(checkpoint(kind, head_dim=64, scale=3.0, **options), NAME, "cpu")
 
@@ -162,7 +162,7 @@ def test_engine(checkpoint: Callable[..., Path], kind: str) -> None:
 
 @pytest.mark.usefixtures("_peer")
 def test_refusals() -> None:
-    """Before FlashInfer is asked."""
+    """Before FlashInfer is called."""
     with pytest.raises(ValueError, match="cannot promise equal bits; use attention='triton', or deterministic=False"):
         pick_attention(NAME, torch.device("cuda"), deterministic=True)
     with pytest.raises(ValueError, match="head sizes 64, 128, 256, not 80"):

@@ -1,4 +1,4 @@
-"""An engine that can draft every way, on a tiny random model, and prompts short enough for it."""
+"""An engine with every drafter, on a tiny random model, and prompts short enough for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the acceptance benchmark: buckets by the plain text, the same for whoever drafts."""
+"""Rows of the acceptance benchmark: buckets are formed by the plain text, so all drafters have the same ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_table_and_chart(report: AcceptanceReport, tmp_path: Path) -> None:
 
 
 def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> None:
-    """What suffix decoding learns of one variant's outputs, the next one's run starts without."""
+    """What suffix decoding learns from one variant's outputs is forgotten before the next one's run."""
     once, other = read_variants(["suffix@6", "suffix@6:rejection"], (), engine.loaded.target)
     cold = settings(temperature=(0.0,))
     found = measure_acceptance(engine, [once, other, once], prompts, cold).rows
@@ -86,7 +86,7 @@ def test_no_drafter_has_seen_the_answers(engine: Engine, prompts: PromptSet) -> 
 
 
 def test_what_cannot_run_is_refused_before_anything_does(engine: Engine, prompts: PromptSet) -> None:
-    """Also what only the drafter itself can tell."""
+    """Also errors that only the drafter itself can detect."""
     told: list[str] = []
     deep = read_variants(["ngram@2", "mask@9"], (), engine.loaded.target)
     with pytest.raises(ValueError, match="depth 9 is over 7"):

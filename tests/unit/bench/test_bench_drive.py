@@ -1,4 +1,4 @@
-"""A closed loop of a fixed number of streams, and what it writes down."""
+"""A closed loop with a fixed number of streams, and the records that it makes."""
 
 from __future__ import annotations
 

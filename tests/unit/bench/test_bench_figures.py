@@ -21,7 +21,7 @@ def test_percentiles() -> None:
 
 
 def test_times_of_steps_that_bring_several_tokens() -> None:
-    """TTFT is the first emission, ITL the gaps between emissions, TPOT the time a token behind it."""
+    """TTFT is the first emission, ITL the gaps between emissions, TPOT the time per token after the first."""
     times = Times.of([timeline((0.5, 1), (0.7, 2), (0.9, 2))])
     assert times.ttft_s.p50 == pytest.approx(0.5)
     assert times.itl_s.p50 == pytest.approx(0.2)

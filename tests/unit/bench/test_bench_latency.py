@@ -1,4 +1,4 @@
-"""Rows of the latency benchmark: who is in them, what is checked, what is written. No time is asserted."""
+"""Rows of the latency benchmark: which variants are in them, what is checked, what is written. No time is asserted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lossless_rows_say_that_the_output_is_plain_decodings(rows: list[Latency
 
 
 def test_a_wrong_output_is_seen(engine: Engine, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check compares tokens: a rule that only claims to be lossless is found out."""
+    """The check compares tokens: a rule that only claims to be lossless is detected."""
     variants = read_variants(["mask@2:trust"], (), engine.loaded.target)
     liar = type(variants[0])(variants[0].speculation, lossless=True)
     _, row = measure_latency(engine, [liar], prompts, settings(batch=(1,), repeats=1, max_tokens=24))
@@ -60,7 +60,7 @@ def test_rows_carry_what_the_ratio_needs(rows: list[LatencyRow]) -> None:
 
 
 def test_rounds_know_nothing_of_one_another(engine: Engine, prompts: PromptSet) -> None:
-    """Suffix decoding finds no earlier round's outputs: every round accepts as much."""
+    """Suffix decoding does not see earlier rounds' outputs: every round accepts the same number."""
     variants = read_variants(["suffix@6"], (), engine.loaded.target)
     found = [measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=n, max_tokens=24)) for n in (1, 2)]
     (_, once), (_, twice) = found
@@ -74,7 +74,7 @@ def test_prompts_are_used_again_until_every_stream_has_one(engine: Engine, promp
 
 @pytest.mark.parametrize(("entries", "plain_runs"), [(["ngram"], 1), (["ngram@1", "ngram@2", "ngram@3", "mask@1"], 2)])
 def test_every_run_is_announced(engine: Engine, prompts: PromptSet, entries: list[str], plain_runs: int) -> None:
-    """Plain decoding runs again where there are more variants than run beside it once."""
+    """Plain decoding is repeated if there are more variants than run beside it once."""
     told: list[str] = []
     variants = read_variants(entries, (), engine.loaded.target)
     rows = measure_latency(engine, variants, prompts, settings(), told.append)
@@ -102,7 +102,7 @@ def test_the_table_marks_lossy_rows(rows: list[LatencyRow]) -> None:
 
 
 def test_simulated_acceptance_is_labelled(engine: Engine, prompts: PromptSet, rows: list[LatencyRow]) -> None:
-    """In the row, in its label and below the table; other tables do not speak of it."""
+    """In the row, in its label and below the table; other tables do not mention it."""
     variants = read_variants(["ngram@2:synthetic:1.5"], (), engine.loaded.target)
     _, row = found = measure_latency(engine, variants, prompts, settings(batch=(1,), repeats=1))
     about = row.to_json()

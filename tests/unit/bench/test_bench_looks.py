@@ -1,4 +1,4 @@
-"""In a chart no drafter is taken for another."""
+"""In a chart no drafter can be mistaken for another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = {name: look_of(name) for name in DRAFTERS}
 
 @pytest.fixture
 def more_drafters() -> Iterator[list[str]]:
-    """Twelve that somebody may add."""
+    """Twelve drafters that users may add."""
     names = [f"a_new_one_{i}" for i in range(12)]
     for name in names:
         DRAFTERS.add(name, DRAFTERS.get("none"))
@@ -40,14 +40,14 @@ def test_a_drafter_looks_like_no_other(drafter: str, trait: str) -> None:
 
 @pytest.mark.parametrize("trait", ["color", "marker"])
 def test_added_drafters_have_looks_of_their_own(more_drafters: list[str], trait: str) -> None:
-    """And those that were there keep theirs."""
+    """And existing drafters keep theirs."""
     traits = [look_of(drafter)[trait] for drafter in DRAFTERS]
     assert len(set(traits)) == len(traits) >= 20
     assert all(look_of(drafter) == look for drafter, look in KEPT.items())
 
 
 def test_a_look_does_not_depend_on_the_company() -> None:
-    """A drafter's colour and marker are the same whatever else is drawn, and in whatever order; its variants differ."""
+    """A drafter's colour and marker do not depend on what else is drawn, or on the order; its variants differ."""
     rows = [Row(name, f"{name}{i}") for i in range(3) for name in DRAFTERS]
     for company in (rows, rows[::-1], rows[:2]):
         looks = looks_of(company, lambda row: row.label)

@@ -1,4 +1,4 @@
-"""The shipped prompts are what they say they are, and users' files are read or refused."""
+"""The shipped prompts are as documented, and users' files are read or refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_shipped_prompts_are_small() -> None:
 
 
 def test_prompts_are_cut_between_statements(tmp_path: Path) -> None:
-    """A cut leaves three lines of the function to the model and never stands inside a statement."""
+    """A cut leaves three lines of the function to the model and never splits a statement."""
     body = "".join(f"    value_{i} = compute_something_long_enough({i})\n" for i in range(12))
     path = tmp_path / "module.py"
     path.write_text(f'def first(argument):\n    """What it does."""\n{body}    return argument\n', encoding="utf-8")

@@ -27,7 +27,7 @@ def test_buckets(tokens: list[int], bucket: object) -> None:
 
 
 def test_the_middle_bucket_has_both_its_edges() -> None:
-    """103 tokens have 100 4-grams: 60 distinct are still the middle, and so are 30."""
+    """103 tokens have 100 4-grams: 60 distinct ones still count as the middle bucket, and so do 30."""
     sixty = [*range(60), *[59] * 43]
     assert distinct_share(sixty) == pytest.approx(0.6) and bucket_of(sixty) is MIXED
     thirty = [*range(30), *[29] * 73]

@@ -1,4 +1,4 @@
-"""Results on disk: what is written is read again, and the runs that the documentation cites can be read."""
+"""Results on disk: what is written can be read again, and so can the runs that the documentation cites."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_line(tmp_path: Path, line: str) -> Any:
 
 @given(rows=st.lists(st.dictionaries(NAMES, VALUES), max_size=4))
 def test_rows_come_back_as_they_were(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Values and their kinds; a name that a row lacks is None where another row has it."""
+    """Values and their types; a name that a row lacks is None if another row has it."""
     [run] = read_line(tmp_path_factory.mktemp("results"), as_line({"benchmark": "any", "rows": rows}))
     names = {name for row in rows for name in row}
     whole = [{name: row.get(name) for name in sorted(names)} for row in rows]
@@ -88,7 +88,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.jsonl")), ids=lambda path: path.name)
 def test_a_file_of_the_repository_is_of_one_machine(path: Path) -> None:
-    """And no two runs of it look alike: a benchmark, its settings and a note tell them apart."""
+    """And no two of its runs are indistinguishable: benchmark, settings and note differ."""
     runs = read_results(path)
     where = {json.dumps([run["environment"][name] for name in ("cpu", "cores", "gpus")]) for run in runs}
     told = {json.dumps([run["benchmark"], run["settings"], run.get("note")]) for run in runs}

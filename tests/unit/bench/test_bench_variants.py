@@ -1,4 +1,4 @@
-"""What `--drafters` may say, and what it stands for."""
+"""What `--drafters` accepts, and what it means."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_entry_stands_for_all_that_the_model_can_run(engine: Engine) -> None:
 
 
 def test_options(engine: Engine) -> None:
-    """They come back in the order of Speculation's fields, and count for what tells variants apart."""
+    """They are reported in the order of Speculation's fields, and distinguish variants."""
     entries = [
         "ngram@4+prompt_lookup_max=6+prompt_lookup_min=2",
         "ngram@4+prompt_lookup_min=2",
@@ -88,7 +88,7 @@ def test_options_run_at_every_depth(engine: Engine) -> None:
 
 
 def test_trees(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """Of a drafter that takes them: levels are the depth, and a tree is shown as it can be written."""
+    """For a drafter with trees: levels are the depth, and a tree is shown in the form in which it can be written."""
     kind = "stridelm.draft.medusa.drafter.MedusaDrafter"
     monkeypatch.setattr(f"{kind}.why_not", classmethod(lambda cls, target: None))
     monkeypatch.setattr(f"{kind}.usual_depth", classmethod(lambda cls, target: 3))

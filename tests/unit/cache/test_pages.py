@@ -1,4 +1,4 @@
-"""Pages are free, held or cached, one of them at a time."""
+"""A page is either free, held or cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTIONS = st.lists(
 @given(st.integers(1, 8), ACTIONS)
 @settings(deadline=None)
 def test_states(total: int, actions: list[tuple[str, int]]) -> None:
-    """Whatever is done: each page is in one state, the null page in none, a name leads to a page that has it."""
+    """After any operations: each page is in one state, the null page in none, a name leads to a page that has it."""
     pages = Pages(total)
     held: list[int] = []
     for action, value in actions:
@@ -45,7 +45,7 @@ def test_states(total: int, actions: list[tuple[str, int]]) -> None:
 
 
 def test_first_page_keeps_the_name() -> None:
-    """Two requests may compute the same page at once; the first is the one that is found."""
+    """Two requests may compute the same page at once; the first is the one found."""
     pages = Pages(3)
     a, b = pages.take(2)
     pages.name(a, b"x")
@@ -58,7 +58,7 @@ def test_first_page_keeps_the_name() -> None:
 
 
 def test_cached_pages_are_given_last() -> None:
-    """What is free goes before what might be found again; an evicted page loses its name."""
+    """Free pages are taken before cached ones; an evicted page loses its name."""
     pages = Pages(3)
     taken = pages.take(3)
     for page in taken[:2]:

@@ -1,4 +1,4 @@
-"""The tensors behind the pages: written by slot, moved by slot, and no larger than memory."""
+"""The tensors behind the pages: written by slot, moved by slot, and sized to fit in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pool() -> PagePool:
 
 
 def test_shapes() -> None:
-    """One more page than is handed out, for what padding writes; zeroed, so that reading it is harmless."""
+    """One page more than is handed out, which padding writes to; zeroed, so that reading it is harmless."""
     tensors = pool()
     shapes = [{name: tuple(tensor.shape) for name, tensor in entries.items()} for entries in tensors.entries]
     assert shapes == [
@@ -35,7 +35,7 @@ def test_shapes() -> None:
 
 
 def test_compact_moves_a_group() -> None:
-    """An accepted path is moved as if read first and written then, in all layers of its group and in no other."""
+    """An accepted path is moved as if all was read before any write, in all layers of its group and in no other."""
     tensors = pool()
     for t in tensors.tensors:
         t.copy_(torch.arange(t.shape[0], dtype=t.dtype).view(-1, *[1] * (t.dim() - 1)).expand_as(t))
@@ -50,7 +50,7 @@ def test_compact_moves_a_group() -> None:
 
 
 def test_bytes_per_token() -> None:
-    """Whatever every layer keeps, in the pool's dtype."""
+    """Whatever tensors each layer keeps, in the pool's dtype."""
     assert bytes_per_token(LAYOUT, torch.bfloat16) == 2 * (2 * 2 * 8 + (4 + 6) + 7)
     assert bytes_per_token(LAYOUT, torch.float64) == 4 * bytes_per_token(LAYOUT, torch.bfloat16)
 
@@ -66,13 +66,13 @@ def test_bytes_per_token() -> None:
     ],
 )
 def test_page_count(free: int, activations: int, fraction: float, cap: int, pages: int) -> None:
-    """As many pages as the fraction of what a step leaves free holds, and no more than are of use."""
+    """The number of pages that fit in the fraction of what a step leaves free, but no more than are useful."""
     room = MemoryBudget(CPU, free, activations)
     assert room.page_counts({"full": 1000}, fraction, {"full": cap}) == {"full": pages}
 
 
 def test_page_counts_of_two_groups() -> None:
-    """All that is of use, or of each group its part."""
+    """As many as are useful if they fit, else each group's share."""
     sizes, useful = {"full": 1000, "window": 300}, {"full": 500, "window": 20}
     assert MemoryBudget(CPU, 506_000).page_counts(sizes, 1.0, useful) == useful
     half = MemoryBudget(CPU, 506_000).page_counts(sizes, 0.5, useful)
@@ -81,7 +81,7 @@ def test_page_counts_of_two_groups() -> None:
 
 
 def test_no_room_for_a_page() -> None:
-    """The error says what is free, what of it a step takes and how much is missing; it names what would help."""
+    """The error says what is free, how much of it a step takes, how much is missing, and what would help."""
     with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory") as plain:
         MemoryBudget(CPU, 4 * MIB).page_counts({"full": 3 * MIB}, 0.5, {"full": 7})
     assert "0.5 of 4.0 MiB free on cpu is 2.0 MiB, 1.0 MiB less than a page takes" in str(plain.value)
@@ -105,7 +105,7 @@ def test_pages_that_were_asked_for() -> None:
 
 
 def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver counts it as taken until it is given back."""
+    """The driver counts it as used until it is released."""
     kept = [3 * MIB]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.clear())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * MIB - sum(kept), 8 * MIB))

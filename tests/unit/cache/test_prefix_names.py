@@ -18,14 +18,14 @@ def names(tokens: list[int], size: int) -> list[bytes]:
 
 @given(TOKENS, TOKENS, st.integers(1, 5))
 def test_equal_names_mean_equal_prefixes(a: list[int], b: list[int], size: int) -> None:
-    """Page n has the same name in two requests exactly if all tokens up to its end are the same."""
+    """Page n has the same name in two requests if and only if all tokens up to its end are the same."""
     for page, (x, y) in enumerate(zip(names(a, size), names(b, size)), start=1):
         assert (x == y) == (a[: page * size] == b[: page * size])
 
 
 @given(TOKENS, st.integers(0, 30), st.integers(1, 5))
 def test_names_grow_with_tokens(tokens: list[int], first: int, size: int) -> None:
-    """Naming in two goes is naming at once, and only full pages have names."""
+    """Naming pages in two calls gives the same as in one, and only full pages have names."""
     out: list[bytes] = []
     extend(out, tokens[:first], size)
     extend(out, tokens, size)

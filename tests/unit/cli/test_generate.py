@@ -114,7 +114,7 @@ def test_simulated_acceptance_says_so(generate: Generate) -> None:
 
 
 def test_sampling_options_reach_the_request(generate: Generate) -> None:
-    """A seed decides; without one every run draws its own, and says which, so that it can be had again."""
+    """A seed determines the output; without one every run draws its own and reports it, so that it can be repeated."""
     hot = ("--json", "--temperature", "5")
     records = [json.loads(generate(*hot, *seed)[1]) for seed in (["--seed", "7"], ["--seed", "7"], [], [])]
     assert records[0]["token_ids"] == records[1]["token_ids"]
@@ -124,7 +124,7 @@ def test_sampling_options_reach_the_request(generate: Generate) -> None:
 
 
 def test_the_command_has_defaults_of_its_own(speaking: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """256 tokens, greedy: what `--help` says is what holds."""
+    """256 tokens, greedy: the defaults that `--help` shows apply."""
     with pytest.raises(SystemExit):
         verifier.main(["generate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -148,7 +148,7 @@ def test_an_option_without_effect_is_no_option(
 
 
 def test_the_prompt_may_be_a_file(generate: Generate, expected: Any, tmp_path: Path) -> None:
-    """As it is, line ends and all, but for the one that editors put last."""
+    """As it is, with its line ends, except for the final one that editors add."""
     file = tmp_path / "prompt.txt"
     file.write_bytes(PROMPT.encode() + b"\n")
     _, out, _ = generate("--prompt-file", str(file), "--json", prompt=None)
@@ -164,7 +164,7 @@ def test_the_prompt_may_come_from_a_pipe(generate: Generate, expected: Any, monk
 
 
 def test_text_is_written_as_it_comes(generate: Generate, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step gave is on the screen before the next one runs."""
+    """The output of a step is on the screen before the next one runs."""
     shown: list[str] = []
     screen = io.StringIO()
     step = Engine.step
@@ -201,7 +201,7 @@ def test_on_a_terminal_the_completion_continues_the_prompt(
 
 
 def test_control_characters_are_shown_on_a_terminal_and_kept_in_a_pipe() -> None:
-    """A model may say what would clear the screen or set the title of the window."""
+    """A model may emit escape sequences that would clear the screen or set the window's title."""
     assert "\x1b]0;x\x07\tok\n\x9b1m\x7f".translate(HARMLESS) == "␛]0;x␇\tok\n\ufffd1m␡"
 
 

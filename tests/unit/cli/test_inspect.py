@@ -1,4 +1,4 @@
-"""`stride inspect` says what loading would find, and loads nothing."""
+"""`stride inspect` reports what loading would find, and loads nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Inspect = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
-    """inspect(path, *options): what it says as JSON. Reading a weight is an error."""
+    """inspect(path, *options): its JSON output. Reading a weight is an error."""
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("a weight was read")
@@ -70,7 +70,7 @@ def test_windows_and_shards_and_dtypes(checkpoint: Callable[..., Path], inspect:
 
 
 def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> None:
-    """The same answer as a request would get, with the remedy; a mask id given here counts."""
+    """The same error as for a request, with the remedy; a mask id given here counts."""
     facts = inspect(speaking)
     assert [drafter["name"] for drafter in facts["drafters"]] == list(DRAFTERS)
     for drafter in facts["drafters"]:

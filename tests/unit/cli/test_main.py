@@ -1,4 +1,4 @@
-"""The command line's door: exit codes, one-line errors, and an answer without waiting for torch."""
+"""The command line's entry point: exit codes, one-line errors, and a response without importing torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ finally:
 
 
 class FakeCommand:
-    """A subcommand that raises what it is told to."""
+    """A subcommand that raises the given exception or returns the given code."""
 
     def __init__(self, outcome: Any) -> None:
         self.outcome = outcome
@@ -39,7 +39,7 @@ class FakeCommand:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a FakeCommand in the place of `inspect`."""
+    """Puts a FakeCommand in place of `inspect`."""
     real = importlib.import_module
 
     def install(outcome: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_fault_of_ours_keeps_its_traceback(command: Any) -> None:
     ],
 )
 def test_misuse_is_exit_code_2(argv: list[str], says: str, command: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Abbreviations are misuse too: they would change meaning when an option is added."""
+    """Abbreviations are errors too: they would change meaning when an option is added."""
     command(lambda args: 0)
     with pytest.raises(SystemExit) as exit_:
         verifier.main(argv)

@@ -1,4 +1,4 @@
-"""An option is a field: its name, its type, its default, and nothing besides."""
+"""An option is generated from a field: its name, its type, its default, and nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nothing_given_is_the_default() -> None:
         (["--rule", "trust"], "rule", "trust"),
         (["--limit", "3"], "limit", 3),
         (["--limit", "none"], "limit", None),
-        (["--drafter", "none"], "drafter", "none"),  # a name, where the field holds text
+        (["--drafter", "none"], "drafter", "none"),  # a drafter's name, since the field holds text
         (["--drafters", "none,ngram"], "drafters", ("none", "ngram")),
         (["--drafters", "a=[(0,), (1,)],b,c=[2, 3]"], "drafters", ("a=[(0,), (1,)]", "b", "c=[2, 3]")),
         (["--batch", "1, 8"], "batch", (1, 8)),
@@ -111,7 +111,7 @@ def test_skipped_fields_and_extra_values() -> None:
 
 
 def test_a_command_may_have_defaults_of_its_own() -> None:
-    """The help says them, whatever the dataclass says; what was given is told apart from them."""
+    """They appear in the help, whatever the dataclass says; options that were given are distinguished from them."""
     parser = argparse.ArgumentParser()
     add_options(parser, Settings, shown={"batch_size": 9, "name": "y"})
     assert given_options(parser.parse_args([]), Settings) == {}

@@ -1,4 +1,4 @@
-"""What Kubernetes writes into the environment for a service is no option, whatever the service is called."""
+"""Variables that Kubernetes injects for a service are not options, whatever the service is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PORTS = ((80, "TCP", ""), (8000, "TCP", "http"), (53, "UDP", "dns-udp"), (9, "SC
 
 
 def injected(service: str, address: str = "10.0.0.1") -> dict[str, str]:
-    """As the kubelet makes them: all of the first port under the service's name alone, then each by number."""
+    """As the kubelet makes them: the first port's under the service's name alone, then each port's by number."""
 
     def name(word: str) -> str:
         return word.upper().replace("-", "_")
@@ -36,7 +36,7 @@ def injected(service: str, address: str = "10.0.0.1") -> dict[str, str]:
 @pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1"])
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_changes_nothing(service: str, address: str) -> None:
-    """All of a service's variables are told to be such, and the server is set up as it is without them."""
+    """All of a service's variables are recognised as such, and the server is configured as if they were absent."""
     args, links = build_parser("serve").parse_args(["serve"]), injected(service, address)
     assert service_links(links, PREFIX) == sorted(links)
     assert read_configs(args, links) == read_configs(args, {})
@@ -55,8 +55,8 @@ def test_a_service_changes_nothing(service: str, address: str) -> None:
         ("OTHER_PORT", "tcp://10.0.0.1:80"),
     ],
 )
-def test_what_is_none(name: str, value: str) -> None:
-    """Options, misspelt ones, and other people's variables."""
+def test_other_variables(name: str, value: str) -> None:
+    """Options, misspelt ones, and unrelated variables."""
     assert service_links({name: value}, PREFIX) == []
 
 

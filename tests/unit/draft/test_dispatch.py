@@ -1,4 +1,4 @@
-"""Drafts of several drafters become one."""
+"""Drafts of several drafters are merged into one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def group(places: list[int]) -> Group:
 
 
 def test_certain_rows_beside_drawn_ones() -> None:
-    """Where any part says what its tokens were drawn from, the others' rows are certain of theirs; where none does,
-    nothing is said."""
+    """If any part has the distributions of its tokens, the other parts' rows get probability 1 for theirs; if none
+    has, the merged draft has none."""
     generator = torch.Generator().manual_seed(0)
     drawn, certain = torch.tensor([[1, 2], [0, 3]]), torch.tensor([[4, 3, 1]])
     probs = torch.rand(2, 2, 5, generator=generator)

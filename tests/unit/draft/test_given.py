@@ -1,4 +1,4 @@
-"""Directories of weights for drafters: whose they are, and what is wrong with them, said before the first token."""
+"""Directories of drafters' weights: which drafter they are for, and errors about them before the first token."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_auto_takes_what_was_given(tmp_path: Path, model: Path) -> None:
 
 
 def test_heads_beside_the_model_are_found(tmp_path: Path) -> None:
-    """In its folder `drafters`, the best first; what the user names comes before."""
+    """In its folder `drafters`, the best first; directories that the user names come before."""
     model = write(tmp_path / "model", "qwen3")
     beside = write_eagle(model / "drafters" / "some-head", model, "eagle3")
     assert heads_of(model, []) == {"eagle": beside}
@@ -97,7 +97,7 @@ def test_nobody_s(tmp_path: Path, model: Path) -> None:
 
 
 class Danger:
-    """What a pickle may do to those who load it without care."""
+    """What a malicious pickle may do when it is loaded carelessly."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("danger",)

@@ -1,5 +1,5 @@
-"""Heads that follow the target: what they draft in the engine is what a plain forward pass over the whole text drafts,
-whatever was rejected, shared, cut into chunks or computed again on the way. Stale KV shows here and nowhere else."""
+"""Heads that follow the target: their drafts in the engine equal those of a plain forward pass over the whole text,
+whatever was rejected, shared, cut into chunks or computed again meanwhile. Only these tests detect stale KV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.oracles.heads import Drafted
 
 DEPTH = 3
 Oracle = Callable[[list[int], list[int]], Drafted]
-"""(known tokens, what was drafted behind them) -> what was to be drafted, as much of it."""
+"""(known tokens, the draft made after them) -> the correct draft, of the same length."""
 
 
 def mtp(form: MtpForm, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
@@ -64,7 +64,7 @@ def engine(options: dict[str, Any], **more: Any) -> LLM:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
-    """Cold, from the prefix cache, with chunks, and after preemption; rejections and acceptances on the way."""
+    """Cold, from the prefix cache, with chunks, and after preemption; with rejections and acceptances."""
     options, oracle = HEADS[name](tmp_path)
     depth = {"depth": 2} if name == "mimo-in-turn" else {}
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -73,7 +73,7 @@ def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
     jobs = prompts(3)
     said = [output.outputs[0].token_ids for output in llm.generate(jobs, params)]
     assert watch.checked > 15 and watch.accepted > 0
-    # Once more with warm pages, prompts that go on as another did, and one that leaves it in the middle of a page.
+    # Once more with warm pages, prompts that continue earlier ones, and one that departs in the middle of a page.
     longer = continued(jobs, said)
     outputs = llm.generate(longer, params)
     assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in outputs)
@@ -87,7 +87,7 @@ def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek", "mimo-in-turn", "eagle3"])
 def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """However the depth changes from step to step, 0 included, what is drafted next is what was to be drafted."""
+    """However the depth changes from step to step, 0 included, the next draft is the correct one."""
     options, oracle = HEADS[name](tmp_path)
     depth = {"depth": 2} if name == "mimo-in-turn" else {}
     vary_depths(monkeypatch)
@@ -99,7 +99,7 @@ def test_depths_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize("name", ["deepseek", "deepseek-in-turn", "eagle3"])
 def test_on_bounds(tmp_path: Path, name: str) -> None:
-    """The same where the device finds lengths and pages by itself, and the host plans on bounds; trees too."""
+    """The same if the device looks up lengths and pages, and the host plans on bounds; trees too."""
     options, oracle = HEADS[name](tmp_path)
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     said = [output.outputs[0].token_ids for output in engine(options).generate(prompts(3), params)]
@@ -110,7 +110,7 @@ def test_on_bounds(tmp_path: Path, name: str) -> None:
         assert watch.checked > 20
         kinds = [{}] if name == "deepseek-in-turn" else [{}, *TREES.values()]
         for kind in kinds:
-            ahead = engine(options, attention=BOUNDS, **kind)  # no tracer: a step stays unread
+            ahead = engine(options, attention=BOUNDS, **kind)  # no tracer, so a step stays in flight
             assert [output.outputs[0].token_ids for output in ahead.generate(prompts(3), params)] == said
             assert ahead.engine.steps.lag == 1
             ahead.check()
@@ -118,7 +118,7 @@ def test_on_bounds(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek", "eagle3"])
 def test_unequal_neighbours(tmp_path: Path, name: str) -> None:
-    """Requests of one step are run to one depth; who asked for less neither reads nor writes beyond its pages."""
+    """Requests of one step run to one depth; those with a smaller depth neither read nor write beyond their pages."""
     options, _ = HEADS[name](tmp_path)
     llm = engine(options, page_size=1, attention="reference", depth=9)
     shallow, deep = (
@@ -141,8 +141,8 @@ TREES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", ["deepseek", "eagle3"])
 def test_trees(tmp_path: Path, name: str, tree: str) -> None:
-    """Every node's children are the likeliest of what a plain forward pass over its path says; the tree accepts more
-    than a chain does, and says the same."""
+    """Every node's children are the top tokens of a plain forward pass over its path; the tree accepts more than a
+    chain does, with the same output."""
     options, oracle = HEADS[name](tmp_path)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     chain = engine(options)
@@ -165,7 +165,7 @@ def test_trees(tmp_path: Path, name: str, tree: str) -> None:
             best = first.ids_V[first.logits_DV[0].topk(len(greedy)).indices].tolist()
             if first.margin > CLOSE:
                 assert greedy[0] == best[0]
-                # Down the likeliest children stands the chain, as far as the tree holds it.
+                # The path along the most likely children is the chain, as far as the tree contains it.
                 at, path = -1, []
                 while at in parents:
                     at = parents.index(at)

@@ -1,4 +1,4 @@
-"""The oracles of drafting heads against transformers' own modules, and the checkpoints that they read."""
+"""The oracles of draft heads against transformers' own modules, and the checkpoints that they read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def layout(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 def transformers_target(path: Path) -> Any:
-    """A target in transformers, told which of the file's layers are modules."""
+    """A target in transformers, told which layers of the file are modules."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     layers = model.config.num_hidden_layers
     behind = range(layers, layers + model.config.num_mtp_layers)
@@ -65,7 +65,7 @@ def transformers_target(path: Path) -> Any:
 
 @torch.inference_mode()
 def their_drafts(model: Any, modules: MtpModel, ids: list[int]) -> tuple[list[int], torch.Tensor]:
-    """What transformers' MtpModel drafts behind known tokens, and the logits."""
+    """The tokens that transformers' MtpModel drafts after known tokens, and the logits."""
     out = model.model(torch.tensor([ids[:-1]]), output_hidden_states=True)
     tokens, logits, _ = modules(
         input_ids=torch.tensor([ids[1:]]),
@@ -93,7 +93,7 @@ def test_transformers_drafts_the_same(layout: Any, modules: int, tmp_path: Path)
 @pytest.mark.parametrize("modules", [1, 2])
 def test_transformers_generates_the_same(modules: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cache and over many steps it drafts what the oracle drafts from scratch, whatever was accepted."""
-    path = write_mtp(tmp_path, "deepseek", modules, vocab_size=4)  # so few tokens that drafts are right by chance
+    path = write_mtp(tmp_path, "deepseek", modules, vocab_size=4)  # so small that drafts are right by chance
     model, ours = transformers_target(path), mtp(path, "deepseek")
     drafted: list[tuple[list[int], list[int]]] = []
     accepted: list[int] = []
@@ -108,7 +108,7 @@ def test_transformers_generates_the_same(modules: int, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", listening)
     settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    settings["attention_mask"] = torch.ones(1, 9)  # else what equals the padding would be taken for it
+    settings["attention_mask"] = torch.ones(1, 9)  # else tokens equal to the padding id would be masked
     for seed in range(4):
         prompt = torch.tensor([known(9, seed, vocab=4)])
         plain = model.generate(prompt, **settings)
@@ -140,11 +140,11 @@ RENAMED: dict[MtpForm, dict[str, str]] = {
         "mtp.layers.{i}.": "mtp_block.",
     },
 }
-"""Prefixes in checkpoints, and what MtpModel calls them in layer i. The first that fits counts."""
+"""Prefixes in checkpoints, and MtpModel's names for them in layer i. The first that matches counts."""
 
 
 def their_modules(path: Path, form: MtpForm, modules: int) -> tuple[Any, MtpModel]:
-    """(target, modules) in transformers. Of these it reads but one form itself."""
+    """(target, modules) in transformers, which itself reads only one of the forms."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     model.config.num_mtp_layers = modules
     model.config.mtp_layer_types = ["full_attention"] * modules
@@ -166,7 +166,7 @@ def their_modules(path: Path, form: MtpForm, modules: int) -> tuple[Any, MtpMode
 @HAS_MODULES
 @pytest.mark.parametrize(("form", "modules"), [("deepseek", 2), ("mimo", 1), ("mimo", 3), ("qwen", 1)])
 def test_every_form_in_turn(form: MtpForm, modules: int, tmp_path: Path) -> None:
-    """The forms that transformers does not read compute the same under its names."""
+    """The forms that transformers does not read give the same results when renamed to its names."""
     path = write_mtp(tmp_path, form, modules)
     model, theirs = their_modules(path, form, modules)
     for length in LENGTHS:
@@ -177,7 +177,7 @@ def test_every_form_in_turn(form: MtpForm, modules: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(("form", "modules"), [("deepseek", 2), ("mimo", 1), ("qwen", 1)])
 @torch.inference_mode()
 def test_every_form_again_and_again(form: MtpForm, modules: int, tmp_path: Path) -> None:
-    """Recursion from scratch is the first module over a cache, fed its own last state and draft."""
+    """Recursion from scratch equals the first module over a cache, fed its own last state and draft."""
     path, depth = write_mtp(tmp_path, form, modules), 4
     model, theirs = their_modules(path, form, modules)
     for length in LENGTHS:
@@ -206,7 +206,7 @@ def test_every_form_again_and_again(form: MtpForm, modules: int, tmp_path: Path)
     ],
 )
 def test_targets_with_modules_load(form: MtpForm, options: dict[str, Any], tmp_path: Path) -> None:
-    """transformers and the loader read the target as if its modules were not there."""
+    """transformers and the loader read the target as if its modules were absent."""
     path = write_mtp(tmp_path / "with", form, **options)
     config = config_of(path)
     plain = {key: value for key, value in options.items() if key not in ("modules", "copies", "model_type")}
@@ -218,7 +218,7 @@ def test_targets_with_modules_load(form: MtpForm, options: dict[str, Any], tmp_p
     assert (ours.spec.extra_modules, len(tensors_of(path)) > len(tensors_of(bare))) == (options.get("modules", 1), True)
 
 
-# Heads of their own
+# Heads in directories of their own
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ EAGLES: list[tuple[EagleForm, dict[str, Any]]] = [
 
 
 def llama_layer(config: dict[str, Any], tensors: dict[str, torch.Tensor], reads: int) -> LlamaDecoderLayer:
-    """transformers' block with these weights, its attention reading rows `reads` wide and no norm before it."""
+    """transformers' block with these weights; its attention reads rows `reads` wide without a norm before it."""
     layer = LlamaDecoderLayer(LlamaConfig.from_dict(config, attn_implementation="sdpa"), 0).eval()
     for name in ("q_proj", "k_proj", "v_proj"):
         width = len(tensors[f"self_attn.{name}.weight"])
@@ -256,7 +256,7 @@ def rotary(config: dict[str, Any], entries: int) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize(("form", "options"), EAGLES)
 @torch.inference_mode()
 def test_eagle_is_a_llama_block(form: EagleForm, options: dict[str, Any], target: Path, tmp_path: Path) -> None:
-    """One module step, put together of transformers' own modules, is the oracle's."""
+    """One module step, composed of transformers' own modules, equals the oracle's."""
     path = write_eagle(tmp_path, target, form, **options)
     stated, tensors = config_of(path), tensors_of(path)
     config = stated.get("transformer_layer_config", stated)
@@ -283,13 +283,13 @@ def test_eagle_is_a_llama_block(form: EagleForm, options: dict[str, Any], target
 
 @pytest.mark.parametrize(("form", "options"), EAGLES)
 def test_eagle_drafts(form: EagleForm, options: dict[str, Any], target: Path, tmp_path: Path) -> None:
-    """Drafts differ from one another and by what was known before; those of a small vocabulary are of it."""
+    """Drafts depend on the position and on the known tokens; those over a small vocabulary are in it."""
     path = write_eagle(tmp_path, target, form, **options)
     head, tensors = eagle(path, target, form), tensors_of(path)
     drafts = [head.recursive(known(12, seed), 5) for seed in range(6)]
     assert len({token for drafted in drafts for token in drafted.tokens}) > 8
     assert all(drafted.margin > 1e-4 for drafted in drafts)
-    # A longer draft begins as a shorter one.
+    # A longer draft begins with the shorter one.
     assert head.recursive(known(12), 2).tokens == drafts[0].tokens[:2]
     if form != "eagle1":
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
@@ -298,7 +298,7 @@ def test_eagle_drafts(form: EagleForm, options: dict[str, Any], target: Path, tm
 
 
 def test_eagle_layers(target: Path, tmp_path: Path) -> None:
-    """Layers that config.json does not name are those that the authors' code reads."""
+    """If config.json names no layers, the ones that the authors' code reads are used."""
     said, unsaid = (write_eagle(tmp_path / str(aux), target, "eagle3", aux_layers=aux) for aux in ((2, 3, 4), None))
     assert default_aux_layers(7) == (2, 3, 4) and "eagle_aux_hidden_state_layer_ids" not in config_of(unsaid)
     drafts = [eagle(path, target, "eagle3").recursive(known(9), 4) for path in (said, unsaid)]

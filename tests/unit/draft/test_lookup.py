@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def naive(tokens: list[int], shortest: int, longest: int, room: int) -> list[int]:
-    """What followed the latest of the longest earlier occurrences of the text's end."""
+    """The continuation of the latest of the longest earlier occurrences of the text's end."""
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         suffix = tokens[len(tokens) - length :]
         for end in range(len(tokens) - 1, length - 1, -1):
@@ -29,13 +29,13 @@ def naive(tokens: list[int], shortest: int, longest: int, room: int) -> list[int
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 20])
 def test_lookup(vocab: int) -> None:
-    """The tokens behind the latest longest match, as many as there is room and text for, else nothing."""
+    """The tokens after the latest longest match, as many as the room and the text allow, else nothing."""
     rng = random.Random(vocab)
     for _ in range(60):
         count = rng.randint(1, 6)
         requests, spans = [], []
         table = TokenTable(count, 64, CPU)
-        table.tokens.random_(0, vocab)  # what stands behind the known tokens must not be found
+        table.tokens.random_(0, vocab)  # garbage after the known tokens must not be matched
         for slot in range(count):
             shortest = rng.randint(1, 4)
             speculation = Speculation(

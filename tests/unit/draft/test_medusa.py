@@ -1,4 +1,4 @@
-"""Medusa heads: what they draft in the engine is what a plain computation over the whole text drafts."""
+"""Medusa heads: their drafts in the engine equal those of a plain computation over the whole text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load(target: Path, heads: Path, **options: Any) -> LLM:
 
 
 def watch(llm: LLM, target: Path, heads: Path) -> Watch:
-    """Held against the oracle. A request is drafted for once it has been decided since it got its slot."""
+    """Compares with the oracle. A request is drafted for once it has decided since it got its slot."""
     oracle = Medusa(heads, target)
     decided: dict[int, int] = {}
     admit = llm.engine.drafters.admit
@@ -70,7 +70,7 @@ def watch(llm: LLM, target: Path, heads: Path) -> Watch:
 
 
 def mixed(count: int) -> list[SamplingParams]:
-    """One depth each, in turn."""
+    """Different depths, in turn."""
     kinds = [{"drafter": "medusa", "depth": depth} for depth in (HEADS, 1, 2)]
     return [SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, speculation=k) for k in kinds * count][
         :count
@@ -82,7 +82,7 @@ def mixed(count: int) -> list[SamplingParams]:
 def test_drafts_are_the_oracle_s(
     target: Path, heads: Path, monkeypatch: pytest.MonkeyPatch, page_size: int, chunk: int
 ) -> None:
-    """Cold and behind a prefix hit, with requests of several depths beside one another."""
+    """Cold and after a prefix hit, with requests of several depths in one batch."""
     cut_prompts(monkeypatch, chunk)
     llm = load(target, heads, page_size=page_size)
     check_cold_and_warm(llm, watch(llm, target, heads), mixed)
@@ -90,10 +90,10 @@ def test_drafts_are_the_oracle_s(
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
 @pytest.mark.parametrize("pages", [120, 12])
-def test_whatever_happens_between(
+def test_depth_changes_and_preemption(
     target: Path, heads: Path, monkeypatch: pytest.MonkeyPatch, pages: int, attention: str
 ) -> None:
-    """Depths that change from step to step, 0 among them; preemption; rows laid out by bounds."""
+    """Depths that change from step to step, including 0; preemption; rows laid out from bounds."""
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, heads, num_pages=pages, attention=attention)
@@ -103,7 +103,7 @@ def test_whatever_happens_between(
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 @pytest.mark.parametrize("form", ["safetensors", "pt", "prefixed", "unbiased", "with its model"])
 def test_layouts(target: Path, tmp_path: Path, form: str, blocks: int) -> None:
-    """However heads are stored, they draft the same as the oracle."""
+    """However the heads are stored, they draft the same as the oracle."""
     path = write_medusa(tmp_path / "heads", target, 2, blocks, binary=form == "pt")
     plain = tmp_path / "plain"
     tensors = tensors_of(path)
@@ -145,7 +145,7 @@ TREES: dict[str, dict[str, Any]] = {
 
 
 def paths(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
-    """The tokens down to each node."""
+    """The path of tokens to each node."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -154,7 +154,7 @@ def paths(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
 
 
 def likeliest(drafted: Drafted, kind: dict[str, Any]) -> tuple[set[tuple[int, ...]], float]:
-    """The nodes that a tree is to have, and by how much the choice of them was clear."""
+    """The nodes that the tree should have, and the margin by which they were chosen."""
     logs = drafted.logits_DV.log_softmax(-1)
     ranked = [[(float(value), int(token)) for value, token in zip(*level.sort(descending=True))] for level in logs]
     clear = min(a[0] - b[0] for level in ranked for a, b in itertools.pairwise(level))
@@ -201,8 +201,8 @@ def test_trees_are_the_likeliest_nodes(target: Path, heads: Path, tree: str) -> 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_guesses_meet_the_target_s_noise(tmp_path: Path, temperature: float) -> None:
-    """A head that says what the target says is always right, drawn or not: a guess has the noise of its position."""
-    # Of a model without layers whose state depends on the last token alone, one vocabulary matrix says everything.
+    """A head that predicts like the target is always right, sampled or not: a guess uses the noise of its position."""
+    # Without layers the state depends only on the last token, so one vocabulary matrix determines everything.
     target = constant_target(tmp_path / "target")
     tensors = {f"{head}.0.weight": tensors_of(target)["lm_head.weight"] for head in range(3)}
     heads = tmp_path / "heads"
@@ -219,7 +219,7 @@ def test_guesses_meet_the_target_s_noise(tmp_path: Path, temperature: float) -> 
 
 
 def constant_target(path: Path) -> Path:
-    """A model whose state is the same behind every token."""
+    """A model whose state is the same after every token."""
     write(path, "qwen3")
     tensors = tensors_of(path)
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:1].expand(64, -1).contiguous()
@@ -242,7 +242,7 @@ def refused(target: Path, heads: Path | None, **options: Any) -> str:
 
 
 def test_heads_of_another_model(target: Path, heads: Path, tmp_path: Path) -> None:
-    """Both numbers and the remedy are said before a weight is read."""
+    """The error has both numbers and the remedy, before a weight is read."""
     wide = write_medusa(tmp_path / "wide", write(tmp_path / "a", "qwen3", vocab_size=VOCAB, hidden_size=32))
     message = refused(target, wide)
     assert "hidden size 32" in message and "the model 64" in message and "trained for this model" in message
@@ -256,7 +256,7 @@ def test_heads_of_another_model(target: Path, heads: Path, tmp_path: Path) -> No
 
 
 def test_files_that_do_not_fit(target: Path, heads: Path, tmp_path: Path) -> None:
-    """A head that config.json promises, a tensor that is missing, of another shape or not finite is named."""
+    """The error names a head that config.json lists, or a tensor, if it is missing, misshapen or not finite."""
     tensors = tensors_of(heads)
     assert "4.1.weight" in refused(target, rewrite(heads, tmp_path / "more", tensors, medusa_num_heads=5))
     less = {name: tensor for name, tensor in tensors.items() if name != "2.0.linear.bias"}
@@ -268,7 +268,7 @@ def test_files_that_do_not_fit(target: Path, heads: Path, tmp_path: Path) -> Non
 
 
 def test_what_the_config_leaves_out(target: Path, heads: Path, tmp_path: Path) -> None:
-    """The first heads that were released say 2 in their config.json and have 5: the tensors tell."""
+    """The first released heads have 2 in their config.json but 5 in the file: the tensors decide."""
     path = rewrite(heads, tmp_path / "few", tensors_of(heads), medusa_num_heads=2)
     llm = load(target, path, depth=HEADS)
     seen = watch(llm, target, heads)

@@ -1,5 +1,5 @@
-"""A small model as a drafter: what it drafts in the engine is what it says of the whole text by itself, and drafts made
-with the target's own weights are accepted to the last token. Stale KV shows here and nowhere else."""
+"""A small model as a drafter: its drafts in the engine equal its own output on the whole text, and drafts made with the
+target's own weights are accepted to the last token. Only these tests detect stale KV."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from support.doubles.poison import PoisonedPool
 from support.oracles.heads import Drafted
 
 DEPTHS = (6, 1, 3)
-"""Side by side in a batch."""
+"""Mixed in one batch."""
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "seed": 3}
 DRAFTS: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "tie_word_embeddings": True},
@@ -82,7 +82,7 @@ def oracle_of(path: Path) -> Any:
 
 
 def watch(llm: LLM, path: Path) -> Watch:
-    """Held against the model by itself. What fits in a first pass is drafted for, in whatever state it comes."""
+    """Compares with the model by itself. A draft is expected whenever the missing tokens fit in a first pass."""
 
     @torch.inference_mode()
     def oracle(ids: list[int], guesses: list[int]) -> Drafted:
@@ -96,7 +96,7 @@ def watch(llm: LLM, path: Path) -> Watch:
 
 
 def mixed(count: int, rule: str = "exact", **params: Any) -> list[SamplingParams]:
-    """One depth each, in turn."""
+    """Different depths, in turn."""
     settings = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "seed": 1, **params}
     return [
         SamplingParams(**settings, speculation={"drafter": "model", "depth": depth, "acceptance": rule})
@@ -112,7 +112,7 @@ def mixed(count: int, rule: str = "exact", **params: Any) -> list[SamplingParams
 def test_drafts_are_the_model_s_own(
     target: Path, drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, page_size: int, chunk: int
 ) -> None:
-    """Cold and behind a prefix hit, with requests of several depths beside one another."""
+    """Cold and after a prefix hit, with requests of several depths in one batch."""
     path = drafts["qwen3" if page_size == 1 else "mistral"]
     cut_prompts(monkeypatch, chunk)
     llm = load(target, path, page_size=page_size)
@@ -121,10 +121,10 @@ def test_drafts_are_the_model_s_own(
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
 @pytest.mark.parametrize("pages", [120, 14])
-def test_whatever_happens_between(
+def test_depth_changes_and_preemption(
     target: Path, drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, pages: int, attention: str
 ) -> None:
-    """Depths that change from step to step, 0 among them; preemption; rows laid out by bounds."""
+    """Depths that change from step to step, including 0; preemption; rows laid out from bounds."""
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, drafts["qwen3"], num_pages=pages, attention=attention)
@@ -132,7 +132,7 @@ def test_whatever_happens_between(
 
 
 def all_accepted(outputs: list[RequestOutput], least: int) -> None:
-    """Every guess of every sample, and at least so many of each."""
+    """Every guess of every sample is accepted, and at least `least` of each."""
     for output in outputs:
         for sample in output.outputs:
             assert sample.metrics is not None
@@ -151,9 +151,9 @@ def test_the_target_s_own_weights(
     chunk: int,
     params: dict[str, Any],
 ) -> None:
-    """Drafts of the target itself are accepted whole: cold, on a cache that others filled, and behind prefix hits.
-    Drawn guesses have their position's noise, or are as likely as what they were drawn from, and penalties count the
-    guesses before them."""
+    """Drafts of the target itself are accepted whole: cold, on a cache that others filled, and after prefix hits.
+    Sampled guesses use their position's noise, or have the distribution that they were drawn from, and penalties count
+    the guesses before them."""
     cut_prompts(monkeypatch, chunk)
     llm = load(target, twin, page_size=page_size)
     jobs = prompts(3)
@@ -164,7 +164,7 @@ def test_the_target_s_own_weights(
     second = llm.generate(longer, mixed(len(longer), n=2, **params))
     all_accepted(second, least=9)
     assert any(o.metrics is not None and o.metrics.cached_tokens > 0 for o in second)
-    # A finished request's pages, to the last full one: what it said last was never run by its own drafter.
+    # A finished request's pages, to the last full one: its last tokens were never run by its own drafter.
     known = [prompt + output.outputs[0].token_ids for prompt, output in zip(longer, second)]
     third = llm.generate([tokens + [0] for tokens in known], mixed(len(known), **params))
     all_accepted(third, least=9)
@@ -189,7 +189,7 @@ def test_the_target_s_own_weights_whatever_happens(
 
 
 def test_depth_0_for_long(target: Path, twin: Path) -> None:
-    """However long nothing was drafted, the first draft after it is whole."""
+    """After any number of steps without a draft, the next draft is complete."""
     llm = load(target, twin)
     seen = watch(llm, twin)
     llm.engine.steps.planner.depths = AtMost(0)
@@ -214,7 +214,7 @@ class PoisonedDraft(PoisonedPool):
 
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
 def test_others_pages_are_left_alone(target: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
-    """No row of a shallow request follows a deep one into pages that are not its own, nor reads them."""
+    """In a batch with a deep request, a shallow one's rows neither write nor read pages that are not its own."""
     vary_depths(monkeypatch)
     with bounds_registered():
         llm = load(target, twin, attention=attention, page_size=1, num_pages=160, enable_prefix_caching=False)
@@ -228,7 +228,7 @@ def test_others_pages_are_left_alone(target: Path, twin: Path, monkeypatch: pyte
 
 
 def test_entries_behind_a_table_are_nobody_s() -> None:
-    """A page that a request gave back is not to be found behind its table."""
+    """A page that a request gave back no longer appears at the end of its table."""
     held: list[list[int]] = []
 
     class Held:
@@ -264,7 +264,7 @@ def special(id: int, content: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sizes", [(8, 6), (6, 8)])
 def test_vocabularies_padded_differently(tmp_path: Path, sizes: tuple[int, int]) -> None:
-    """Where both know the same tokens, rows behind the last one do no harm, in a prompt either."""
+    """If both have the same tokens, extra rows after the last one do no harm, even in a prompt."""
     target = with_tokenizer(write(tmp_path / "target", "qwen3", vocab_size=sizes[0]), list("abcde"))
     draft = with_tokenizer(write(tmp_path / "draft", "qwen3", vocab_size=sizes[1], seed=4), list("abcde"), unigram=True)
     jobs = [[1, 2, sizes[0] - 1, 3, 4, 2], [4] * 9]
@@ -284,7 +284,7 @@ def refused(target: Path, draft: Path | None, **options: Any) -> str:
 
 
 def test_another_tokenizer(tmp_path: Path) -> None:
-    """The first token that differs is named; special tokens, which whoever trains on renames, may differ."""
+    """The error names the first token that differs; special tokens, which fine-tuning renames, may differ."""
     target = with_tokenizer(write(tmp_path / "target", "qwen3", vocab_size=6), list("abcde"), [special(5, "<end>")])
     draft = write(tmp_path / "draft", "qwen3", vocab_size=6)
     load(target, with_tokenizer(draft, list("abcde"), [special(5, "<stop>")]))
@@ -299,7 +299,7 @@ def test_another_tokenizer(tmp_path: Path) -> None:
 
 
 def test_another_size_of_vocabulary(target: Path, tmp_path: Path) -> None:
-    """Without the tokenizers nothing shows that the ids agree."""
+    """Without the tokenizers nothing proves that the ids agree."""
     message = refused(target, write(tmp_path / "draft", "qwen3", vocab_size=9))
     assert "9 tokens" in message and f"the model {VOCAB}" in message and FILE in message
 
@@ -308,7 +308,7 @@ def test_another_size_of_vocabulary(target: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_draft(target: Path, twin: Path, tmp_path: Path) -> None:
-    """The model itself, one with a shorter context, none at all, and a depth beyond what a draft may have."""
+    """The model itself, one with a shorter context, none at all, and a depth beyond the limit of a draft."""
     assert "the model itself" in refused(target, target)
     short = write(tmp_path / "short", "qwen3", vocab_size=VOCAB, max_position_embeddings=64)
     message = refused(target, short)
@@ -333,7 +333,7 @@ def test_no_room_for_its_pages(target: Path, twin: Path, monkeypatch: pytest.Mon
 
 
 def test_heads_are_no_models(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """A whole decoder is recognised, with modules of its own too; a head is not, whatever its config.json calls it."""
+    """A whole decoder is recognised, also with modules of its own; a head is not, whatever its config.json says."""
     target = checkpoint("qwen3")
     whole = [target, write_mtp(tmp_path / "mtp", "deepseek")]
     heads = [

@@ -1,5 +1,5 @@
-"""`draft_sample_method`: greedy guesses are the drafter's likeliest tokens at any temperature, and under every lossless
-rule the output stays the target's."""
+"""`draft_sample_method`: greedy guesses are the drafter's argmax at any temperature, and under every lossless rule the
+output keeps the target's distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.oracles.heads import Drafted, Medusa
 DEPTH = 2
 MASK_ID = VOCAB - 1
 REQUESTS = 10_000
-"""Enough to see a rule that is broken, as the last of their tests shows."""
+"""Enough to detect a broken rule, as the last of their tests shows."""
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True, seed=2)
 Oracle = Callable[[list[int], list[int]], Drafted]
 Case = tuple[dict[str, Any], Oracle]
@@ -44,7 +44,7 @@ def whole(path: Path) -> Any:
 
 @torch.inference_mode()
 def said(path: Path, ids: list[int], count: int) -> Drafted:
-    """What a model says at the last `count` of these tokens."""
+    """The model's predictions at the last `count` of these tokens."""
     logits = whole(path)(torch.tensor([ids])).logits[0, -count:]
     return Drafted(logits.argmax(-1).tolist(), logits, torch.arange(VOCAB))
 
@@ -65,7 +65,7 @@ def model(path: Path) -> Case:
 
 
 def mask(path: Path) -> Case:
-    """With n known tokens, masks from token n - 1 on say what comes from token n on."""
+    """With n known tokens, masks from position n - 1 on predict the tokens from position n on."""
     target = write(path / "model", "qwen3", vocab_size=VOCAB)
     options = {"model": str(target), "drafter": "mask", "mask_token_id": MASK_ID}
     return options, lambda ids, drafted: said(target, ids[:-1] + [MASK_ID] * len(drafted), len(drafted))
@@ -85,7 +85,7 @@ def outputs(llm: LLM, params: SamplingParams) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_guesses(tmp_path: Path, name: str) -> None:
-    """They are the oracle's argmax whatever is drawn, and what is said is what plain decoding says."""
+    """They are the oracle's argmax whatever is sampled, and the output is plain decoding's."""
     options, oracle = CASES[name](tmp_path)
     llm = engine(**{**options, "depth": DEPTH, "draft_sample_method": "greedy", "num_pages": 400})
     plain = outputs(llm, replace(SAMPLED, speculation="off"))
@@ -95,10 +95,10 @@ def test_greedy_guesses(tmp_path: Path, name: str) -> None:
     checked = watch.checked
     outputs(llm, replace(SAMPLED, speculation={"acceptance": "rejection"}))
     assert checked > 8 and watch.checked > checked + 8 and watch.accepted > 0 and watch.missed > 0
-    with pytest.raises(AssertionError):  # the oracle tells drawn guesses apart
+    with pytest.raises(AssertionError):  # the oracle detects sampled guesses
         outputs(llm, replace(SAMPLED, speculation={"draft_sample_method": "probabilistic"}))
     llm.engine.tracer = None
-    # A bias counts, and requests that guess in one way or the other stand side by side.
+    # A bias is applied, and requests with either method share a batch.
     either = [replace(SAMPLED, speculation={"draft_sample_method": method}) for method in ("greedy", "probabilistic")]
     biased = [replace(params, logit_bias={2: 100.0}) for params in either]
     found = llm.generate(prompts(3) * 4, [params for params in (*either, *biased) for _ in range(3)])
@@ -111,7 +111,7 @@ def test_greedy_guesses(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek", "eagle3", "medusa"])
 def test_greedy_trees(tmp_path: Path, name: str) -> None:
-    """The first level has the oracle's likeliest tokens, whatever the noise leans to."""
+    """The first level has the oracle's top tokens, whatever the noise favours."""
     options, oracle = CASES[name](tmp_path)
     llm = engine(**{**options, "depth": DEPTH, "draft_topk": 2, "num_draft_tokens": 6, "num_pages": 400})
     checked = leant = 0
@@ -139,7 +139,7 @@ def test_greedy_trees(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_who_shares_a_group(tmp_path: Path, name: str) -> None:
-    """Requests that guess in the same way, whatever was said to get there."""
+    """Requests that guess in the same way, however that was specified."""
     options, _ = CASES[name](tmp_path)
     drafter = engine(**{**options, "depth": DEPTH}).engine.drafters.get(options["drafter"])
 
@@ -150,7 +150,7 @@ def test_who_shares_a_group(tmp_path: Path, name: str) -> None:
     greedy, drawn = kind("greedy", "exact"), kind(None, "exact")
     assert greedy != drawn
     assert kind("greedy", "rejection") == greedy and kind("probabilistic", "exact") == drawn
-    # Mask rows have no distribution to go along: where it is asked for they say what is likeliest.
+    # Mask rows have no distribution to sample from, so they are greedy even where sampling is the default.
     assert (kind(None, "rejection") == greedy) == (name == "mask")
 
 
@@ -158,7 +158,7 @@ def test_who_shares_a_group(tmp_path: Path, name: str) -> None:
 
 
 class TableChain(Drafter):
-    """A chain by a table of its own."""
+    """A chain drafted from a table of its own."""
 
     name = "table_chain"
     default_depth = 3
@@ -181,7 +181,7 @@ class TableChain(Drafter):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_joint(rule: str) -> None:
-    """The first three tokens of requests that guess greedily are jointly distributed as the target says."""
+    """The first three tokens of requests with greedy guesses have the target's joint distribution."""
     with registered(TableChain, ChainOptions):
         seen = Lab({"drafter": "table_chain", "acceptance": rule, "draft_sample_method": "greedy"})
         check_joint(seen, REQUESTS)
@@ -189,7 +189,7 @@ def test_joint(rule: str) -> None:
 
 
 def test_greedy_guesses_taken_for_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weighed by a distribution that they were not drawn from, the chi-square sees it."""
+    """If they are weighed by a distribution that they were not drawn from, the chi-square detects it."""
     monkeypatch.setattr("stridelm.draft.guess.Sampler.draw", lambda sampler, logits, *rest: logits.max(-1).indices)
     with registered(TableChain, ChainOptions), pytest.raises(AssertionError, match="chi-square"):
         check_joint(Lab({"drafter": "table_chain", "acceptance": "rejection"}), REQUESTS)
@@ -213,7 +213,7 @@ def test_drafters_without_logits(drafter: str) -> None:
 
 @pytest.mark.parametrize("rule", ["trust", "synthetic-trust:1.5", "rejection"])
 def test_probes_that_are_not_drawn(tmp_path: Path, rule: str) -> None:
-    """What they say is emitted, or has no distribution that a rule could weigh."""
+    """Their tokens are emitted unchecked, or have no distribution that a rule could weigh."""
     llm = engine(**mask(tmp_path)[0])
     trusted = replace(SAMPLED, speculation={"acceptance": rule, "draft_sample_method": "probabilistic"})
     with pytest.raises(ValueError, match=f"draft_sample_method 'probabilistic' .* no effect with acceptance '{rule}'"):

@@ -1,4 +1,4 @@
-"""Trees of drafts: skeletons, and what a drafter must be to be one."""
+"""Trees of drafts: skeletons, and the requirements on a drafter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET = TargetInfo(100, 512, 4, (99,), None, CPU)
 
 @pytest.mark.parametrize("width", [0, 1, 9, 63, 64])
 def test_tree_shape(width: int) -> None:
-    """Depths and ancestor masks follow from the parents; a tree is straight if its candidates are one chain."""
+    """Depths and ancestor masks follow from the parents; a tree is a chain if its candidates form one."""
     rng = random.Random(width)
     for _ in range(5):
         parents = random_tree(rng, width)
@@ -69,7 +69,7 @@ def test_verified_tree(depth: int) -> None:
 
 @pytest.mark.parametrize("name", list(DRAFTERS))
 def test_drafters_are_complete(name: str) -> None:
-    """A drafter has its registered name, known rules and options, and a ladder from nothing upwards."""
+    """A drafter has its registered name, known rules and options, and rows by depth that start at 0 and grow."""
     kind = DRAFTERS.get(name)
     assert issubclass(kind, Drafter) and kind.name == name
     assert kind.rules and all(rule in RULES for rule in kind.rules)
@@ -77,7 +77,7 @@ def test_drafters_are_complete(name: str) -> None:
     if kind.why_not(TARGET):
         pytest.skip(f"{name}: {kind.why_not(TARGET)}")
     for rule in kind.rules:
-        drafter = kind(TARGET, None)  # type: ignore[arg-type]  # a ladder needs no sampler
+        drafter = kind(TARGET, None)  # type: ignore[arg-type]  # rows_by_depth needs no sampler
         for depth in {0, 1, kind.default_depth}:
             if depth and not kind.default_depth:
                 continue

@@ -28,7 +28,7 @@ from support.doubles.stand import Job, Stand, accepted, assert_same
 
 CPU = torch.device("cpu")
 LONGEST, COUNTED = 5, 9
-"""Bounds so low that short texts reach them."""
+"""Bounds so small that short texts reach them."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def substrings(text: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def longest_suffix(text: Sequence[int], others: Sequence[Sequence[int]]) -> int:
-    """Tokens of the longest suffix of `text`, up to LONGEST, that is in one of the others."""
+    """The number of tokens of the longest suffix of `text`, up to LONGEST, that occurs in one of the others."""
     lengths = range(min(LONGEST, len(text)), 0, -1)
     return next((n for n in lengths if any(occurrences(other, text[-n:]) for other in others)), 0)
 
@@ -102,7 +102,7 @@ def test_counts(seed: int) -> None:
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_counts_reach_as_deep_as_a_draft(period: int) -> None:
-    """A match of 64 tokens and 64 rows behind it are counted, in a text that only repeats itself."""
+    """A match of 64 tokens and 64 rows after it are counted, in a text that only repeats itself."""
     text = [i % period for i in range(300)]
     found = made_of(text)
     state, length = found.repeated()
@@ -136,8 +136,8 @@ def test_matches(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_corpus_forgets_the_oldest(seed: int) -> None:
-    """What is left are the newest texts, within the bound, counted as if nothing else had ever been; what was dropped
-    is gone from memory."""
+    """What remains are the newest texts, within the bound, counted as if nothing else had ever been added; dropped
+    texts are freed from memory."""
     rng = random.Random(seed)
     corpus, said = Corpus(most := 80), []
     watched: list[weakref.ref[Automaton]] = []
@@ -161,8 +161,8 @@ def test_corpus_forgets_the_oldest(seed: int) -> None:
 @pytest.mark.usefixtures("low_bounds")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_request_keeps_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its matches are the longest in its latest tokens and in the corpus as it is now, however many tokens came at once
-    and whatever the corpus learned or forgot meanwhile; it never holds more than its bound."""
+    """Its matches are the longest in its latest tokens and in the current corpus, however many tokens came at once and
+    whatever the corpus learned or forgot meanwhile; it never holds more than its bound."""
     monkeypatch.setattr(texts, "OWN", own := 16)
     rng = random.Random(seed)
     tokens = [rng.randrange(3) for _ in range(150)]
@@ -189,7 +189,7 @@ def test_a_request_keeps_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends(found: Automaton) -> int:
-    """Texts in an automaton."""
+    """The number of texts in an automaton."""
     state = state_of(found, [END])
     return 0 if state is None else found.count[state]
 
@@ -200,8 +200,8 @@ def ends(found: Automaton) -> int:
 @pytest.mark.usefixtures("low_bounds")
 @pytest.mark.parametrize("seed", range(60))
 def test_tree_is_the_likeliest(seed: int) -> None:
-    """Rows are the continuations that followed most often, best first, none left out that is likelier than one taken,
-    and as many as the bounds on rows, depth and probability let in."""
+    """Rows are the most frequent continuations, best first; none is omitted that is likelier than one included, and
+    their number is what the bounds on rows, depth and probability allow."""
     rng = random.Random(seed)
     pieces = [random_text(rng, 40) for _ in range(rng.randint(1, 3))]
     match = rng.choice([part for text in pieces for part in substrings(text[:-1], 3)])
@@ -229,10 +229,10 @@ def test_tree_is_the_likeliest(seed: int) -> None:
 
 
 def propose(drafter: SuffixDrafter, requests: list[Request], rows: list[int]) -> tuple[Group, list[Tree]]:
-    """The group of spans with room for so many rows, and its trees as they should be: one at a time."""
+    """The group of spans with room for these numbers of rows, and the expected trees: one at a time."""
     spans = tuple(Span(request, request.known - 1, 1, room, room) for request, room in zip(requests, rows, strict=True))
     slots = torch.arange(len(requests))
-    table = TokenTable(len(requests), 8, CPU)  # never looked at
+    table = TokenTable(len(requests), 8, CPU)  # never read
     group = Group(spans, list(range(len(requests))), slots, slots, table)
     return group, [drafter._guess(span) for span in spans]
 
@@ -243,7 +243,7 @@ def drafter_of(vocab: int = 10) -> SuffixDrafter:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_drafts_are_well_formed(seed: int) -> None:
-    """Ancestors, depths and the promise of straightness follow from the parents; what is live is a candidate."""
+    """Ancestors, depths and `is_chain` follow from the parents; valid rows are candidates."""
     rng = random.Random(seed)
     drafter = drafter_of()
     requests = []
@@ -270,7 +270,7 @@ def test_drafts_are_well_formed(seed: int) -> None:
 
 
 def test_sixty_four_rows() -> None:
-    """The deepest draft there is: the last row's bit is the sign of its mask."""
+    """The deepest possible draft: the last row's bit is the sign of its mask."""
     drafter = drafter_of()
     ids = list(range(130)) + list(range(64))
     request = request_of(ids, 10, Speculation("suffix"))
@@ -282,7 +282,7 @@ def test_sixty_four_rows() -> None:
 
 @pytest.mark.parametrize(("factor", "deep"), [(None, 3), (2.0, 6), (1.4, 4), (0.3, 0), (100.0, 7)])
 def test_longer_matches_are_trusted_further(factor: float | None, deep: int) -> None:
-    """A match of three tokens gives a draft of three levels times the factor, within the span's depth."""
+    """A match of three tokens gives a draft of three times the factor levels, within the span's depth."""
     ids = [1, 2, 3, *range(10, 30), 1, 2, 3]
     request = request_of(ids, 5, Speculation("suffix", suffix_decoding_max_spec_factor=factor))
     _, (tree,) = propose(drafter_of(), [request], [7])
@@ -290,7 +290,7 @@ def test_longer_matches_are_trusted_further(factor: float | None, deep: int) -> 
 
 
 def test_unlikely_rows_are_left_out() -> None:
-    """What followed once in four times is drafted where a quarter is enough."""
+    """A continuation seen once in four times is drafted if the threshold is a quarter."""
     ids = [1, 2, 1, 2, 1, 2, 1, 3, 1]
     for least, drafted in ((None, {2, 3}), (0.25, {2, 3}), (0.26, {2}), (0.76, set())):
         request = request_of(ids, 5, Speculation("suffix", suffix_decoding_min_token_prob=least))
@@ -316,7 +316,7 @@ def test_the_better_source_wins() -> None:
 
 @pytest.mark.parametrize("option", SuffixOptions.names())
 def test_options_of_its_own(option: str) -> None:
-    """They reach it from the engine's configuration, and are refused where they would have no effect."""
+    """They reach it from the engine's configuration, and are refused if they would have no effect."""
     given: dict[str, Any] = {option: 0.5}
     speculation = EngineConfig(drafter="suffix", **given).speculation
     assert getattr(settle(speculation, TargetInfo(9, 9, 9, (), None, CPU)), option) == 0.5
@@ -353,8 +353,8 @@ def drafter_in(llm: object) -> SuffixDrafter:
 
 
 def test_what_was_said_before_is_found(stand: Stand) -> None:
-    """A request that says what an earlier one said is drafted from its words, from the first token on; both say what
-    plain decoding says."""
+    """A request with the same output as an earlier one is drafted from that output, from the first token on; both emit
+    what plain decoding emits."""
     llm = stand.llm(drafter="suffix", depth=6)
     job = Job([9, 30, 11, 52, 13], SAMPLED, SPECULATION)
     first, second = (stand.run([job], llm)[0] for _ in range(2))
@@ -364,7 +364,7 @@ def test_what_was_said_before_is_found(stand: Stand) -> None:
 
 
 def test_what_was_said_before_is_forgotten(stand: Stand) -> None:
-    """Asked to, the engine drafts as if it had served nobody before; the prefix cache is empty too."""
+    """When asked to forget, the engine drafts as if it had served nothing before; the prefix cache is empty too."""
     llm = stand.llm(drafter="suffix", depth=6, page_size=4)
     job = Job([9, 30, 11, 52, 13], SAMPLED, SPECULATION)
     found = []
@@ -385,7 +385,7 @@ def test_what_was_said_before_is_forgotten(stand: Stand) -> None:
 
 
 def test_nothing_is_kept_of_a_request_that_left(stand: Stand) -> None:
-    """Finished or aborted; while it runs, and while it waits preempted, it is remembered."""
+    """Finished or aborted, it is forgotten; while it runs, and while it waits preempted, it is remembered."""
     llm = stand.llm(page_size=4, num_pages=24, max_num_seqs=4)
     engine, drafter = llm.engine, drafter_in(llm)
     for i in range(4):
@@ -411,7 +411,7 @@ def test_the_corpus_is_the_output_and_its_border(stand: Stand) -> None:
 
 
 def test_salts_share_nothing_and_their_memory() -> None:
-    """Each salt finds its own texts; over the bound, those go that were used longest ago."""
+    """Each salt finds only its own texts; over the bound, the least recently used ones are dropped."""
     corpora = texts.Corpora()
 
     def of(salt: str | None) -> Request:

@@ -1,4 +1,4 @@
-"""What cannot be served is a ValueError that says what to do instead; requests beside it lose nothing."""
+"""What cannot be served is a ValueError that names the remedy; other requests in the batch are unaffected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 def refused(call: Callable[[], Any], says: str) -> None:
-    """A ValueError itself, not one of its kinds that libraries raise, in words that a user can act on."""
+    """A plain ValueError, not a subclass raised by a library, with a message that a user can act on."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is looked at below)
         call()
     assert type(caught.value) is ValueError, caught.value
@@ -139,7 +139,7 @@ def test_unknown_parameters_and_speculation_options_are_not_dropped() -> None:
 
 
 def test_numpy_and_iterators_become_plain_values() -> None:
-    """What computes with them later sees Python's own numbers and sequences that may be read twice."""
+    """Values are converted to Python's own numbers and to sequences that can be read twice."""
     params = SamplingParams(
         temperature=np.float32(0.5),  # type: ignore[arg-type]
         top_k=np.int64(3),  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_numpy_and_iterators_become_plain_values() -> None:
 
 
 class Opaque:
-    """Nothing that anyone would call a prompt. Its repr is the same in every process, for the tests' names."""
+    """Not a prompt in any sense. Its repr is the same in every process, because the tests' names contain it."""
 
     def __repr__(self) -> str:
         return "Opaque()"
@@ -276,7 +276,7 @@ REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REQUESTS)
 def test_nothing_is_lost_beside_it(what: str, speaking: Path, expected: list[list[int]]) -> None:
-    """Refused in the middle of a run: the others say what they say without it, and no page is gone."""
+    """Refused in the middle of a run: the others emit the same as without it, and no page is lost."""
     llm = LLM(
         speaking,
         drafter="none",
@@ -300,7 +300,7 @@ def test_nothing_is_lost_beside_it(what: str, speaking: Path, expected: list[lis
 
 
 def test_one_bad_prompt_takes_the_batch_back(llm: LLM, expected: list[list[int]]) -> None:
-    """generate() refuses the whole call before anything runs; the next call finds all as it was."""
+    """generate() refuses the whole call before anything runs; the next call is unaffected."""
     steps = llm.engine.stats.steps
     refused(lambda: llm.generate([*PROMPTS, [300]], GREEDY), "from 0 to 299")
     assert llm.engine.stats.steps == steps
@@ -327,7 +327,7 @@ def test_text_needs_a_tokenizer(speaking: Path) -> None:
 
 
 def test_mask_tokens_need_an_id(speaking: Path) -> None:
-    """The checkpoint names none: no drafter and no rule that rests on one can be had, and why is said."""
+    """The checkpoint names none: no drafter or rule that needs one is available, and the error says why."""
     plain = LLM(speaking, drafter="none", **OPTIONS)
     for speculation in ({"drafter": "mask", "depth": 2}, {"acceptance": "trust"}):
         params = SamplingParams(speculation={"drafter": "auto", **speculation})
@@ -432,7 +432,7 @@ def file(name: str, content: bytes | str | None) -> Callable[[Path], object]:
 
 
 def cut(to: int) -> Callable[[Path], object]:
-    """Keep the first `to` bytes of the weights; if negative, all but so many."""
+    """Keep the first `to` bytes of the weights; if negative, all but that many."""
     return lambda path: (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:to])
 
 

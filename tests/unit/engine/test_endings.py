@@ -1,4 +1,4 @@
-"""What ends an output, where it is cut and what is said of it: vLLM's rules, from their definitions."""
+"""What ends an output, where it is cut and which reason is reported: vLLM's rules, from their definitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def builtin() -> LLM:
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """Its config says nothing of the tokenizer's <eos>; its generation_config names another."""
+    """Its config does not list the tokenizer's <eos>; its generation_config lists another id."""
     path = write_speaking(tmp_path_factory.mktemp("endings"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
@@ -42,8 +42,8 @@ def say(llm: LLM, **params: Any) -> CompletionOutput:
 
 def cut(free: list[str], stops: list[str], least: int) -> tuple[int, str, str] | None:
     """(tokens, text, stop string) by the definition. A stop string counts where it ends in the text of a token after
-    the first `least`; the one that is complete first, of several the first in the list; the token that completes it is
-    the last."""
+    the first `least`; the one completed first wins, and among several the first in the list; the token that completes
+    it is the last."""
     text = ""
     for count, piece in enumerate(free, start=1):
         for end in range(len(text) + 1, len(text) + len(piece) + 1):
@@ -56,7 +56,7 @@ def cut(free: list[str], stops: list[str], least: int) -> tuple[int, str, str] |
 
 @pytest.mark.parametrize("drafter", ["none", "auto"])
 def test_stop_strings_by_their_definition(builtin: LLM, drafter: str) -> None:
-    """Any pieces of the text that the model says, in any order, below and above min_tokens, plain or drafted."""
+    """Any pieces of the model's output as stop strings, in any order, below and above min_tokens, plain or drafted."""
     rng = random.Random(drafter)
     base = SamplingParams(temperature=1.0, max_tokens=48, ignore_eos=True)
     cases: list[tuple[SamplingParams, list[str]]] = []
@@ -68,7 +68,7 @@ def test_stop_strings_by_their_definition(builtin: LLM, drafter: str) -> None:
         for _ in range(12):
             starts = [rng.randrange(len(whole) - 6) for _ in range(rng.randint(1, 4))]
             stops = [whole[start : start + rng.randint(1, 6)] for start in starts]
-            stops += [stop[rng.randrange(len(stop)) :] for stop in stops[:2]]  # that end where others do
+            stops += [stop[rng.randrange(len(stop)) :] for stop in stops[:2]]  # with the same end as another
             rng.shuffle(stops)
             params = replace(base, seed=seed, stop=stops, min_tokens=rng.choice((0, 0, 1, 7, 20, 48)))
             cases.append((replace(params, speculation={"drafter": drafter}), pieces))
@@ -95,8 +95,8 @@ def test_stop_strings_by_their_definition(builtin: LLM, drafter: str) -> None:
     ],
 )
 def test_ids_that_end_a_text(speaker: LLM, token: int, params: dict[str, Any], reason: tuple[str, int | None]) -> None:
-    """The tokenizer's own without a stop reason, whatever configs say; all others with their id; a request that ignores
-    ends of text keeps its own stop ids."""
+    """The tokenizer's own has no stop reason, whatever the configs say; all others have their id; a request that
+    ignores ends of text keeps its own stop ids."""
     output = say(speaker, logit_bias={token: 100.0}, **params)
     assert (output.finish_reason, output.stop_reason) == reason
     assert output.token_ids == [token] * (1 if reason[0] == "stop" else 8)
@@ -105,7 +105,7 @@ def test_ids_that_end_a_text(speaker: LLM, token: int, params: dict[str, Any], r
 @pytest.mark.parametrize("token", [EOS, EXTRA, OWN])
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_no_end_below_min_tokens(speaker: LLM, token: int, ignore_eos: bool) -> None:
-    """So many tokens come before any that ends a text, ends of text that are ignored among them."""
+    """That many tokens come before any that ends a text, and before an ignored end of text too."""
     params = {"min_tokens": 5, "stop_token_ids": [OWN], "ignore_eos": ignore_eos}
     output = say(speaker, logit_bias={token: 100.0}, **params)
     assert token not in output.token_ids[:5] and output.token_ids[5] == token
@@ -114,7 +114,7 @@ def test_no_end_below_min_tokens(speaker: LLM, token: int, ignore_eos: bool) -> 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
 def test_text_of_the_token_that_ends(speaker: LLM, include: bool, skip: bool) -> None:
-    """Shown if asked for, and of a special token only where those are shown."""
+    """Included on request, and a special token only if special tokens are shown."""
     tokenizer = speaker.engine.tokenizer
     assert tokenizer is not None
     for token, text in ((EOS, "" if skip else "<eos>"), (EXTRA, tokenizer.token_text(EXTRA))):
@@ -123,8 +123,8 @@ def test_text_of_the_token_that_ends(speaker: LLM, include: bool, skip: bool) ->
 
 
 def test_bad_words(builtin: LLM) -> None:
-    """A word is forbidden without the space before it and after one, however it is given; one of spaces alone has no
-    tokens once they are taken away, and is refused."""
+    """A word is forbidden without and with a preceding space, however it is given; one of spaces alone has no tokens
+    once they are stripped, and is refused."""
     tokenizer = builtin.engine.tokenizer
     assert tokenizer is not None
     for word in ("self", " self", "   self"):
@@ -135,12 +135,12 @@ def test_bad_words(builtin: LLM) -> None:
 
 
 def test_seed_of_minus_one() -> None:
-    """It is none, as in vLLM."""
+    """It is treated as absent, as in vLLM."""
     assert SamplingParams(seed=-1).seed is None
 
 
 def test_ranks_of_ties(speaker: LLM) -> None:
-    """A token's rank is its place among all, the lowest id first among equals, however many are asked for."""
+    """A token's rank is its place among all, the lowest id first among ties, however many are requested."""
     import torch
 
     from stridelm.sample.logprobs import as_dicts, raw_logprobs
@@ -152,8 +152,8 @@ def test_ranks_of_ties(speaker: LLM) -> None:
 
 
 def test_another_generation_config_names_the_ends(speaker: LLM, tmp_path: Path) -> None:
-    """With a directory of one's own its ids end a text, and the checkpoint's do not; without a file there it is
-    refused, and with neutral defaults the checkpoint's ids end a text as ever."""
+    """With a directory of the user's own, its ids end a text, and the checkpoint's do not; a directory without the file
+    is refused, and with neutral defaults the checkpoint's ids still end a text."""
     path = str(speaker.engine.loaded.path)
     with pytest.raises(ValueError, match=r"there is no generation_config\.json"):
         LLM(path, drafter="none", generation_config=str(tmp_path))

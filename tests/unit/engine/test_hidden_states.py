@@ -1,5 +1,5 @@
-"""Hidden states against transformers', position by position. That they are the same however a request is run is held in
-tests/laws/test_identity.py."""
+"""Hidden states against transformers', position by position. tests/laws/test_identity.py checks that they do not depend
+on how a request is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much KV an engine gets: what weights and the largest step leave of memory, and no more than is of use."""
+"""How much KV an engine gets: what weights and the largest step leave of memory, and no more than is useful."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def pages(room: MemoryBudget, max_length: int = 256, **options: Any) -> int:
     ],
 )
 def test_largest_step(seqs: int, tokens: int, length: int, expected: tuple[int, int]) -> None:
-    """No more rows than the budget, nor than all requests have together; of each the last real row decides, and 64
-    draft rows."""
+    """No more rows than the budget, nor than all requests have together; of each, the last real row and 64 draft rows
+    decide."""
     config = EngineConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens)
     assert largest_step(config, length) == expected
 
@@ -73,7 +73,7 @@ def test_the_measured_step_is_a_step(model: Decoder, monkeypatch: pytest.MonkeyP
 
 
 class FakeCuda:
-    """The allocator's counters of a GPU: so much allocated now, so much at the peak since the last reset."""
+    """A GPU allocator's counters: bytes allocated now, and at the peak since the last reset."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, now: int, peak: int) -> None:
         self.now, self.peak, self.was_reset = now, peak, False
@@ -117,7 +117,7 @@ def test_the_fraction_is_of_what_a_step_leaves() -> None:
 
 
 def test_no_more_pages_than_are_of_use() -> None:
-    """Every request at its longest, with a draft behind it."""
+    """Every request at its maximum length, followed by a draft."""
     assert pages(MemoryBudget(GPU, 2**40, MIB), max_num_seqs=3) == 3 * (256 + 64) // 16
 
 
@@ -129,7 +129,7 @@ def test_pages_asked_for_leave_room_for_a_step() -> None:
 
 
 def test_a_pool_without_room_for_a_context_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """It says how long a context fits; the engine still serves those that do."""
+    """The warning says how long a context fits; the engine still serves shorter ones."""
     assert pages(MemoryBudget(CPU, MIB), num_pages=16) == 16
     assert not caplog.records
     assert pages(MemoryBudget(CPU, MIB), num_pages=15) == 15
@@ -146,7 +146,7 @@ def test_a_pool_without_room_for_a_context_is_warned_of(caplog: pytest.LogCaptur
 
 @pytest.fixture
 def sized(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
-    """sized(activations): an engine on 64 MiB of free memory, a step of which takes so much."""
+    """sized(activations): an engine on 64 MiB of free memory, whose largest step takes that many bytes."""
 
     def build(activations: int) -> LLM:
         monkeypatch.setattr(load, "free_memory", lambda device: 64 * MIB)
@@ -159,7 +159,7 @@ def sized(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]
 
 
 def test_an_engine_is_sized_by_what_is_left(sized: Callable[..., LLM], caplog: pytest.LogCaptureFixture) -> None:
-    """The pool is the fraction of what a step leaves, and one line says what memory goes to."""
+    """The pool is the fraction of what a step leaves, and one log line says how memory is used."""
     caplog.set_level(logging.INFO, "stridelm.engine.load")
     page = 16 * 2 * 2 * 2 * 16 * 4  # tokens, keys and values, layers, heads, width, float32
     assert sized(0).engine.loaded.pages == {"full": 16 * MIB // page}

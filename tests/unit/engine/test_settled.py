@@ -1,4 +1,4 @@
-"""What requests ask of drafters is worked out once for each way of asking."""
+"""The resolution of a request's speculation is cached for each distinct speculation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_heads_files_may_go_while_it_serves(checkpoint: Callable[..., Path], t
         llm.generate([[5, 9, 3]], SamplingParams(speculation={"drafter": "eagle", "depth": 2}))
 
 
-def test_ways_of_asking_are_forgotten(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "SETTLED", 2)
     llm = engine(checkpoint("qwen3", tie_word_embeddings=True), drafter="none")
     ways = [SamplingParams(max_tokens=2, speculation={"drafter": "ngram", "depth": 1 + i % 5}) for i in range(8)]

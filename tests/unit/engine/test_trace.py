@@ -1,4 +1,4 @@
-"""A trace tells the story of every token: what was run, guessed, said and kept, and it changes nothing."""
+"""A trace records every token: what was run, guessed, emitted and kept, and it changes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines_of(out: io.StringIO) -> list[Line]:
 
 
 def jobs_of(stand: Stand) -> list[Job]:
-    """One request of every drafter and depth, trees and a lossy one; the first prompt takes three chunks."""
+    """One request for every drafter and depth, trees and a lossy one; the first prompt takes three chunks."""
     params = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True, seed=3)
     kinds = [*all_speculations(stand), speculation(stand, "mask", "default", "trust")]
     jobs = [Job([5 + i, 6, 7, 8, 6, 7, 8, 6], params, kind) for i, kind in enumerate(kinds)]
@@ -67,7 +67,7 @@ def chapters(stand: Stand) -> list[tuple[Job, Any, list[Line]]]:
 
 
 def text_of(job: Job, output: Any, lines: list[Line]) -> list[int]:
-    """Prompt and all that was emitted, what the end cut off included."""
+    """Prompt and all that was emitted, including what the end cut off."""
     return job.prompt + [token["token"] for line in lines for token in line["verdict"]["emitted"]]
 
 
@@ -82,7 +82,7 @@ def test_emitted_tokens_are_the_output(chapters: Any) -> None:
 
 
 def test_computed_goes_on_where_it_stopped(chapters: Any) -> None:
-    """Real rows and kept draft rows are what `computed` grows by."""
+    """`computed` grows by the real rows and the kept draft rows."""
     for _, _, lines in chapters:
         assert [line["admitted"] for line in lines] == [True] + [False] * (len(lines) - 1)
         reached = 0
@@ -127,14 +127,14 @@ def test_the_path_leads_through_the_candidates_that_were_emitted(chapters: Any) 
 
 
 def test_a_path_may_lead_past_side_branches(chapters: Any) -> None:
-    """The trees have siblings, and paths that leave rows out."""
+    """The trees have siblings, and accepted paths that skip rows."""
     trees = [line for _, _, lines in chapters for line in lines if line["drafter"] == TREE]
     paths = [line["verdict"]["path"] for line in trees]
     assert any(len(path) > 1 and path != list(range(path[0], path[0] + len(path))) for path in paths)
 
 
 def test_pages(chapters: Any) -> None:
-    """After the commit a request holds the pages of what is computed, no more; before it, up to its bound."""
+    """After the commit a request holds only the pages of what is computed; before it, up to its bound."""
     for _, _, lines in chapters:
         for line in lines:
             (pages,) = line["pages"].values()
@@ -171,7 +171,7 @@ def test_text_is_decoded_where_there_is_a_tokenizer(speaking: Path, chapters: An
 
 
 def test_a_request_that_comes_back_is_admitted_again(stand: Stand) -> None:
-    """Preempted, it starts over from nothing, or from the prefix that it left behind."""
+    """When preempted, it starts over from nothing, or from the prefix that it left in the cache."""
     llm = stand.llm(num_pages=14, page_size=4, max_num_seqs=3)
     out = traced(llm)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

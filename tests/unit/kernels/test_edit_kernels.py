@@ -241,8 +241,8 @@ def test_edited_steps_are_captured(made: list[tuple[Kind, Request]]) -> None:
     table = SamplingTable(3, 50)
     steps = capture_of(table)
     bias: dict[str, Any] = {"logit_bias": {3: 1.0}}
-    for rope in range(2):
-        assert steps.replay(step_of(table, {}, {"presence_penalty": 1.0 + rope}, bias)) is not None
+    for number in range(2):
+        assert steps.replay(step_of(table, {}, {"presence_penalty": 1.0 + number}, bias)) is not None
     ((kind, like),) = made
     assert kind.features == Feature.PENALTIES | Feature.BIAS | Feature.SAMPLED and like.id == "1"
     steps.replay(step_of(table, {}, bias))
