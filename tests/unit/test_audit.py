@@ -1,4 +1,4 @@
-"""The audit of dependencies tells "none vulnerable" from "could not be asked"."""
+"""The audit of dependencies distinguishes "none vulnerable" from "the advisories could not be reached"."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def service() -> Iterator[str]:
 
 
 def test_what_stride_runs_on() -> None:
-    """Whatever it brings, and what that brings; nothing that it is only developed with."""
+    """Its dependencies and theirs, but nothing that is only used to develop it."""
     versions = audit.installed("stridelm")
     assert {"torch", "sympy", "mpmath", "numba", "llvmlite"} <= set(versions)
     assert not {"pytest", "ruff", "schemathesis"} & set(versions)
@@ -57,7 +57,7 @@ def test_whether_advisories_can_be_had(
 
 
 def test_nobody_listens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so in a line, and is no failure."""
+    """It reports that in one line, and does not fail."""
     monkeypatch.setattr(audit, "ADVISORIES", "http://127.0.0.1:1")
     assert audit.main() == 0
     said = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_nobody_listens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 def test_a_vulnerability_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As does an audit that could not be finished: what pip-audit ends with is what the audit ends with."""
+    """So does an audit that could not finish: the exit code is pip-audit's."""
     monkeypatch.setattr(audit, "silence", lambda *_: None)
     asked: list[str] = []
 

@@ -1,5 +1,5 @@
-"""The documentation and the forge's forms: links lead somewhere, also on the site, and pictures are what their script
-draws.
+"""The documentation and the forge's forms: links lead somewhere, also on the site, and pictures match the output of
+their script.
 
 `make docs` checks the links of the site once more, with what builds it; here nothing of that need be installed.
 """
@@ -30,7 +30,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 @cache
 def text_of(document: Path) -> str:
-    """Without code, in which brackets are no links and # no headings."""
+    """Without code, in which brackets are not links and # does not begin a heading."""
     return FENCED.sub("", (ROOT / document).read_text(encoding="utf-8"))
 
 
@@ -41,14 +41,14 @@ def links_of(document: Path) -> list[str]:
 
 @cache
 def anchors_of(document: Path) -> frozenset[str]:
-    """As forges and Markdown's own `toc` name headings."""
+    """As forges and Markdown's own `toc` derive them from headings."""
     headings = re.findall(r"^#+ (.+)$", text_of(document), re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_links_lead_somewhere(document: Path) -> None:
-    """To a file that there is, and to a heading that it has."""
+    """To an existing file, and to a heading in it."""
     wrong = []
     for link in links_of(document):
         path, _, anchor = link.partition("#")
@@ -74,7 +74,7 @@ def test_links_lead_somewhere(document: Path) -> None:
     ],
 )
 def test_links_on_the_site(page: str, link: str, leads_to: str) -> None:
-    """Documents lead to their pages, other files to the repository; what does not exist is left for MkDocs to find."""
+    """Links to documents become links to their pages, other files to the repository; MkDocs reports missing ones."""
     assert destination(page, link, "https://forge/x/") == leads_to
 
 
@@ -84,7 +84,7 @@ def test_a_file_without_a_repository_is_no_link() -> None:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_what_their_script_draws(name: str) -> None:
-    """Whoever edits a picture edits docs/images/architecture.py, and runs it."""
+    """To edit a picture, edit docs/images/architecture.py and run it."""
     assert (IMAGES / name).read_bytes() == PICTURES[name].encode()
 
 
@@ -98,7 +98,7 @@ def test_pictures_say_what_they_show(name: str) -> None:
 
 
 def test_the_forge_runs_what_ci_runs() -> None:
-    """One step of its own: a check that stands elsewhere is one that nobody can run at home."""
+    """A single step: a check written elsewhere could not be run locally."""
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert commands == [".ci/run"]
@@ -106,7 +106,7 @@ def test_the_forge_runs_what_ci_runs() -> None:
 
 @pytest.mark.parametrize("name", ["bug.yml", "feature.yml"])
 def test_forms_are_whole(name: str) -> None:
-    """Every field has a label and an id of its own; a forge drops a form that it cannot read without saying so."""
+    """Every field has a label and an id of its own; a forge silently drops a form that it cannot read."""
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / name).read_text(encoding="utf-8"))
     assert {"name", "description", "body"} <= set(form)
     fields = [field for field in form["body"] if field["type"] != "markdown"]

@@ -1,4 +1,4 @@
-"""An option is a field of its drafter's or rule's dataclass: from there it is known everywhere, without it nowhere."""
+"""An option is a field of its drafter's or rule's dataclass: that alone makes it known everywhere."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ HTTP: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
         DEFAULTS, speculation=NativeSampling.model_validate({"speculation": asked}).speculation
     ),
 }
-"""What each endpoint makes of a request's speculation."""
+"""How each endpoint reads a request's speculation."""
 
 
-# Who brings options
+# Where options come from
 
 
 @pytest.mark.usefixtures("shy")
 def test_of_one_request() -> None:
-    """Checked and made plain where it is given, and read with the defaults of what is left open."""
+    """Checked and normalised where it is given; options left open are read with their defaults."""
     asked: Any = Speculation("shy", shy_rows=3, shy_friends=["a", "b"])
     assert (asked.shy_rows, asked.shy_mood, asked.shy_friends) == (3, None, ("a", "b"))
     assert asked.read(ShyOptions) == ShyOptions(shy_rows=3, shy_friends=("a", "b"))
@@ -112,7 +112,7 @@ def test_of_one_request() -> None:
     ],
 )
 def test_values_that_cannot_be(name: str, value: Any, says: str) -> None:
-    """Refused at every door alike."""
+    """Refused in every interface alike."""
     doors: list[Callable[[], Any]] = [
         lambda: Speculation("shy", **{name: value}),
         lambda: SamplingParams(speculation={"drafter": "shy", name: value}),
@@ -130,7 +130,7 @@ def test_values_that_cannot_be(name: str, value: Any, says: str) -> None:
 @pytest.mark.usefixtures("shy")
 @pytest.mark.parametrize("endpoint", HTTP)
 def test_over_http(endpoint: str) -> None:
-    """It arrives in the engine's process as it was sent."""
+    """It reaches the engine's process unchanged."""
     params = HTTP[endpoint]({"drafter": "shy", "shy_rows": 2, "shy_friends": ["a"]})
     assert params.speculation == Speculation("shy", shy_rows=2, shy_friends=("a",))
     assert SamplingParams(**msgspec.msgpack.decode(encode(plain(params)))) == replace(params, n=1)
@@ -138,7 +138,7 @@ def test_over_http(endpoint: str) -> None:
 
 @pytest.mark.usefixtures("shy")
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the command, of its environment and of a benchmark's entries; the help says what is done without it."""
+    """From the command line, its environment and a benchmark's entries; the help shows the default."""
     args = build_parser("serve").parse_args(["serve", "--shy-rows", "3", "--shy-friends", "a,b"])
     server, config = read_configs(args, {"STRIDE_SHY_MOOD": "calm", "STRIDE_SHY_ALOUD": "true"})
     assert config.speculation.read(ShyOptions) == ShyOptions(None, None, 3, "calm", True, ("a", "b"))
@@ -150,13 +150,13 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--shy-rows INT with shy: rows that it thinks of (1)" in " ".join(capsys.readouterr().out.split())
     found = read_variants(["shy@3+shy_rows=2+shy_mood=calm"], [], TARGET)
     assert [variant.label for variant in found] == ["shy@3+shy_rows=2+shy_mood=calm"]
-    with pytest.raises(SystemExit):  # a benchmark's entries say it, one by one
+    with pytest.raises(SystemExit):  # a benchmark takes it per entry
         build_parser("bench").parse_args(["bench", "latency", "--shy-rows", "3"])
 
 
 @pytest.mark.usefixtures("shy")
 def test_of_an_engine(checkpoint: Callable[..., Path]) -> None:
-    """It reaches the drafter, whose own checks are heard when the engine is made; a request may ask for another."""
+    """It reaches the drafter, whose own checks run when the engine is made; a request may set another value."""
     given: dict[str, Any] = {"drafter": "shy", "shy_rows": 2, "prompt_lookup_min": 1}
     config: Any = EngineConfig(**given)
     assert config.shy_rows == flat(config)["shy_rows"] == 2 and config.shy_mood is None
@@ -182,7 +182,7 @@ def test_idle_options_are_refused() -> None:
 
 
 def test_without_the_drafter_there_are_no_options(checkpoint: Callable[..., Path]) -> None:
-    """Unknown ones are refused with those that are known."""
+    """Unknown ones are refused, and the error lists the known ones."""
     with registered(Shy, ShyOptions):
         assert "shy_rows" in known() and known()["prompt_lookup_min"].field in fields(ShyOptions)
     assert "shy_rows" not in known() and "prompt_lookup_min" in known()
@@ -201,7 +201,7 @@ def test_without_the_drafter_there_are_no_options(checkpoint: Callable[..., Path
         _ = Speculation().shy_rows  # type: ignore[attr-defined]
 
 
-# Who brings them wrongly
+# Options that are declared wrongly
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def test_options_that_cannot_be(options: type[Options], says: str) -> None:
 
 
 def test_listing_them_imports_no_torch() -> None:
-    """So that `stride --help` answers at once."""
+    """So that `stride --help` responds at once."""
     lines = (
         "import sys",
         "from stridelm.cli.main import build_parser",

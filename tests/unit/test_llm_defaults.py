@@ -1,4 +1,4 @@
-"""Offline, parameters that are not given are those that the checkpoint's makers recommend, as in vLLM."""
+"""Offline, parameters that are not given are those that the checkpoint's authors recommend, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stridelm import LLM, SamplingParams
-from stridelm.cli import main as verifier
+from stridelm.cli import main as entry_point
 
 RECOMMENDED = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3, "max_new_tokens": 9}
 PARAMS = SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.3, max_tokens=9)
@@ -29,7 +29,7 @@ def llm(path: Path, **options: str) -> LLM:
 
 
 def test_no_parameters_are_the_recommended_ones(recommending: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """For `generate` and `stream`; said once, and not before they are used. What is given is taken as it is."""
+    """For `generate` and `stream`; logged once, when first used. Given values are used as they are."""
     ours = llm(recommending)
     given = ours.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0].outputs[0]
     assert not caplog.messages and len(given.token_ids) == 20
@@ -43,7 +43,7 @@ def test_no_parameters_are_the_recommended_ones(recommending: Path, caplog: pyte
 
 
 def test_neutral_defaults(recommending: Path) -> None:
-    """`vllm` leaves the file's recommendations alone, and not the ends of text, which are the model's."""
+    """`vllm` ignores the file's recommendations, but not its ends of text, which belong to the model."""
     ours = llm(recommending, generation_config="vllm")
     assert ours.get_default_sampling_params() == SamplingParams()
     assert ours.engine.loaded.eos_ids == llm(recommending).engine.loaded.eos_ids == (2,)
@@ -57,7 +57,7 @@ def test_a_bad_file_is_known_before_the_model_is_read(recommending: Path) -> Non
 def test_the_command_line_takes_them_for_what_is_not_given(
     recommending: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before its own defaults and behind what was given."""
+    """They override its own defaults, and given options override them."""
 
     def generate(*options: str) -> dict[str, object]:
         argv = [
@@ -71,7 +71,7 @@ def test_the_command_line_takes_them_for_what_is_not_given(
             "--ignore-eos",
             *options,
         ]
-        assert verifier.main(argv) == 0
+        assert entry_point.main(argv) == 0
         record = json.loads(capsys.readouterr().out)
         return {name: record[name] for name in ("token_ids", "completion_tokens")}
 

@@ -1,4 +1,4 @@
-"""Callers who share an engine: whoever steps it, every output reaches its own sample."""
+"""Callers that share an engine: whichever of them steps it, every output reaches its own sample."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_generate_in_the_middle_of_a_stream(llm: LLM, expected: list[list[int]])
 
 
 def test_a_stream_that_generate_finished(llm: LLM, expected: list[list[int]]) -> None:
-    """It still yields what it has not shown, once."""
+    """It still yields, once, what it has not yielded yet."""
     stream = llm.stream(PROMPTS[0], GREEDY)
     llm.generate(PROMPTS[1], GREEDY)
     (only,) = stream

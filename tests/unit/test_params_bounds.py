@@ -1,4 +1,4 @@
-"""What a request may bring is bounded: whoever shares its batch pays for it too."""
+"""The size of a request's parameters is bounded, because requests in the same batch share the cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def one_more(value: Any) -> Any:
 
 @pytest.mark.parametrize("what", AT_MOST)
 def test_at_the_bound_and_over_it(what: str) -> None:
-    """So many are taken, and one more is refused with the bound."""
+    """This many are accepted; one more is refused, and the error has the bound."""
     SamplingParams(**AT_MOST[what])
     with pytest.raises(ValueError, match=r"at most \d+ are allowed: leave some out|from 0 to 64"):
         SamplingParams(**{name: one_more(value) for name, value in AT_MOST[what].items()})

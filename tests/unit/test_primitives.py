@@ -1,4 +1,4 @@
-"""oneDNN and torch keep a bounded number of compiled products, unless the user's environment says how many."""
+"""oneDNN and torch keep a bounded number of compiled products, unless the user's environment sets it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ print((read(sizes[20:]) - first) >> 20)
 
 
 def growth(**kept: str) -> int:
-    """MiB that sixty more lengths of prompts take for good."""
+    """MiB that are permanently used by prompts of sixty more lengths."""
     environment = {name: value for name, value in os.environ.items() if name not in KEPT} | kept
     done = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 def test_prompts_of_many_lengths_take_little_memory_for_good() -> None:
-    """26 MiB instead of 111 were seen. A processor for which nothing is compiled keeps nothing either way."""
+    """26 MiB instead of 111 were measured. A processor for which nothing is compiled uses nothing either way."""
     unbounded = growth(**dict.fromkeys(KEPT, "1024"))
     assert growth() < max(unbounded / 2, 20)
 

@@ -1,4 +1,4 @@
-"""Progress is for a person who waits at a terminal; nobody else sees any of it."""
+"""Progress is shown only to a user who waits at a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stridelm.progress import bar, size, terminal_bar
 
 
 class Stderr(io.StringIO):
-    """A stderr that may say that it is a terminal."""
+    """A stderr that may claim to be a terminal."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class Stderr(io.StringIO):
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Stderr:
-    """Exchange stderr. From within the test: pytest puts its own there before each."""
+    """Replace stderr. Called inside the test, because pytest installs its own before each."""
     fake = Stderr(terminal)
     monkeypatch.setattr(sys, "stderr", fake)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what a CI sets for coloured logs makes no terminal of them
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a CI sets it for coloured logs, which does not make them a terminal
     return fake
 
 
@@ -43,7 +43,7 @@ def test_a_bar_is_shown_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.
 
 
 def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a control character is written for a total below the least; at the least there is a bar."""
+    """Not even a control character is written for a total below the minimum; from the minimum on there is a bar."""
     stderr = begin(monkeypatch, True)
     with bar("loading", 2**30 - 1, "bytes", least=2**30) as advance:
         advance(2**30 - 1)
@@ -54,7 +54,7 @@ def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cursor is back and nothing redraws over what is said next. stdout is left alone throughout."""
+    """The cursor is restored and nothing overwrites later output. stdout is left alone throughout."""
     stderr, stdout = begin(monkeypatch, True), sys.stdout
 
     def fail() -> None:
@@ -70,7 +70,7 @@ def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was started without one shows nothing and does not mind."""
+    """A process that was started without one shows nothing and does not fail."""
     monkeypatch.setattr(sys, "stderr", None)
     assert terminal_bar().disable
     with bar("loading", 4, "graphs") as advance:

@@ -1,4 +1,4 @@
-"""Text on top of the engine: what a stop string leaves of a step, and what the engine keeps after it."""
+"""Text on top of the engine: what a stop string leaves of a step, and the engine's state after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_stop_string_cuts_the_step_that_brought_it(llm: LLM) -> None:
     step = next(output for output in steps[1:] if len(output.new_token_ids) > 2 and output.pieces[1].strip())
     before = steps[: steps.index(step)]
     stop = step.pieces[1].strip()
-    while any(stop in "".join(output.pieces) for output in before):  # where it is said for the first time
+    while any(stop in "".join(output.pieces) for output in before):  # until it is first emitted
         before.pop()
     emitted = llm.engine.stats.emitted
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, logprobs=1, stop=[stop])
@@ -53,7 +53,7 @@ def test_a_stop_string_cuts_the_step_that_brought_it(llm: LLM) -> None:
 
 
 def test_the_engine_alone_gives_ids(llm: LLM) -> None:
-    """Stepped without the text on top, it knows of no stop string and gives no text."""
+    """When stepped without the text layer, it knows no stop strings and returns no text."""
     request = llm.engine.add("alone", [300, 301], SamplingParams(temperature=0.0, max_tokens=6, stop=["e", " ", "\n"]))
     while llm.engine.busy:
         assert all(not output.pieces for output in llm.engine.step())
@@ -61,7 +61,7 @@ def test_the_engine_alone_gives_ids(llm: LLM) -> None:
 
 
 def test_prompt_logprobs_are_made_when_they_are_looked_at(llm: LLM) -> None:
-    """Of every position but the first, the token's own first, with text."""
+    """For every position except the first, with its own token first, and with text."""
     outputs = steps_of(llm, "scored", SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=3))
     (output,) = outputs
     found, prompt = output.prompt_logprobs, output.request.prompt_ids

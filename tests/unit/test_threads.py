@@ -1,4 +1,4 @@
-"""Threads that wait sleep soon, wherever Stride computes, unless the user has chosen otherwise."""
+"""Waiting threads go to sleep soon, wherever Stride computes, unless the user has set otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(os.environ.get("{SPIN}"))
 
 
 def clean(**more: str) -> dict[str, str]:
-    """This process's environment as it was before Stride came."""
+    """This process's environment without what Stride has set."""
     return {**{name: value for name, value in os.environ.items() if name not in THEIRS}, **more}
 
 
@@ -36,21 +36,21 @@ def says(first: str = "", **environment: str) -> str:
 
 
 def test_it_is_settled_before_torch_is_there() -> None:
-    """The package itself sees to it, in a process that imports it first; behind torch it is too late, and left."""
+    """Importing the package first is enough; after torch is imported it is too late, and nothing is changed."""
     assert says() == WAITING[SPIN]
     assert says("import torch") == "None"
 
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_the_users_own_choice_holds(name: str) -> None:
-    """Whichever way it is spelt, and nothing is added to it."""
+    """In any spelling; nothing is added to it."""
     environment = {name: "7"}
     settle_waiting(environment, {})
     assert environment == {name: "7"}
 
 
 def test_openmp_hears_it() -> None:
-    """What the library says of itself when torch loads it: it was in time."""
+    """The library's own report when torch loads it shows that it was set in time."""
     program = "import stridelm, torch"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -74,7 +74,7 @@ def test_too_late_is_said_once_to_who_looks_closely(caplog: pytest.LogCaptureFix
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 def test_the_servers_engine_has_it(tmp_path: Path) -> None:
-    """The engine's process inherits it; the user's own choice too."""
+    """The engine's process inherits it, and the user's own setting too."""
     for given, found in (({}, WAITING[SPIN]), ({SPIN: "17"}, "17")):
         folder = tmp_path / found
         folder.mkdir()

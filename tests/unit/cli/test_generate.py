@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stridelm import LLM, SamplingParams
-from stridelm.cli import main as verifier
+from stridelm.cli import main as entry_point
 from stridelm.cli.generate import HARMLESS
 from stridelm.engine.engine import Engine
 
@@ -57,7 +57,7 @@ def generate(speaking: Path, capsys: pytest.CaptureFixture[str]) -> Generate:
     def run(*options: str, prompt: str | None = PROMPT, model: str | Path = speaking) -> tuple[int, str, str]:
         argv = ["generate", str(model), "--dtype", "float32", "--max-tokens", "12", "--ignore-eos"]
         argv += [] if prompt is None else ["--prompt", prompt]
-        code = verifier.main([*argv, *options])
+        code = entry_point.main([*argv, *options])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -126,12 +126,12 @@ def test_sampling_options_reach_the_request(generate: Generate) -> None:
 def test_the_command_has_defaults_of_its_own(speaking: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """256 tokens, greedy: the defaults that `--help` shows apply."""
     with pytest.raises(SystemExit):
-        verifier.main(["generate", "--help"])
+        entry_point.main(["generate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: 256)" in text and "likely" in text
     assert text.split("--temperature FLOAT 0 is greedy")[1].split("(default: ")[1].startswith("0.0)")
     argv = ["generate", str(speaking), "--prompt", "for", "--json", "--ignore-eos", "--dtype", "float32"]
-    assert verifier.main(argv) == 0
+    assert entry_point.main(argv) == 0
     record = json.loads(capsys.readouterr().out)
     room = 256 - record["prompt_tokens"]  # the context ends before max_tokens does
     assert (record["completion_tokens"], record["finish_reason"]) == (room, "length")
@@ -194,7 +194,7 @@ def test_on_a_terminal_the_completion_continues_the_prompt(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, "stdout", screen)
     argv = ["generate", str(speaking), "--dtype", "float32", "--max-tokens", "12", "--ignore-eos"]
-    assert verifier.main([*argv, "--prompt", "for [bold]x"]) == 0
+    assert entry_point.main([*argv, "--prompt", "for [bold]x"]) == 0
     said = screen.getvalue()
     assert said.startswith("\x1b[2mfor [bold]x\x1b[0m")
     assert len(said) > len("\x1b[2mfor [bold]x\x1b[0m\n")
@@ -211,7 +211,7 @@ def test_a_terminal_without_the_character_gets_a_question_mark(
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     argv = ["generate", str(speaking), "--dtype", "float32", "--max-tokens", "12", "--ignore-eos"]
-    assert verifier.main([*argv, "--drafter", "none", "--prompt", PROMPT]) == 0
+    assert entry_point.main([*argv, "--drafter", "none", "--prompt", PROMPT]) == 0
     text = expected.outputs[0].text
     assert not text.isascii()
     assert raw.getvalue().decode().removesuffix("\n") == text.encode("ascii", "replace").decode()
@@ -332,6 +332,6 @@ def test_prompts_that_cannot_be_served(generate: Generate, tmp_path: Path) -> No
 )
 def test_the_parser_refuses(argv: list[str], says: str, speaking: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        verifier.main(["generate", str(speaking), *argv])
+        entry_point.main(["generate", str(speaking), *argv])
     assert exit_.value.code == 2
     assert says in capsys.readouterr().err

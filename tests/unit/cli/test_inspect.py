@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stridelm.cache.layout import bytes_per_token
-from stridelm.cli import main as verifier
+from stridelm.cli import main as entry_point
 from stridelm.draft import DRAFTERS
 from stridelm.models import MODELS, loader
 from stridelm.verify import RULES
@@ -31,7 +31,7 @@ def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(loader, "read_tensors", refuse)
 
     def run(path: Path, *options: str) -> dict[str, Any]:
-        assert verifier.main(["inspect", str(path), "--json", *options]) == 0
+        assert entry_point.main(["inspect", str(path), "--json", *options]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
@@ -92,7 +92,7 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
 
 def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert verifier.main(["inspect", str(speaking)]) == 0
+    assert entry_point.main(["inspect", str(speaking)]) == 0
     out = capsys.readouterr().out
     for words in (
         "Qwen3ForCausalLM",
@@ -139,7 +139,7 @@ def test_what_would_not_load_is_said_without_loading(
     path = copied(speaking, tmp_path)
     spoil, says = BROKEN[what]
     spoil(path / "model.safetensors")
-    assert verifier.main(["inspect", str(path)]) == 2
+    assert entry_point.main(["inspect", str(path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err and captured.err.count("\n") == 1

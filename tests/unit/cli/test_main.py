@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stridelm.cli import main as verifier
+from stridelm.cli import main as entry_point
 
 HELP = """
 import sys
@@ -52,24 +52,24 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_runs_the_subcommand(command: Any) -> None:
     command(lambda args: args.depth)
-    assert verifier.main(["inspect", "--depth", "7"]) == 7
+    assert entry_point.main(["inspect", "--depth", "7"]) == 7
 
 
 def test_a_value_error_is_one_line_and_exit_code_2(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     command(ValueError("no model at x:\n  give a directory"))
-    assert verifier.main(["inspect"]) == 2
+    assert entry_point.main(["inspect"]) == 2
     assert capsys.readouterr().err == "stride: error: no model at x: give a directory\n"
 
 
 def test_interrupt_is_130(command: Any) -> None:
     command(KeyboardInterrupt())
-    assert verifier.main(["inspect"]) == 130
+    assert entry_point.main(["inspect"]) == 130
 
 
 def test_a_fault_of_ours_keeps_its_traceback(command: Any) -> None:
     command(AssertionError("ledger"))
     with pytest.raises(AssertionError):
-        verifier.main(["inspect"])
+        entry_point.main(["inspect"])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_misuse_is_exit_code_2(argv: list[str], says: str, command: Any, capsys:
     """Abbreviations are errors too: they would change meaning when an option is added."""
     command(lambda args: 0)
     with pytest.raises(SystemExit) as exit_:
-        verifier.main(argv)
+        entry_point.main(argv)
     assert exit_.value.code == 2
     assert says in capsys.readouterr().err
 
@@ -98,15 +98,15 @@ def test_answers_without_torch(argv: list[str]) -> None:
     assert run.returncode == (2 if argv == ["nonsense"] else 0), run.stderr
 
 
-@pytest.mark.parametrize("name", sorted(verifier.COMMANDS))
+@pytest.mark.parametrize("name", sorted(entry_point.COMMANDS))
 def test_help_of_each_subcommand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        verifier.main([name, "--help"])
+        entry_point.main([name, "--help"])
     assert exit_.value.code == 0
     assert f"stride {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(verifier.COMMANDS))
+@pytest.mark.parametrize("name", sorted(entry_point.COMMANDS))
 def test_help_of_a_subcommand_needs_no_torch(name: str) -> None:
     run = subprocess.run([sys.executable, "-c", HELP, name, "--help"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

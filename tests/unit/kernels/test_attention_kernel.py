@@ -59,7 +59,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(2, 2, 1), (4, 2, 5), (3, 1, 16), (8, 1, 32)])
 @pytest.mark.parametrize("backend", MODES)
 def test_ragged_spans(backend: str, heads: int, kv_heads: int, page_size: int) -> None:
-    """Decodes, chunks, prompts, chains and trees beside one another, dead rows in some, in any GQA ratio."""
+    """Decodes, chunks, prompts, chains and trees in one batch, invalid rows in some, in any GQA ratio."""
     for seed, dtype in enumerate(DTYPES):
         pieces = random_pieces(heads + 8 * seed, 3, longest=60, rows=12)
         check_attention(backend, make(pieces, heads=heads, kv_heads=kv_heads, dtype=dtype, page_size=page_size))
@@ -77,14 +77,14 @@ def test_head_sizes(backend: str, head_dim: int) -> None:
 @pytest.mark.parametrize("window", [1, 7, 64, 1000])
 @pytest.mark.parametrize("backend", MODES)
 def test_windows(backend: str, window: int) -> None:
-    """A sliding window counts positions: along a branch it forgets the prompt, not the branch's siblings."""
+    """A sliding window counts positions: along a branch it drops the prompt, not the branch's siblings."""
     case = make(random_pieces(window, 3, longest=150, rows=12), heads=2, kv_heads=1, window=window)
     check_attention(backend, case)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_soft_cap(deterministic: bool) -> None:
-    """Scores are capped before the mask, so that what is masked stays masked."""
+    """Scores are capped before the mask is applied, so that masked ones stay masked."""
     case = make([Piece(80, 2, (-1, 0, 0, 2)), Piece(0, 30)])
     check_values(launch(case, soft_cap=3.0, deterministic=deterministic), naive(case, soft_cap=3.0))
 
@@ -101,7 +101,7 @@ def test_whole_trees(backend: str) -> None:
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.usefixtures("short_splits")
 def test_shared_keys(deterministic: bool, programs: int, window: int | None) -> None:
-    """Any number of programs may share the keys of a tile, spans shorter than a split and windows among them."""
+    """Any number of programs may share the keys of a tile, also with spans shorter than a split and with windows."""
     pieces = [Piece(400, 1), Piece(0, 1), Piece(150, 2, (-1, -1, 0, 1)), Piece(63, 1), Piece(64, 10)]
     case = make(pieces, heads=2, kv_heads=1, window=window, page_size=16, dtype=torch.float16)
     wanted = naive(case)
@@ -111,7 +111,7 @@ def test_shared_keys(deterministic: bool, programs: int, window: int | None) -> 
 
 
 def test_long_context() -> None:
-    """Splits as long as they are outside the tests, and more of them than `merge` has on their way at once."""
+    """Splits as long as outside the tests, and more of them than `merge` loads at once."""
     case = make([Piece(5000, 1, (-1,)), Piece(3, 1)], heads=2, kv_heads=1, page_size=16, dtype=torch.float16)
     for deterministic in (True, False):
         check_values(launch(case, deterministic=deterministic), naive(case))
@@ -133,14 +133,14 @@ def test_row_invariance(dtype: torch.dtype, window: int | None) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("short_splits")
 def test_path_invariance(dtype: torch.dtype, window: int | None) -> None:
-    """A candidate of any tree has the bits of the real row that may one day stand in its place."""
+    """A candidate of any tree has the bits of the real row that may later take its place."""
     pieces = [Piece(124, 2, (-1, 0, 0, 1, 2, 2, -1, 6, 3, 8, 5, 7))]
     check_path_invariance("exact-triton", make(pieces, heads=2, kv_heads=1, window=window, dtype=dtype))
 
 
 @pytest.mark.usefixtures("short_splits")
 def test_what_the_host_decides_is_not_in_the_bits() -> None:
-    """Neither the height of the tiles, nor the programs that share keys, nor the bound on the keys."""
+    """The bits depend neither on the tile height, nor on how many programs share keys, nor on the bound on keys."""
     pieces = [Piece(300, 1), Piece(90, 12), Piece(0, 30), Piece(129, 1, (-1, 0, 1))]
     case = make(pieces, heads=2, kv_heads=1, dtype=torch.float16)
     wanted = launch(case, deterministic=True, programs=1)
@@ -151,14 +151,14 @@ def test_what_the_host_decides_is_not_in_the_bits() -> None:
 
 @pytest.mark.usefixtures("short_splits")
 def test_other_bits_are_seen() -> None:
-    """In the other mode the programs that share keys are in the bits: the interpreter hides nothing a kernel does."""
+    """In the other mode the number of programs changes the bits: the interpreter hides no such dependence."""
     case = make([Piece(300, 1), Piece(90, 12)], heads=2, kv_heads=1, dtype=torch.float32)
     assert not torch.equal(launch(case, programs=1), launch(case, programs=3))
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_paths_are_the_bitmasks(window: int | None) -> None:
-    """Columns by path give what the bitmask gives; for rows whose path lies in order, to the bit."""
+    """Columns by path agree with the bitmask; for rows whose path is contiguous, bit for bit."""
     case = make([Piece(60, 2, (-1, 0, 1, 0, 3, -1)), Piece(0, 3)], window=window)
     by_paths, by_masks = launch(case, deterministic=True, by_paths=True), launch(case, deterministic=True)
     check_values(by_paths, naive(case))
@@ -173,12 +173,12 @@ def test_paths_of_bitmasks() -> None:
     assert all(path == sorted(path, key=lambda row: row < 0) for path in paths(masks).tolist())
 
 
-# What the host decides
+# Decisions of the host
 
 
 def test_programs_run_at_once() -> None:
-    """On a card of 132 processors: as many programs as run at once share a tile's keys, and few where they hardly pay;
-    shorter blocks where with them all tiles run at once."""
+    """On a card of 132 processors: a tile's keys are shared by as many programs as run at once, and by few if sharing
+    hardly pays; blocks are shorter if that lets all tiles run at once."""
 
     def plan(tiles: int, max_keys: int, rows: int = 1, deterministic: bool = False) -> tuple[int, int]:
         made = make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, None, deterministic, CPU)
@@ -209,7 +209,7 @@ def test_workspace() -> None:
     assert floats(1, 1 << 15, True) == 128 * 32 * 130
     assert floats(1, 1 << 15, False) == 33 * 32 * 130
     assert floats(1, 1 << 20, True, window=1000) == 6 * 32 * 130
-    assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program a tile"
+    assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program per tile"
 
 
 def test_refusals() -> None:

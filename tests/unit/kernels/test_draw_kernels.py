@@ -30,7 +30,7 @@ from support.doubles.interpreter import INTERPRETED
 pytestmark = INTERPRETED
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLOTS = [0, 3, 1, 0, 2, 4, 5, 1, 3]
-"""The slot of each row: greedy and sampled rows between one another, some of them of one request."""
+"""The slot of each row: greedy and sampled rows interleaved, some of them of the same request."""
 POSITIONS = torch.tensor([5, 6, 7, 131071, 2**32 - 1, 0, 9, 8, 100])
 
 
@@ -60,7 +60,7 @@ def test_tokens_are_the_samplers(vocab: int, dtype: torch.dtype, step: float) ->
 
 
 def test_each_row_has_its_stream() -> None:
-    """Given as a tensor, as the sampler takes it; rows without noise take no notice of it."""
+    """Passed as a tensor, as the sampler takes it; rows without noise ignore it."""
     table = table_of(KINDS, 1500)
     logits = make_logits(len(SLOTS), 1500, torch.float32)
     streams = torch.tensor([0, 1, 2**31, 2**32 - 1, 5, 2**31 + 4 * 77 + 3, 9, 8, 7])
@@ -78,7 +78,7 @@ def test_programs_of_several_tiles() -> None:
 
 
 def test_min_p_at_its_edge() -> None:
-    """The token that min-p just keeps and the one that it just drops, at the same rounding as the sampler's."""
+    """The token that min-p just keeps and the one that it just drops, with the same rounding as the sampler's."""
     table = table_of(({"temperature": 0.7, "min_p": 0.1},), 64)
     edge = 2.0 + 0.7 * float(table.log_min_p[0])
     near = torch.nextafter(torch.tensor(edge), torch.tensor([-9.0, 9.0]))
@@ -99,7 +99,7 @@ def test_without_min_p_it_may_be_left_out() -> None:
 
 
 def test_equals_go_to_the_lowest_id() -> None:
-    """Within a tile, between tiles and between splits; 0 and -0 are equals too."""
+    """Within a tile, between tiles and between splits; 0 and -0 tie too."""
     table = table_of(KINDS[:1], 5000)
     logits = torch.full((4, 5000), -1.0, dtype=torch.bfloat16)
     logits[0, [4999, 17, 3000]] = 1.0
@@ -112,7 +112,7 @@ def test_equals_go_to_the_lowest_id() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_forbidden_tokens(dtype: torch.dtype) -> None:
-    """-inf is never drawn while there is anything else, and of nothing else token 0."""
+    """-inf is never drawn if there is anything else; if there is not, token 0 is."""
     table = table_of(KINDS, 2500)
     logits = torch.full((len(SLOTS), 2500), float("-inf"), dtype=dtype)
     assert drawn(logits, SLOTS, POSITIONS, table).tolist() == [0] * len(SLOTS)
@@ -121,7 +121,7 @@ def test_forbidden_tokens(dtype: torch.dtype) -> None:
 
 
 def test_nan_is_never_drawn() -> None:
-    """An id outside the vocabulary could bring down the next step."""
+    """An id outside the vocabulary could crash the next step."""
     table = table_of(KINDS[:3], 1500)
     logits, positions = torch.full((3, 1500), float("nan")), torch.arange(3)
     assert drawn(logits, [0, 1, 2], positions, table).tolist() == [0] * 3
@@ -134,7 +134,7 @@ def test_nan_is_never_drawn() -> None:
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0])
 def test_noise_is_the_samplers(seed: int) -> None:
-    """The integers to the bit, the floats to a few units in the last place."""
+    """The integers agree exactly, the floats to a few units in the last place."""
     for position, sample, stream in ((0, 0, 0), (7, 1, 1), (131071, 1023, 2**31), (2**32 - 1, 2**32 - 1, 2**32 - 1)):
         words, floats = kernel_noise(seed, position, sample, stream, 256)
         seeds, positions, samples = (torch.tensor([value]) for value in (seed, position, sample))
@@ -148,7 +148,7 @@ def test_noise_is_the_samplers(seed: int) -> None:
 
 @pytest.mark.usefixtures("few_splits")
 def test_rows_do_not_depend_on_the_launch() -> None:
-    """Neither on the rows beside them, nor on how the vocabulary is shared out, nor on where the logits lie."""
+    """Neither on the rows beside them, nor on how the vocabulary is split, nor on the logits' addresses."""
     table = table_of(KINDS, 4099)
     logits = make_logits(len(SLOTS), 4099, torch.float16, step=0.5)
     whole = drawn(logits, SLOTS, POSITIONS, table)
@@ -161,7 +161,7 @@ def test_rows_do_not_depend_on_the_launch() -> None:
 
 
 def test_padding() -> None:
-    """A row without a slot gets no token, whatever stands in it; the others do not notice."""
+    """A row without a slot gets no token, whatever it holds; the others are unaffected."""
     table = table_of(KINDS, 1030)
     logits = make_logits(5, 1030, torch.float32)
     slots, positions = [1, -1, 3, -7, 0], torch.tensor([4, -(2**40), 5, 1, 6])
@@ -180,7 +180,7 @@ def test_padding() -> None:
 @pytest.mark.parametrize(("vocab", "step"), [(3, 0.5), (61, 0.0), (61, 4.0), (1300, 0.0), (1300, 0.5)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_truncation_keeps(vocab: int, dtype: torch.dtype, step: float) -> None:
-    """Exactly what the sampler keeps, with few equals and with many, those at the edge to the last."""
+    """Exactly what the sampler keeps, with few ties and with many, down to the last tie at the edge."""
     table = table_of(TRUNCATED, vocab)
     slots = list(range(len(TRUNCATED)))
     logits = make_logits(len(slots), vocab, dtype, seed=vocab, step=step)
@@ -189,7 +189,7 @@ def test_what_truncation_keeps(vocab: int, dtype: torch.dtype, step: float) -> N
 
 
 def test_near_zero_depths_round_to_equals() -> None:
-    """Logits that differ, and whose depths do not, are equals: the lowest ids of them are kept."""
+    """Different logits whose depths are equal are ties: those of lowest id are kept."""
     table = table_of(TRUNCATED, 300)
     slots = list(range(len(TRUNCATED)))
     logits = torch.rand(len(slots), 300, generator=torch.Generator().manual_seed(0)).sub(0.5).mul(1e-6).bfloat16()
@@ -198,7 +198,7 @@ def test_near_zero_depths_round_to_equals() -> None:
 
 
 def test_truncated_tokens_are_the_samplers() -> None:
-    """Drawn from what is kept; rows that ask for nothing, padding and greedy rows beside them."""
+    """Drawn from what is kept; beside rows without truncation, padding and greedy rows."""
     table = table_of(TRUNCATED, 1100)
     slots = [slot for slot in range(len(TRUNCATED)) for _ in range(2)]
     logits = make_logits(len(slots), 1100, torch.bfloat16, step=0.25)
@@ -240,7 +240,7 @@ def test_searches_that_no_row_asks_for_may_be_left_out() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [1, 1000, 5003])
 def test_confidence_is_the_samplers(vocab: int, dtype: torch.dtype) -> None:
-    """Up to what two libraries' exponentials differ by; whatever rows share the call, to the bit."""
+    """Within the difference of two libraries' exponentials; bit for bit, whatever rows share the call."""
     logits = make_logits(5, vocab, dtype, seed=1)
     logits[1, : vocab // 2] = float("-inf")
     got = confidence(logits)

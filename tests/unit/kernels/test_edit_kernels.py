@@ -1,4 +1,4 @@
-"""The kernels that edit logits, run by Triton's interpreter: to the bit what torch does."""
+"""The kernels that edit logits, run by Triton's interpreter: bit for bit like torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAMPLED = ({"temperature": 0.8}, {"temperature": 0.0}, *TRUNCATED[5:])
 @pytest.mark.parametrize("vocab", [1, 61, 1500])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mixed_rows(dtype: torch.dtype, vocab: int) -> None:
-    """Rows of all kinds, nodes of drafts and padding among them."""
+    """Rows of all kinds, including draft nodes and padding."""
     for seed in range(3):
         make_case(seed, vocab, dtype=dtype).check()
 
@@ -54,7 +54,7 @@ def test_mixed_rows(dtype: torch.dtype, vocab: int) -> None:
 @INTERPRETED
 @pytest.mark.parametrize("name", EDITS)
 def test_one_edit_alone(name: str) -> None:
-    """With and without a draft, and where nobody knows a bound on the histories. It changes something."""
+    """With and without a draft, and without a known bound on the histories. Each edit changes something."""
     for drafted in (True, False):
         case = make_case(5, 200, kinds=((name,), ()), drafted=drafted)
         case.check()
@@ -66,7 +66,7 @@ def test_one_edit_alone(name: str) -> None:
 
 @INTERPRETED
 def test_histories_and_lists_of_several_blocks() -> None:
-    """Programs that share a row: one history ends at the very end of a block, and begins its draft in the next."""
+    """Programs that share a row: one history ends at the very end of a block, and its draft begins in the next."""
     most = 2 * BLOCK.value
     assert make_case(0, 300, kinds=[ALL]).table.bias_ids.shape[1] < BLOCK.value
     case = make_case(0, 3000, kinds=(ALL, ("repetition",), ("frequency",)), longest=most, listed=BLOCK.value + 9)
@@ -76,7 +76,7 @@ def test_histories_and_lists_of_several_blocks() -> None:
 
 @INTERPRETED
 def test_counts_are_large() -> None:
-    """One token, as often as a history is long, in prompt and output."""
+    """One token, repeated for the whole length of the history, in prompt and output."""
     case = make_case(1, 50, kinds=(("repetition", "frequency"), ("presence",)), longest=700)
     case.sampler.history.tokens.fill_(7)
     case.check()
@@ -94,7 +94,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 @INTERPRETED
 def test_paths_that_are_not_live_may_name_anything() -> None:
-    """What stands in the path of a row that nobody reads is not taken for an index; nor is a position."""
+    """Garbage in the path of a row that is not read is not used as an index; nor is a position."""
     case = make_case(3, 90)
     extra = case.rows.extra
     assert extra is not None
@@ -110,7 +110,7 @@ def test_paths_that_are_not_live_may_name_anything() -> None:
 
 @INTERPRETED
 def test_the_beginning_of_an_output() -> None:
-    """Nothing has been said: no word matches across the prompt's edge, whatever stands before and behind it."""
+    """With empty output no word matches across the prompt's edge, whatever stands before and after it."""
     case = make_case(4, 30, kinds=[ALL] * 4, longest=9, rows_each=1, drafted=False, padding=0)
     case.table.prompt_len.copy_(case.sampler.history.known)
     case.check()
@@ -122,7 +122,7 @@ def test_the_beginning_of_an_output() -> None:
 @INTERPRETED
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tokens_are_the_samplers(dtype: torch.dtype) -> None:
-    """Edited or not, greedy, sampled and truncated, beside one another; padding gets no token."""
+    """Edited or not, greedy, sampled and truncated, in one batch; padding gets no token."""
     for seed, stream in ((0, 0), (1, 3)):
         case = make_case(seed, 300, dtype=dtype, others=SAMPLED, rows_each=1)
         got = case.drawn(stream)
@@ -133,7 +133,7 @@ def test_tokens_are_the_samplers(dtype: torch.dtype) -> None:
 @INTERPRETED
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_rows_beside_edited_ones_draw_the_same(dtype: torch.dtype) -> None:
-    """From the float32 copy as from the logits as they come, with truncation and without."""
+    """From the float32 copy as from the original logits, with truncation and without."""
     kinds = [() for _ in TRUNCATED] + [ALL]
     case = make_case(7, 500, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=2)
     free = [row for row, slot in enumerate(case.slots) if slot != len(TRUNCATED)]
@@ -144,7 +144,7 @@ def test_rows_beside_edited_ones_draw_the_same(dtype: torch.dtype) -> None:
 
 @INTERPRETED
 def test_probabilities() -> None:
-    """Of edited rows and others, truncated and greedy: those of the same logits in torch."""
+    """Of edited rows and others, truncated and greedy: the same as torch's for the same logits."""
     for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         kinds = [() for _ in TRUNCATED] + [ALL] * edited
         case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
@@ -155,7 +155,7 @@ def test_probabilities() -> None:
 
 @INTERPRETED
 def test_likeliest() -> None:
-    """The same tokens as in torch, sampled or not, where nothing is edited and where something is."""
+    """The same tokens as in torch, sampled or not, with and without edits."""
     for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         kinds = [() for _ in TRUNCATED] + [ALL] * edited
         case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
@@ -168,8 +168,8 @@ def test_likeliest() -> None:
 
 @INTERPRETED
 def test_a_captured_step_serves_other_requests() -> None:
-    """Nothing but device tensors says who asks for what: launched for nobody's slot, as a captured step is, with
-    features that stand for all; then parameters, tables and rows change."""
+    """Only device tensors determine who uses what: launched for no slot, as a captured step is, with features that
+    stand for all; then parameters, tables and rows change."""
     case, other = make_case(9, 150), make_case(10, 150, longest=30, listed=4)
     case.table.assume(Feature.EDITED)
 
@@ -181,9 +181,9 @@ def test_a_captured_step_serves_other_requests() -> None:
     assert torch.equal(launched()[other.real], other.wanted()) and torch.equal(case.wanted(), other.wanted())
 
 
-def test_the_cases_bite() -> None:
-    """Guards the tests above: words match in the output, across it and the draft, and some do not; biases and stop ids
-    fall on one token, and rows of a request differ."""
+def test_the_cases_matter() -> None:
+    """Guards the tests above: words match in the output, across it and the draft, and some do not; a bias and a
+    stop id fall on the same token, and rows of a request differ."""
     case = make_case(0, 61)
     assert {slot for slot in case.slots if slot < 0} == {-1}
     assert len({case.table.features(slot) for slot in range(len(KINDS))}) == 6
@@ -198,7 +198,7 @@ def test_the_cases_bite() -> None:
 
 
 class Recorder:
-    """Stands for a Graph."""
+    """Stands in for a Graph."""
 
     made: ClassVar[list[tuple[Kind, Request]]] = []
     is_captured = True
@@ -221,7 +221,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kind, Request]]:
 
 
 def step_of(table: SamplingTable, *asked: dict[str, Any]) -> StepPlan:
-    """A step of requests that decode, written to the table."""
+    """A step of decoding requests, whose parameters are written to the table."""
     spans = []
     for slot, params in enumerate(asked):
         request = Request(str(slot), [1, 2], SamplingParams(**params), Speculation(), slot=slot)
@@ -237,7 +237,7 @@ def capture_of(table: SamplingTable) -> Capture:
 
 
 def test_edited_steps_are_captured(made: list[tuple[Kind, Request]]) -> None:
-    """One graph for all that ask for the same; it is captured for a request that looks at histories if any does."""
+    """One graph for all with the same features; it is captured for a request that reads histories if any does."""
     table = SamplingTable(3, 50)
     steps = capture_of(table)
     bias: dict[str, Any] = {"logit_bias": {3: 1.0}}
@@ -250,8 +250,8 @@ def test_edited_steps_are_captured(made: list[tuple[Kind, Request]]) -> None:
 
 
 def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> None:
-    """A graph reads the lists that it was captured with, so it is not replayed once one of them is another tensor; a
-    step that reads none of them does not mind."""
+    """A graph reads the lists that it was captured with, so it is not replayed once one of them is a new tensor; a step
+    that reads none of them is unaffected."""
     table = SamplingTable(3, 50)
     steps = capture_of(table)
 
@@ -275,7 +275,7 @@ def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> 
 
 @pytest.fixture
 def lagging() -> Iterator[str]:
-    """An attention with which an engine on a CPU plans on bounds."""
+    """An attention backend with which an engine on a CPU plans on bounds."""
     BACKENDS.add("bounds", BoundsAttention)
     with registered():
         yield "bounds"
@@ -287,8 +287,8 @@ def lagging() -> Iterator[str]:
 def test_an_engine_says_the_same(
     checkpoint: Callable[..., Path], lagging: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trees and chains that the kernels draw from and walk down, all rows of a step at once, say what plain decoding in
-    torch says; so they do beside a trusted window, which says what it says alone."""
+    """Trees and chains that the kernels draw from and walk down, all rows of a step at once, give plain decoding's
+    output in torch; also beside a trusted window, which emits what it emits alone."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     features = ["repetition_penalty", "bad_words", "min_tokens", "frequency_penalty", "logit_bias", "nothing"]
     jobs = mixed_jobs(stand, 6, temperature, features, seed=2)

@@ -1,4 +1,4 @@
-"""The CPU's kernels have the same bits in the process that compiles them and in those that read them from disk."""
+"""The CPU's kernels give the same bits in the process that compiles them and in those that load them from disk."""
 
 from __future__ import annotations
 

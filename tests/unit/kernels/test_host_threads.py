@@ -1,4 +1,4 @@
-"""The CPU's kernels compute with as many threads as torch does, and leave torch its number."""
+"""The CPU's kernels use as many threads as torch does, and leave torch's number unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(asked, torch.get_num_threads(), numba.get_num_threads())
     ids=["environment", "two", "call", "fewer-than-torch"],
 )
 def test_threads(first: str, environment: dict[str, str], expected: str) -> None:
-    """In a process of its own: workers are started once, at the first call."""
+    """In a separate process: workers are started once, at the first call."""
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two cores")
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}

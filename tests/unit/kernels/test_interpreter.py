@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests run it: its arithmetic is as row-invariant as the laws want the kernels to be."""
+"""Triton's interpreter as the tests run it: its arithmetic is as row-invariant as the laws require of kernels."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.doubles.interpreter import INTERPRETED, product
 
 pytestmark = INTERPRETED
 COUNTS = (1, 2, 3, 4, 7, 8, 13, 16, 31, 64)
-"""Rows beside one another. Libraries take another loop for few, and another for the rest of a division."""
+"""Numbers of rows. Libraries use one loop for few rows, and another for the remainder of a division."""
 INPUTS, OUTPUTS = 96, 64
 
 
@@ -61,7 +61,7 @@ def test_a_products_row_is_its_own(turned: bool) -> None:
 
 
 def test_a_sums_row_is_its_own() -> None:
-    """A row of tl.sum has the same bits whatever stands beside it, and along whichever axis it lies."""
+    """A row of tl.sum has the same bits whatever is beside it, and along whichever axis it lies."""
     x, found = noise(64, 128), []
     for turned in (False, True):
         for count in (1, 2, 16, 64):
@@ -73,7 +73,7 @@ def test_a_sums_row_is_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_products_of_any_height_and_layout(dtype: type[np.floating[Any]]) -> None:
-    """The same of the product itself, for heights that no tile has, and for rows with gaps between them."""
+    """The same for the product itself, with heights that no tile has, and rows with gaps between them."""
     x, weight = noise(64, 2 * INPUTS).numpy().astype(dtype), noise(INPUTS, OUTPUTS, seed=1).numpy().astype(dtype)
     start = noise(64, OUTPUTS, seed=2).numpy()
     wide, whole = x[:, ::2], product(x[:, ::2], weight, start)

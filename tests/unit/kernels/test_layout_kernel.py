@@ -1,4 +1,4 @@
-"""The kernel that lays a step's rows, run by Triton's interpreter: against its torch twin."""
+"""The kernel that lays out a step's rows, run by Triton's interpreter: against its torch twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that look the end of a text up in it, run by Triton's interpreter: against their torch twin."""
+"""The prompt lookup kernels, run by Triton's interpreter: against their torch twin."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_lookup() -> None:
 
 
 def test_long_texts() -> None:
-    """Several programs look at one text."""
+    """Several programs search one text."""
     for seed in range(3):
         check_lookup(seed, "cpu", longest_text=2500)

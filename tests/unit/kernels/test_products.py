@@ -1,4 +1,4 @@
-"""Products that add in one order, through Triton's interpreter."""
+"""Products that add in a fixed order, through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.doubles.interpreter import INTERPRETED
 
 DTYPE = torch.float16  # the interpreter has no bfloat16 products
 SHAPES = [(1, 64, 96), (5, 200, 130), (16, 48, 64), (33, 128, 40), (70, 64, 100)]
-"""Rows, inputs, outputs: full tiles and cut ones."""
+"""Rows, inputs, outputs: full tiles and partial ones."""
 
 
 @INTERPRETED

@@ -17,7 +17,7 @@ from support.checks.row_ops import check_gate, check_nan, check_norms, check_tur
 from support.doubles.interpreter import INTERPRETED
 
 interpreted = INTERPRETED
-DTYPES = (torch.float32, torch.float16)  # the interpreter cuts bfloat16 off instead of rounding it
+DTYPES = (torch.float32, torch.float16)  # the interpreter truncates bfloat16 instead of rounding it
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -55,7 +55,7 @@ def test_nan(dtype: torch.dtype) -> None:
 @interpreted
 @every_dtype
 def test_views(dtype: torch.dtype) -> None:
-    """Rows with gaps between them, rows at odd addresses: the bits of the same rows elsewhere. No rows: no rows."""
+    """Rows with gaps between them and rows at odd addresses have the same bits as elsewhere. No rows: no rows."""
     ops, weight, x = TritonOps(), noise(1, 100, dtype=dtype, device="cpu"), noise(2, 4, 100, dtype=dtype, device="cpu")
     wide = torch.nn.functional.pad(x, (1, 2))
     odd = wide.flatten()[1:-2].as_strided((4, 100), (103, 1))
@@ -83,7 +83,7 @@ def test_nothing_to_compact() -> None:
 
 
 def test_choice() -> None:
-    """A GPU gets this set, in the dtypes that it has."""
+    """A GPU gets this set, in the dtypes that it supports."""
     cuda = torch.device("cuda")
     assert type(ops_for(cuda, torch.bfloat16)) is OPS.get("triton") is TritonOps
     assert type(ops_for(cuda, torch.float64)) is PlainOps

@@ -1,4 +1,4 @@
-"""Every kernel set against the definitions in float64, and against itself in other company."""
+"""Every kernel set against the definitions in float64, and against itself with other rows in the batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nan(name: str, dtype: torch.dtype) -> None:
 
 
 def test_choice() -> None:
-    """A device gets the set made for it, where that set has the dtype."""
+    """A device gets the set made for it, if that set supports the dtype."""
     cpu = torch.device("cpu")
     assert type(ops_for(cpu, torch.bfloat16)) is OPS.get("host")
     assert type(ops_for(cpu, torch.float64)) is OPS.get("plain")
@@ -51,7 +51,7 @@ def test_choice() -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_host_prepares_what_is_needed(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the gates only the model's own is compiled ahead."""
+    """Only the model's own gate is compiled ahead."""
     ran: list[str] = []
 
     def spied(name: str, gate: Any) -> Any:

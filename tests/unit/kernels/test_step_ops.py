@@ -1,4 +1,4 @@
-"""Every set of step operations is whole, and the one that a device gets is its own."""
+"""Every set of step operations is complete, and each device gets its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = [name for name in vars(StepOps) if not name.startswith("_")]
 @pytest.mark.parametrize("name", list(STEP_OPS))
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_set_has_every_operation(operation: str, name: str) -> None:
-    """Sets are registered by name, which no type checker follows. What one takes beyond comes last, with a default."""
+    """Sets are registered by name, which no type checker follows. Additional parameters come last, with a default."""
     asked = list(signature(getattr(StepOps, operation)).parameters.values())[1:]
     taken = list(signature(getattr(STEP_OPS.get(name)(), operation)).parameters.values())
     assert [(each.name, each.default) for each in taken[: len(asked)]] == [(each.name, each.default) for each in asked]
@@ -24,7 +24,7 @@ def test_every_set_has_every_operation(operation: str, name: str) -> None:
 
 
 def test_choice() -> None:
-    """A device gets the set made for it, and torch's where there is none."""
+    """A device gets the set made for it, or torch's if there is none."""
     sets = {device: type(step_ops_for(torch.device(device))) for device in ("cpu", "cuda", "meta")}
     assert sets["cpu"] is sets["meta"] is STEP_OPS.get("plain")
     assert sets["cuda"] is STEP_OPS.get("triton" if "triton" in STEP_OPS else "plain")

@@ -1,4 +1,4 @@
-"""The door's kernels, run by Triton's interpreter: the verdicts and the token table of the same in torch."""
+"""The verifier's kernels, run by Triton's interpreter: verdicts and token table equal torch's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRITON, PLAIN = (STEP_OPS.get(name)() for name in ("triton", "plain"))
 
 @pytest.mark.parametrize("width", [1, 2, 7, 20, 63, 64])
 def test_walk(width: int) -> None:
-    """Down any tree, siblings, probes and dead rows in it, as the rule's own walk goes."""
+    """Down any tree, with siblings, probes and invalid rows, like the rule's own walk."""
     longest = 0
     for seed in range(3):
         rng = random.Random(100 * width + seed)
@@ -42,7 +42,7 @@ def test_walk(width: int) -> None:
 
 
 def test_whole_chain() -> None:
-    """64 rows, all accepted: the last is the bitmask's sign bit. The skeleton is one, expanded over the requests."""
+    """64 rows, all accepted: the last is the bitmask's sign bit. One skeleton is expanded over the requests."""
     tokens = torch.arange(64).repeat(SPANS, 1)
     draft = TreeShape.of(range(-1, 63), [CANDIDATE] * 64, CPU).draft(tokens, torch.ones_like(tokens, dtype=torch.bool))
     drawn = torch.arange(65).repeat(SPANS, 1)
@@ -77,7 +77,7 @@ def test_one_copy_brings_a_verdict_to_the_host() -> None:
 @pytest.mark.parametrize("confident", [False, True])
 @pytest.mark.parametrize("width", [0, 1, 3, 15, 64])
 def test_windows(width: int, confident: bool) -> None:
-    """The longest prefix that is sure enough, of windows of any length, and one token at least."""
+    """The longest confident prefix, of windows of any length, and at least one token."""
     rng = random.Random(width)
     tables = Tables(rng)
     lengths = torch.tensor([rng.randrange(width + 1) for _ in range(SPANS)])
@@ -88,7 +88,7 @@ def test_windows(width: int, confident: bool) -> None:
     if confident:
         peaks = torch.rand(nodes.shape, generator=torch.Generator().manual_seed(width + 1))
         levels = torch.tensor([rng.choice((0.0, 0.1, 0.5)) for _ in range(SPANS)])
-        peaks[:, width // 2], levels[:5] = 0.5, 0.5  # as sure as it needs to be
+        peaks[:, width // 2], levels[:5] = 0.5, 0.5  # exactly at the threshold
         sureness = peaks, levels
     verdict = TRITON.cut_windows(drawn, nodes, *tables.arguments(), sureness)
     tables.check(verdict, PLAIN.cut_windows(drawn, nodes, *tables.twins(), sureness))
@@ -96,7 +96,7 @@ def test_windows(width: int, confident: bool) -> None:
 
 @every_set
 def test_advance(ops: StepOps) -> None:
-    """Lengths grow; nobody's stay."""
+    """Texts of active requests grow; those of other slots do not change."""
     slots, rows = torch.tensor([3, -1, 0, -1]), torch.tensor([5, 7, 0, 1])
     lengths = torch.tensor([1, 2, 3, 4, 0])
     ops.advance(lengths, slots, rows)

@@ -1,4 +1,4 @@
-"""Checkpoints that carry modules for further tokens beside their layers, and the config that transformers lacks."""
+"""Checkpoints with modules that predict further tokens, and the config that transformers lacks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_only_declared_modules_are_passed_over(form: MtpForm, name: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["model.layers.1.eh_proj.weight", "model.extra.weight", "amtp.fc.weight"])
 def test_other_tensors_stay_unexpected(name: str, tmp_path: Path) -> None:
-    """Whatever modules are declared, a layer of the model itself has no tensor too many."""
+    """However many modules are declared, a superfluous tensor in one of the model's own layers is an error."""
     path = write(tmp_path, "qwen3", num_nextn_predict_layers=1)
     file = path / "model.safetensors"
     save_file({**load_file(file), name: torch.zeros(2)}, file, metadata={"format": "pt"})

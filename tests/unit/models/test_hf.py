@@ -22,7 +22,7 @@ from stridelm.models.layers.hf import dense_layers
     ],
 )
 def test_activations(said: dict[str, Any], meant: str) -> None:
-    """As transformers names them; where a config has both fields, the newer one counts."""
+    """By transformers' names; if a config has both fields, the newer one counts."""
     mlps: list[Any] = [layer.mlp for layer in dense_layers(LlamaConfig(**said))]
     assert mlps and all(mlp.activation == meant for mlp in mlps)
 

@@ -1,4 +1,4 @@
-"""Matrix products for serving: they are products, and a row does not know what runs beside it."""
+"""Matrix products for serving: they are close to the exact product, and a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", [PackedProduct, PackedTiles])
 @pytest.mark.parametrize("shape", [*SHAPES, (1024, 96), (96, 1024), (384, 1536)], ids=str)
 def test_packed(shape: tuple[int, int], kind: type[PackedProduct]) -> None:
-    """Packed bfloat16 weights, as they are where this CPU was seen to keep bits and in tiles anywhere: the same bits at
-    1 to 64 rows, and at hundreds."""
+    """Packed bfloat16 weights, used as they are if this CPU was found to keep bits, and in tiles on any CPU: the same
+    bits at 1 to 64 rows, and at hundreds."""
     weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
     product = kind(weight)
     x = rows(1, 64, shape[0], torch.bfloat16, "cpu")
@@ -61,7 +61,7 @@ def test_packed(shape: tuple[int, int], kind: type[PackedProduct]) -> None:
 
 @native
 def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose bits depend on the number of rows, one whose bits depend on a row's place, and what is chosen then."""
+    """One whose bits depend on the number of rows, one whose bits depend on a row's place, and the resulting choice."""
     run = PackedProduct.__call__
 
     def by_number(self: PackedProduct, x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
         return lambda x, weight, _: tiled_product(x, weight, None) + torch.arange(x.shape[0])[:, None]
 
     def by_order(weight: torch.Tensor) -> Product:
-        """A lone row's sum begins elsewhere."""
+        """The sum of a single row starts at another element."""
         roped = torch.cat([weight[:, 48:], weight[:, :48]], dim=1)
         return lambda x, weight, _: tiled_product(
             x if len(x) > 1 else torch.cat([x[:, 48:], x[:, :48]], dim=1), weight if len(x) > 1 else roped, None
@@ -94,8 +94,8 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
 @native
 @pytest.mark.parametrize("shape", [(64, 96), (384, 1152), (1024, 96)], ids=str)
 def test_padded(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where weights cannot be packed, a lone row runs as two if this CPU was seen to keep bits so, and else rows run in
-    tiles: the same bits at 1 to 64 rows either way."""
+    """If weights cannot be packed, a single row runs as two if this CPU was found to keep bits that way, otherwise rows
+    run in tiles: the same bits at 1 to 64 rows either way."""
     monkeypatch.setattr(products, "_native_ways", lambda: (products._padded,))
     weight, bias = weights(2, *shape, torch.bfloat16, "cpu")
     x = rows(3, 64, shape[0], torch.bfloat16, "cpu")
@@ -132,7 +132,7 @@ def test_chosen_for_serving(tied: bool, dtype: torch.dtype) -> None:
 
 
 def test_fast_mode_is_the_library() -> None:
-    """Without the promise float32 goes through the library as it is."""
+    """Without that guarantee float32 goes through the library unchanged."""
     model = nn.Sequential(Linear(8, 8))
     set_products(model, deterministic=False)
     assert model[0].product is torch.nn.functional.linear
@@ -144,7 +144,7 @@ FUSED = {"q": 16, "k": 8, "v": 8}
 
 
 class RowScaled:
-    """Rows in eight bits, each with a scale: a format with two tensors a matrix."""
+    """Rows in eight bits, each with a scale: a format with two tensors per matrix."""
 
     kept = frozenset(("weight", "weight_scale"))
 
@@ -175,7 +175,7 @@ class RowScaled:
 
 
 class Loose(RowScaled):
-    """Promises nothing."""
+    """Makes no promise about a row's bits."""
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
         return None if deterministic else self.plain
@@ -195,7 +195,7 @@ def stored(form: WeightFormat, outs: dict[str, int]) -> dict[str, torch.Tensor]:
 
 
 def loaded(form: WeightFormat, outs: dict[str, int], split: Split = WHOLE) -> Linear:
-    """Such a checkpoint in a float64 layer, as the loader loads it."""
+    """Such a checkpoint in a float64 layer, loaded as the loader does."""
     with torch.device("meta"):
         layer = Linear(24, outs, bias=True, weight_format=form, split=split)
     layer = screaming(layer, torch.float64, torch.device("cpu")).requires_grad_(False)
@@ -207,8 +207,8 @@ def loaded(form: WeightFormat, outs: dict[str, int], split: Split = WHOLE) -> Li
 @pytest.mark.parametrize("outs", [{"o": 10}, FUSED], ids=["one", "fused"])
 @pytest.mark.parametrize("form", [DENSE, RowScaled()], ids=["dense", "row-scaled"])
 def test_shares(form: WeightFormat, outs: dict[str, int]) -> None:
-    """Two layers with half of the rows each say the whole's outputs, matrix by matrix; two with half of the columns say
-    numbers that add up to them."""
+    """Two layers with half of the rows each give the whole's outputs, matrix by matrix; two with half of the columns
+    each give outputs that add up to them."""
     x = rows(7, 5, 24, torch.float64, "cpu")
     whole = loaded(form, outs)(x)
     of_rows = [loaded(form, outs, Split(0, rank, 2))(x).split([n // 2 for n in outs.values()], 1) for rank in (0, 1)]
@@ -220,7 +220,7 @@ def test_shares(form: WeightFormat, outs: dict[str, int]) -> None:
 
 
 def test_a_share_is_of_a_whole_tensor() -> None:
-    """What is misshapen is so as a whole: a tensor of half the size is no half."""
+    """Shapes are checked against the whole tensor: one of half the size does not pass as a half."""
     layer = Linear(24, {"o": 10}, split=Split(0, 0, 2))
     with pytest.raises(ValueError, match=r"misshapen: o.weight is \[5, 24\], config.json says \[10, 24\]"):
         fill(layer, iter({"o.weight": torch.zeros(5, 24)}.items()), Path("x"))
@@ -241,7 +241,7 @@ def test_another_format() -> None:
 
 
 class Unknown(nn.Module):
-    """Arithmetic that says nothing of itself."""
+    """A module without a promise about its arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Silent(ModelPart):
     ],
 )
 def test_what_makes_no_promise_is_refused(part: nn.Module, kind: str) -> None:
-    """A module or a format that does not promise a row's bits is named where they are asked for, and runs elsewhere."""
+    """A module or format that does not promise a row's bits is named if they are required, and accepted otherwise."""
     model = nn.ModuleDict({"known": Linear(2, 2), "other": nn.ModuleList([part])})
     set_products(model, deterministic=False)
     with pytest.raises(ValueError, match=rf"other\.0 \({kind}\) does not promise .*; set deterministic=False"):

@@ -1,4 +1,4 @@
-"""Loading says how far it is, and refuses a model that the device has no memory for before anything is allocated."""
+"""Loading reports its progress, and refuses a model that does not fit in memory before anything is allocated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was asked of every bar, and the amounts that it was told."""
+    """The arguments of every progress bar, and the amounts reported to it."""
     seen: list[dict[str, Any]] = []
 
     @contextmanager
@@ -42,7 +42,7 @@ def empty(path: Path) -> Any:
 
 
 def test_tensors_come_as_they_are_stored(checkpoint: Checkpoint) -> None:
-    """All tensors of all files, on the device that was asked for."""
+    """All tensors of all files, on the requested device."""
     path = checkpoint("qwen3", shard="40KB")
     stored = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
     assert len(list(path.glob("*.safetensors"))) > 1
@@ -57,7 +57,7 @@ def test_tensors_come_as_they_are_stored(checkpoint: Checkpoint) -> None:
 def test_files_are_opened_for_the_device(
     given: str, asked: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """safetensors itself puts tensors on the device, so that it can go through pinned memory."""
+    """safetensors itself puts tensors on the device, so that it can use pinned memory."""
     opened: list[str] = []
 
     @contextmanager
@@ -75,7 +75,7 @@ def test_files_are_opened_for_the_device(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_weight_bytes(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
-    """What the loaded parameters take in the serving dtype; what is tied is counted once and held once."""
+    """What the loaded parameters take in the serving dtype; tied ones are counted and held once."""
     sizes = {}
     for tied in (False, True):
         path = checkpoint("qwen3", tie_word_embeddings=tied)
@@ -88,7 +88,7 @@ def test_weight_bytes(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
 
 
 def test_tied_weights_are_allocated_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even for a moment does the head get memory of its own: a model that just fits would not."""
+    """The head never has memory of its own, not even for a moment: a model that just fits would fail."""
     made: list[torch.Size] = []
     empty_like = torch.empty_like
 
@@ -146,7 +146,7 @@ def test_gibibytes_are_said_as_such(checkpoint: Checkpoint, monkeypatch: pytest.
 
 
 def test_loading_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
-    """The total is known from the headers of all files before any of them is read, and is what is told in the end."""
+    """The total is known from the headers of all files before any is read, and equals the sum reported in the end."""
     path = checkpoint("qwen3", shard="40KB")
     load_model(path, dtype=torch.bfloat16)
     (seen,) = bars
@@ -157,7 +157,7 @@ def test_loading_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, A
 
 
 def test_drawing_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
-    """Random weights are counted in the serving dtype, and what is tied once."""
+    """Random weights are counted in the serving dtype, and tied ones once."""
     path = checkpoint("qwen3", tie_word_embeddings=True)
     load_model(path, dtype=torch.bfloat16, load_format="dummy")
     (seen,) = bars

@@ -1,4 +1,4 @@
-"""Norms, rotations and activations row by row: the whole decoder keeps a row's bits in any company."""
+"""Norms, rotations and activations row by row: in the whole decoder a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.dtype) -> None:
-    """With attention out of the way, a row of the model has the same bits among 1 to 64 rows."""
+    """Without attention, a row of the model has the same bits among 1 to 64 rows."""
     model = load_model(checkpoint(kind, hidden_size=80, intermediate_size=168), dtype=dtype)
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
@@ -41,7 +41,7 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
 
 
 def test_rotation_is_relative() -> None:
-    """Products of rotated vectors depend on the difference of positions alone."""
+    """Products of rotated vectors depend only on the difference of positions."""
     rope = Rope(RopeSpec(32, 10000.0), 200)
     rope.prepare("cpu")
     q, k = torch.randn(2, 1, 1, 32, dtype=torch.float64)

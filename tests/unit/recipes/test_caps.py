@@ -11,7 +11,7 @@ SIZES = {"a": range(200, 300, 10), "b": range(500, 600, 10)}
 
 
 def corpus() -> list[Document]:
-    """Some bytes are the second of a character of two, so that characters counted instead would be seen."""
+    """Some bytes are the second of a two-byte character, so that counting characters instead would be detected."""
     return [Document(p, f"{p}/m{i}.py", "é" * (n // 2)) for p, sizes in SIZES.items() for i, n in enumerate(sizes)]
 
 

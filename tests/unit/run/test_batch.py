@@ -1,4 +1,4 @@
-"""Plan and draft as one ragged batch, row by row as the definition has it."""
+"""Plan and draft as one ragged batch, compared with the definition row by row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = ("main", "other")
 
 
 class World:
-    """A few requests in the middle of their lives, and a step over them."""
+    """A few requests at various stages, and a step over them."""
 
     def __init__(self, seed: int, page_size: int, draft_rows: int) -> None:
         rng = random.Random(seed)
@@ -61,7 +61,7 @@ class World:
         return without_padding(build(spans, layout, self.draft, self.table, pages, self.slots, page_size, reach))
 
     def rows(self) -> list[dict[str, Any]]:
-        """What each row is to be."""
+        """The expected content of each row."""
         out = []
         for index, span in enumerate(self.spans):
             request, base = span.request, span.request.computed + span.real
@@ -103,7 +103,7 @@ def _draft(rng: random.Random, spans: list[Span]) -> Draft:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("draft_rows", [0, 5, 64])
 def test_rows(page_size: int, draft_rows: int) -> None:
-    """Ids, positions, slots and ancestry of every row; where it decides; which rows score the prompt."""
+    """Ids, positions, slots and ancestry of every row; which rows decide; which rows score the prompt."""
     for seed in range(12):
         world = World(seed, page_size, draft_rows)
         batch, rows = world.batch, world.rows()
@@ -156,12 +156,12 @@ def _check_decisions(world: World, rows: list[dict[str, Any]]) -> None:
 
 
 def test_token_table() -> None:
-    """Tokens are appended behind the known ones, as many as counted; a readmitted slot forgets its last tenant."""
+    """Tokens are appended after the known ones, as many as counted; a reused slot forgets its previous request."""
     table = TokenTable(3, 10, CPU)
     table.admit(0, [1, 2, 3])
     table.admit(2, [4])
     append(table.tokens, table.known, torch.tensor([2, 0]), torch.tensor([[7, 8, 9], [5, 6, -1]]), torch.tensor([0, 2]))
-    assert table.known.tolist() == [5, 0, 1, 0]  # the last row is nobody's
+    assert table.known.tolist() == [5, 0, 1, 0]  # the last row belongs to no request
     assert table.tokens[0, :5].tolist() == [1, 2, 3, 5, 6]
     append(table.tokens, table.known, torch.tensor([2]), torch.tensor([[7]]), torch.tensor([1]))
     assert table.tokens[2, :2].tolist() == [4, 7]

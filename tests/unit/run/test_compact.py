@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_compact(page_size: int) -> None:
-    """The n-th row of the path comes to lie n places behind the real rows; nothing else that is held changes."""
+    """The n-th row of the path moves to n places after the real rows; nothing else that is held changes."""
     for seed in range(20):
         rng = random.Random(seed)
         width = rng.choice((3, 17, 64))
@@ -57,7 +57,7 @@ def test_compact(page_size: int) -> None:
 @INTERPRETED
 @pytest.mark.parametrize("requests", [1, 5])
 def test_two_ways(requests: int) -> None:
-    """The kernel leaves the very pool that torch does, in page groups of several layers."""
+    """The kernel leaves exactly the same pool as torch, in page groups of several layers."""
     triton = STEP_OPS.get("triton")()
     layout = (HeadsKV.of(2, 2, 8, group="main"), HeadsKV.of(1, 1, 6, group="other"), HeadsKV.of(1, 1, 24, group="main"))
     moved, wanted = (compaction.pool(layout, requests, torch.bfloat16, "cpu", ops) for ops in (triton, None))

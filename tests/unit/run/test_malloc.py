@@ -1,4 +1,4 @@
-"""Memory that was used once goes back to the system."""
+"""Memory that is no longer used goes back to the system."""
 
 from __future__ import annotations
 

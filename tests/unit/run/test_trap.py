@@ -1,4 +1,4 @@
-"""A wrong page index is found before it is followed, and whose it is is said."""
+"""A wrong page index is detected before it is used, and the error names its request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.doubles.tree_drafter import registered
 from support.oracles.attention import Case, Piece, geometry, make, random_pieces
 
 WAYS = (("host", "ledger"), (BOUNDS, "ledger"), (BOUNDS, "device"))
-"""The backend, and whose copy of a page table is spoilt."""
+"""The backend, and which copy of a page table is corrupted."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +44,7 @@ FIRST = {"other": 0, "main": 1}
 
 
 def batch(case: Case, shape: Geometry) -> Any:
-    """What the runner would get: rows at their storage index's slot, padding at the null slot."""
+    """The runner's input: rows at their storage index's slot, padding at the null slot."""
     rows = [(i, case.pieces[i].start + row, row - case.pieces[i].real) for i, row in case.rows]
     slots = [0 if own in case.pieces[i].dead else case.slot(i, storage) for i, storage, own in rows]
     counts = [piece.real + len(piece.parents) for piece in case.pieces]
@@ -59,7 +59,7 @@ def check(spoilt: Any, pool: PagePool) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_wrong_index_is_found(seed: int) -> None:
-    """In random steps: any entry that is read, any slot that is written; what nobody reads may be anything."""
+    """In random steps: any entry that is read, any slot that is written; entries that are not read may be anything."""
     rng = random.Random(seed)
     page_size = rng.choice((1, 3, 16))
     case = make(random_pieces(seed, 5, longest=40), page_size=page_size, seed=seed)
@@ -98,7 +98,7 @@ def test_every_wrong_index_is_found(seed: int) -> None:
 
 
 def test_two_writers() -> None:
-    """Requests may read the same pages, and never write to the same slot in one step."""
+    """Requests may read the same pages, but never write to the same slot in one step."""
     case = make([Piece(9, 1), Piece(5, 2), Piece(9, 1)])
     pool = PagePool(LAYOUT, {"main": 50, "other": 50}, 4, case.dtype, torch.device("cpu"))
 
@@ -132,7 +132,7 @@ def test_names_the_entry(stand: Stand, backend: str, where: str, page: int, monk
 
 @pytest.mark.parametrize(("backend", "where"), WAYS)
 def test_table_of_another(stand: Stand, backend: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests of one length, the page of one where the other writes: both are named."""
+    """Two requests of the same length, where one writes to the other's page: both are named."""
     llm = engine_of(stand, backend)
     engine = llm.engine
     for name in "ab":
@@ -151,7 +151,7 @@ def test_table_of_another(stand: Stand, backend: str, where: str, monkeypatch: p
 
 @pytest.mark.parametrize("backend", ["host", BOUNDS])
 def test_healthy(stand: Stand, backend: str) -> None:
-    """Trees, chains, trusted windows, a warm prefix cache and lost pages: nothing is caught, and nothing changes."""
+    """Trees, chains, trusted windows, a warm prefix cache and preemptions: no error, and no change in the output."""
     jobs = mixed_jobs(stand, 8, 0.7, ["nothing", "samples", "repetition_penalty", "stop_token_ids"], seed=4)
     lossy = trusting_neighbours(stand, 0.7)[:2]
     longest = max(len(job.prompt) for job in [*jobs, *lossy]) + LENGTH + 64

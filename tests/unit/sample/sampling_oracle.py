@@ -1,4 +1,4 @@
-"""Sampling the slow way, a row at a time, in Python and numpy: what the tensor code must agree with."""
+"""A slow sampling reference, one row at a time, in Python and numpy: the tensor code must agree with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def philox_ints(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ..
 
 
 def word(seed: int, position: int, sample: int, token: int, stream: int = 0) -> int:
-    """The noise's integer for one token."""
+    """The integer of one token's noise."""
     seed %= 2**64
     return philox_ints((token // 4, position, sample, stream), (seed % 2**32, seed >> 32))[token % 4]
 
@@ -55,7 +55,7 @@ class Case:
     logits: torch.Tensor
 
     def part(self, index: list[int]) -> Case:
-        """The same world, with only some of the rows."""
+        """The same requests, with only some of the rows."""
         at = torch.tensor(index)
         return replace(
             self,
@@ -78,10 +78,10 @@ def make_case(seed: int, vocab: int = 61, slots: int = 9, count: int = 40, step:
     bad_words = [_bad_words(rng, vocab, request) for request in requests]
     table = SamplingTable(slots, vocab)
     for slot, request in enumerate(requests):
-        table.set(slot, _request(rng, vocab, slot), [1, 2, 3], [[4, 5]])  # a slot's last tenant leaves no trace
+        table.set(slot, _request(rng, vocab, slot), [1, 2, 3], [[4, 5]])  # the slot's previous request
         table.set(slot, request, stop_ids[slot], bad_words[slot])
     known = [request.known for request in requests]
-    # What stands behind the known tokens is a ghost of the slot's last tenant.
+    # After the known tokens come leftovers of the slot's previous request.
     tokens = [r.token_ids + [rng.randrange(vocab) for _ in range(64 - r.known)] for r in requests]
     row_slots = [rng.randrange(slots) for _ in range(count)]
     extras = [[rng.randrange(vocab) for _ in range(rng.randrange(6))] for _ in row_slots]
@@ -119,7 +119,7 @@ def _request(rng: random.Random, vocab: int, slot: int) -> Request:
 
 
 def _bad_words(rng: random.Random, vocab: int, request: Request) -> list[list[int]]:
-    """Some match where the known tokens end (a few of them only across the prompt's edge), some do not."""
+    """Some match at the end of the known tokens (a few of them only across the prompt's edge), some do not."""
     words = [[rng.randrange(vocab) for _ in range(rng.randrange(1, 5))] for _ in range(rng.randrange(3))]
     if request.known > 3 and rng.random() < 0.6:
         words += [request.token_ids[-n:] + [rng.randrange(vocab)] for n in (1, 2, 3)]
@@ -164,7 +164,7 @@ def _truncated(x: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def naive_token(case: Case, row: int) -> int:
-    """The argmax of the row's processed logits, with noise made of Python integers if it is sampled."""
+    """The argmax of the row's processed logits, with noise from Python integers if it is sampled."""
     x = naive_row(case, row).astype(np.float64)
     request = case.requests[case.row_slots[row]]
     if request.params.temperature >= 1e-5:

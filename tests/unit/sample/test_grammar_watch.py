@@ -1,4 +1,4 @@
-"""A grammar that does not come back is left behind, and ends its own request alone."""
+"""A grammar that does not return is abandoned, and ends only its own request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stridelm.types import Request
 pytest.importorskip("xgrammar")
 QUICK, SLOW, ROTTEN = 0, 1, 2
 AMBIGUOUS = 'root ::= a a a a a a a a\na ::= b | b a | a a\nb ::= [a-z] | [a-z] b | b b | ""'
-"""What may follow is worked out in longer and longer time: over a second behind some 60 tokens."""
+"""Its masks take longer and longer to compute: over a second after some 60 tokens."""
 
 
 class Matcher:
-    """As far as a Guide asks one: slow until it is let go, rotten or quick."""
+    """A matcher as far as Guide uses one: blocked until it is released, raising or quick."""
 
     def __init__(self, kind: int) -> None:
         self.kind, self.gate = kind, threading.Event()
@@ -56,7 +56,7 @@ def guides(matchers: list[Matcher]) -> list[Guide]:
 
 
 def test_the_slow_are_left_behind(matchers: list[Matcher], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever shares the step has its mask; the slow are broken and not touched again; their threads end with them."""
+    """Other requests of the step get their masks; slow ones are marked broken and not used again; their threads end."""
     monkeypatch.setattr(grammar_watch, "PATIENCE_S", 0.05)
     watch, mine = GrammarWatch(), guides(matchers[:5])
     masks = watch.masks([(guide, ()) for guide in mine])
@@ -83,14 +83,14 @@ def test_a_crowd_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_matcher_that_raises(matchers: list[Matcher]) -> None:
-    """Its request is named."""
+    """The error names its request."""
     with pytest.raises(RequestFault) as caught:
         GrammarWatch().masks([(guide, ()) for guide in guides([matchers[0], matchers[5]])])
     assert caught.value.request.id == "1" and isinstance(caught.value.__cause__, LookupError)
 
 
 def test_slow_masks_add_up(matchers: list[Matcher], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks that are each just quick enough end their request all the same, once they have taken too long together."""
+    """Masks that are each just quick enough still end their request once their total time is too long."""
     monkeypatch.setattr(grammar, "DEBT_S", 5 * FREE_S)
     [guide] = guides([matchers[0]])
 
@@ -107,7 +107,7 @@ def test_slow_masks_add_up(matchers: list[Matcher], monkeypatch: pytest.MonkeyPa
 
 
 def test_the_engine_goes_on() -> None:
-    """A real grammar that becomes slow on the way ends its request with a reason, and the other has every token."""
+    """A real grammar that becomes slow midway ends its request with a reason, and the other gets every token."""
     llm = LLM(drafter="none", max_model_len=512)
     tokenizer = llm.engine.tokenizer
     assert tokenizer is not None

@@ -1,4 +1,4 @@
-"""Raw log-probabilities: the numbers, the ranks, the order of equals, and vLLM's shape."""
+"""Raw log-probabilities: the numbers, the ranks, the order of ties, and vLLM's format."""
 
 from __future__ import annotations
 

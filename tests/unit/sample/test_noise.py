@@ -129,7 +129,7 @@ def test_uniforms_lie_inside_and_fill() -> None:
 
 
 def test_attempts_share_no_stream() -> None:
-    """Every use in every attempt has its own, apart from the target's and within what Philox counts."""
+    """Every use in every attempt has a stream of its own, apart from the target's and within Philox's counter range."""
     kinds = (noise.DRAFT, noise.ACCEPT, noise.RESIDUAL)
     known = torch.tensor([0, 1, 2, 131072, 2**29 - 1])
     streams = torch.cat([noise.attempt_stream(kind, known) for kind in kinds])
@@ -138,7 +138,7 @@ def test_attempts_share_no_stream() -> None:
 
 
 def test_each_row_has_its_stream() -> None:
-    """Given as a tensor or one by one."""
+    """Passed as a tensor or one by one."""
     columns, ids = _columns(SEEDS), torch.tensor([3, 900])
     streams = 2**31 + torch.arange(len(SEEDS))
     at, everywhere = noise.gumbel_at(*columns, ids, streams), noise.uniforms(*columns, 9, streams)

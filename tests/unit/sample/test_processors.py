@@ -1,4 +1,4 @@
-"""Every edit and every cut, at every row, with that row's own history, agrees with the slow way."""
+"""Every edit and every truncation, at every row with that row's own history, agrees with the slow reference."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_each_extra_token_counts_once_and_only_for_its_row() -> None:
     got = sampler.processed(torch.zeros(3, 8), tree, [0, 0, 0])
     assert got[:, 3].tolist() == [-2, -3, -3]
     assert got[:, 4].tolist() == [0, 0, -1]
-    assert got[:, 1].tolist() == [0, 0, 0]  # the prompt is no output
-    assert got[:, 0].tolist() == [0, 0, 0]  # neither padding nor what lies behind the known tokens counts
+    assert got[:, 1].tolist() == [0, 0, 0]  # the prompt is not output
+    assert got[:, 0].tolist() == [0, 0, 0]  # neither padding nor what follows the known tokens counts
 
 
 def test_a_bad_word_is_matched_within_the_output_only() -> None:

@@ -1,4 +1,4 @@
-"""A row's token depends on that row alone, and sampled tokens have the distribution that was asked for."""
+"""A row's token depends on that row alone, and sampled tokens have the requested distribution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tokens_do_not_depend_on_neighbours(vocab: int, dtype: torch.dtype) -> N
 
 
 def test_streams_are_the_rows_own() -> None:
-    """A row draws by its own stream what it draws alone; rows without noise take no notice of it."""
+    """A row draws with its own stream what it draws alone; rows without noise ignore it."""
     case = make_case(8, vocab=61)
     sampler, streams = Sampler(case.table, case.history), 2**31 + torch.arange(len(case.row_slots))
     whole = sampler.draw(case.logits, case.rows, case.row_slots, streams)
@@ -61,7 +61,7 @@ def test_streams_are_the_rows_own() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_probabilities(seed: int) -> None:
-    """The softmax of what a sampled row is drawn from; certainty of what a greedy row draws."""
+    """For a sampled row the softmax of its processed logits; for a greedy row probability 1 for its token."""
     case = make_case(50 + seed)
     sampler = Sampler(case.table, case.history)
     p = sampler.probabilities(case.logits, case.rows, case.row_slots)

@@ -1,4 +1,4 @@
-"""The table holds each request's parameters, and the host knows which work they ask for."""
+"""The table holds each request's parameters, and the host knows which operations they need."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_lists_grow_and_keep_what_they_hold() -> None:
 
 
 def test_a_long_bad_word_costs_its_own_length() -> None:
-    """What a slot's words take is their tokens, not the longest of them as often as there are words."""
+    """The memory for a slot's words is that of their tokens, not the number of words times the longest."""
     table = SamplingTable(4, 100)
     table.set(1, _request(), (), [[3]] * 2000 + [[5] * 2000])
     assert table.bad_tokens.numel() + table.bad_ends.numel() < 5 * 2 * 4096
 
 
 def test_a_list_that_grows_is_counted() -> None:
-    """Whoever holds a list knows by the count that it is another tensor now; while there is room it stays the same."""
+    """The generation tells holders of a list that it was reallocated; while there is room it stays the same tensor."""
     table = SamplingTable(2, 100)
 
     def lists() -> tuple[torch.Tensor, ...]:
@@ -100,7 +100,7 @@ def test_a_list_that_grows_is_counted() -> None:
 
 
 def test_the_device_knows_the_features() -> None:
-    """Of the slot's own request, and nothing of its last one or of nobody's."""
+    """Of the slot's own request, and nothing of its previous one or of no request."""
     table = SamplingTable(2, 100)
     table.set(1, _request(min_tokens=1, logit_bias={4: 1.0}, presence_penalty=0.1), [9], [[5]])
     table.assume(Feature.ALL)

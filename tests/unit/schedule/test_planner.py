@@ -35,11 +35,11 @@ class SimulatedCache:
         self.content = [[-1] * page_size for _ in range(total)]
         self.index: dict[tuple[int, ...], int] = {}
         self.key: dict[int, tuple[int, ...]] = {}
-        self.idle: dict[int, None] = {}  # cached, held by nobody; oldest first
+        self.idle: dict[int, None] = {}  # cached, held by no request; oldest first
         self.tables: dict[str, list[int]] = {}
         self.withheld = 0
 
-    # What the planner may ask.
+    # The planner's interface.
 
     def available(self) -> PageCounts:
         return PageCounts((len(self.free) + len(self.idle) - self.withheld,))
@@ -57,7 +57,7 @@ class SimulatedCache:
         pages = self._hit(request)
         return len(pages) * self.page_size, PageCounts((sum(self.holders[page] == 0 for page in pages),))
 
-    # What the engine does with a plan.
+    # How the engine applies a plan.
 
     def admit(self, request: Request) -> None:
         pages = self._hit(request)
@@ -143,7 +143,7 @@ class SimulatedCache:
 
 @dataclass(frozen=True)
 class Life:
-    """One request of a scenario, and when it comes and goes. Requests of a family share their text."""
+    """One request of a scenario, and when it arrives and leaves. Requests of a family share their text."""
 
     family: int
     prompt: int
@@ -172,7 +172,7 @@ class Life:
         )
 
     def longest(self) -> int:
-        """Storage that it may need: the last token's KV is never computed, and only a whole draft must
+        """The storage that it may need: the last token's KV is never computed, and only an all-or-nothing draft must
         fit."""
         return self.prompt + self.max_tokens - 1 + (self.rows_by_depth[-1] if self.all_or_nothing else 0)
 
@@ -187,9 +187,9 @@ class Scenario:
     luck: int
 
     def bound(self) -> int:
-        """Steps after which all must be done. The best-ranked running request advances by a token in every
-        second step at least, so a reign lasts twice its length; between two finishes each request comes to
-        reign once."""
+        """The number of steps by which all must be done. The best-ranked running request advances by a token in at
+        least every second step, so it is done within twice its length; between two finishes each request becomes the
+        best-ranked one once."""
         longest = max(life.prompt + life.max_tokens for life in self.lives)
         last_event = max(max(life.arrives, life.aborts or 0) for life in self.lives)
         count = len(self.lives)
@@ -234,7 +234,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 @dataclass
 class Simulation:
-    """An engine without a model: it knows every request's text, and draws only how much of a draft is
+    """An engine without a model: it knows every request's text, and only draws at random how much of a draft is
     accepted."""
 
     scenario: Scenario
@@ -273,7 +273,7 @@ class Simulation:
                 self.cache.release(request)
 
     def shorten(self, step: int) -> None:
-        """Pages that someone else holds for this step."""
+        """Pages held by others for this step."""
         self.cache.withheld = 0
         if step < len(self.scenario.shortages):
             self.cache.withheld = min(self.scenario.shortages[step], *self.cache.available())
@@ -340,7 +340,7 @@ class Simulation:
 
 
 def check_plan(plan: StepPlan, sim: Simulation) -> None:
-    """All that can be said of one plan, before it is applied."""
+    """All checks of one plan before it is applied."""
     running, waiting = in_turn(sim)
     check_budgets(plan, sim)
     for span in plan.spans:
@@ -359,13 +359,13 @@ def check_plan(plan: StepPlan, sim: Simulation) -> None:
 
 
 def place(request: Request, sim: Simulation) -> int:
-    """In its tenant's line: those that run, then those that wait."""
+    """A tenant's requests in order: running ones, then waiting ones."""
     everybody = [*sim.queue.running, *sim.queue.waiting]
     return [other for other in everybody if other.tenant == request.tenant].index(request)
 
 
 def in_turn(sim: Simulation) -> tuple[list[Request], list[Request]]:
-    """Who runs and who waits in order of service: by priority, then by place among the tenant's own."""
+    """Running and waiting requests in order of service: by priority, then by place among the tenant's own."""
 
     def turn(request: Request) -> tuple[int, int, int]:
         return request.priority, place(request, sim), request.arrival
@@ -395,7 +395,7 @@ def check_span(span: Span, sim: Simulation) -> None:
 
 
 def check_progress(plan: StepPlan, sim: Simulation) -> None:
-    """Without a shortage the best-ranked running request runs, or everyone behind it makes way, once."""
+    """Without a shortage the best-ranked running request runs, or all requests after it are preempted, once."""
     if sim.cache.withheld or sim.queue.empty:
         return
     running, _ = in_turn(sim)
@@ -424,8 +424,8 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
 
 
 def check_turns(plan: StepPlan, sim: Simulation) -> None:
-    """Where every slot is taken and everybody can be served, the last makes way if its tenant has at least two more
-    running than that of the first who waits, whose priority is no less."""
+    """If every slot is taken and all running requests can be served, the last one is preempted if its tenant has at
+    least two more running than the tenant of the first waiting request, whose priority is at least as high."""
     running, waiting = in_turn(sim)
     if not waiting or len(running) < sim.scenario.budget.requests:
         return
@@ -440,8 +440,8 @@ def check_turns(plan: StepPlan, sim: Simulation) -> None:
 
 
 def check_drafts_come_last(plan: StepPlan, sim: Simulation) -> None:
-    """Who is served, admitted and preempted, and how much of what each knows is run, is the same as if nobody who may
-    draft less drafted at all."""
+    """Which requests are served, admitted and preempted, and how many real rows each runs, is the same as if all
+    requests with optional drafts did not draft at all."""
     drafting = [request for request in sim.requests if not request.all_or_nothing]
     rows_by_depths = [request.rows_by_depth for request in drafting]
     for request in drafting:
@@ -479,7 +479,7 @@ def test_every_law_in_every_life(scenario: Scenario) -> None:
 
 
 def crowd(seed: int) -> Scenario:
-    """Many requests and few pages, which the search above, fond of small cases, seldom builds."""
+    """Many requests and few pages, which the search above, biased to small cases, seldom builds."""
     rng = random.Random(seed)
     group = [
         Life(
@@ -508,7 +508,7 @@ def crowd(seed: int) -> Scenario:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_every_law_in_a_crowd(seed: int) -> None:
-    """The same laws where requests are preempted all the time."""
+    """The same laws with constant preemptions."""
     live_through(crowd(seed))
 
 

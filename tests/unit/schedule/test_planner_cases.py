@@ -1,5 +1,4 @@
-"""The planner's tricky cases, one at a time: what is cut, what is left out, who makes way and who must
-wait."""
+"""The planner's difficult cases, one at a time: what is cut, what is left out, who is preempted and who must wait."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from support.doubles.depths import AtMost
 
 @dataclass
 class Pages:
-    """A page view by fiat: table sizes, hits and what preemption would give back are simply set."""
+    """A fake page view: table sizes, hits and what preemption would give back are simply set."""
 
     free: int = 1000
     page_size: int = 4
@@ -102,7 +101,7 @@ def test_a_prompt_is_cut_into_chunks_and_only_the_last_decides() -> None:
 
 
 def test_a_long_prompt_does_not_stop_the_decodes_behind_it() -> None:
-    """The older prompt gets what the decodes leave; they get a row each before it, their drafts after it."""
+    """The older prompt gets what the decodes leave; their real rows come before it, their drafts after it."""
     planner, queue, pages = setup(16)
     start(queue, pages, request("long", 500, 0), computed=0)
     start(queue, pages, request("b", 8, 1, draft=4, emitted=1))
@@ -111,8 +110,7 @@ def test_a_long_prompt_does_not_stop_the_decodes_behind_it() -> None:
 
 
 def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
-    """A ladder's depths are taken or left as they are: with 5 rows left, a depth of 6 rows falls back to one
-    of 2."""
+    """Only the listed depths are used: with 5 rows left, a draft of 6 rows falls back to the depth with 2."""
     planner, queue, pages = setup(6)
     start(queue, pages, request("a", 8, rows_by_depth=(0, 2, 6), emitted=1))
     (span,) = planner.plan(queue, pages).spans
@@ -120,7 +118,7 @@ def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
 
 
 def test_a_policy_says_how_deep_and_the_planner_whether_there_is_room() -> None:
-    """It is not asked for a window that is semantics, and cannot have more than could be emitted."""
+    """The policy is not asked about an all-or-nothing window, and cannot exceed what could still be emitted."""
     _, queue, pages = setup(64)
     start(queue, pages, request("a", 8, 0, draft=6, emitted=1))
     start(queue, pages, request("b", 8, 1, draft=6, emitted=98))
@@ -132,8 +130,8 @@ def test_a_policy_says_how_deep_and_the_planner_whether_there_is_room() -> None:
 
 
 def test_drafts_keep_nobody_waiting() -> None:
-    """Sixteen that would draft 64 rows each, in a budget of 1,024: a newcomer's prompt is read at once, and the drafts
-    share what it leaves."""
+    """Sixteen that would draft 64 rows each, in a budget of 1,024: a new request's prompt is run at once, and the
+    drafts share the rest."""
     planner, queue, pages = setup(1024, 32, free=400)
     for n in range(16):
         start(queue, pages, request(f"r{n}", 8, n, draft=64, emitted=1, max_tokens=500))
@@ -144,7 +142,7 @@ def test_drafts_keep_nobody_waiting() -> None:
 
 
 def test_windows_that_wait_for_rows_keep_nobody_waiting() -> None:
-    """Two windows of 3 + 3 rows in a budget of 9 leave a newcomer three rows."""
+    """Two windows of 3 + 3 rows in a budget of 9 leave a new request three rows."""
     planner, queue, pages = setup(9, 4, free=40)
     for arrival, name in enumerate("ab"):
         start(queue, pages, request(name, 8, arrival, draft=3, all_or_nothing=True, emitted=3), computed=8)
@@ -209,7 +207,7 @@ def test_a_window_waits_when_it_does_not_fit_and_others_use_the_rows() -> None:
 
 
 def test_windows_come_before_the_drafts_of_better_ranked_requests() -> None:
-    """b owes the 4 tokens of a full window: with 3 probes, 7 rows that a's draft may not eat into."""
+    """b has to run the 4 tokens of a full window: with 3 probes, 7 rows that a's draft may not take."""
     planner, queue, pages = setup(10)
     start(queue, pages, request("a", 8, 0, draft=7))
     start(queue, pages, request("b", 8, 1, draft=3, all_or_nothing=True, emitted=4), computed=8)
@@ -242,7 +240,7 @@ def test_priority_decides_who_is_preempted() -> None:
 
 
 def test_preempting_whom_nothing_can_be_taken_from_is_pointless() -> None:
-    """c shares all its pages, so b makes way although it ranks better."""
+    """c shares all its pages, so b is preempted although it ranks better."""
     planner, queue, pages = setup(64, free=0)
     start(queue, pages, request("a", 13, 0))
     start(queue, pages, request("b", 14, 1))
@@ -262,7 +260,7 @@ def test_the_last_one_waits_for_pages_and_keeps_its_own() -> None:
 
 
 def test_the_first_one_clears_the_house_when_only_shared_pages_are_left() -> None:
-    """b and c share every page, so neither alone gives any back. Both go; the next plan sees the pages."""
+    """b and c share every page, so neither alone gives any back. Both are preempted; the next plan gets the pages."""
     planner, queue, pages = setup(64, free=0)
     a = start(queue, pages, request("a", 13, 0))
     for arrival, name in enumerate("bc", start=1):
@@ -291,7 +289,7 @@ def test_admission_starts_behind_the_prefix_hit_and_pays_for_idle_pages() -> Non
 
 
 def test_a_newcomer_must_fit_whole_beside_the_running() -> None:
-    """Its first chunk would fit; its prompt would not, and admitting it would only have it preempted."""
+    """Its first chunk would fit but not its prompt, and admitting it would only have it preempted."""
     planner, queue, pages = setup(8, free=6)
     start(queue, pages, request("a", 14))
     queue.add(request("b", 24, 1))
@@ -371,7 +369,7 @@ def test_a_tenants_first_prompt_is_read_before_anothers_second() -> None:
     queue.remove("many0")
     plan = shape(planner.plan(queue, pages))
     assert plan == [("many1", 63, 0, False), ("one", 1, 0, False)]
-    first.arrival = 0  # the same place, and it came first
+    first.arrival = 0  # the same place, and it arrived first
     queue.remove("one")
     first.slot, first.status, first.computed = -1, Status.WAITING, 0
     queue.add(first)
@@ -379,8 +377,7 @@ def test_a_tenants_first_prompt_is_read_before_anothers_second() -> None:
 
 
 def test_rows_in_flight_count_as_pages_but_not_as_tokens() -> None:
-    """A verify step of 4 rows is in flight: the next span has one real row and may lie up to 4 rows further
-    on."""
+    """A verify step of 4 rows is in flight: the next span has one real row and may begin up to 4 rows later."""
     planner, queue, pages = setup(64)
     item = start(queue, pages, request("a", 9, draft=3))
     item.rows_in_flight = 4

@@ -1,4 +1,4 @@
-"""The queue: order of rank, slots, and the few ways in and out."""
+"""The queue: order of service, slots, and all operations that add and remove requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server for all tests that leave it as they found it."""
+"""One server for all tests that leave it in its original state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def served(server: Served) -> Iterator[Served]:
-    """The server; afterwards nothing is open or runs, and it answers."""
+    """The server; afterwards nothing is open or running, and it still responds."""
     yield server
     figures = settle(server)
     assert figures["stride_requests_running"] == 0

@@ -28,7 +28,7 @@ def test_answers_through_the_template(served: Served) -> None:
 
 
 def test_parts_tools_and_going_on(served: Served) -> None:
-    """Text in parts is text; tools reach the template; a last message can be gone on with."""
+    """Content in parts is text; tools reach the template; a last message can be continued."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "def f(x):"}]}]
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     rendered = ["<|user|>def f(x):\n<|assistant|>", "<|user|>def f(x):\ntools: 1\n<|assistant|>"]
@@ -81,7 +81,7 @@ def test_refusals(served: Served, settings: dict[str, object], word: str) -> Non
 
 
 def test_the_demo_answers_chat_clients(tmp_path: Path) -> None:
-    """The built-in model as `stride serve` serves it, without a template of the operator's."""
+    """The built-in model as `stride serve` serves it, without an operator's template."""
     prompt = "# be brief\n\ndef f(x):"
     [expected] = offline([prompt], temperature=0, max_tokens=12)
     with serving(tmp_path, template=False) as plain, plain.openai() as client:

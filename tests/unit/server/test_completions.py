@@ -25,7 +25,7 @@ def plain() -> tuple[str, list[int]]:
 
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
 def test_says_what_offline_says(served: Served, plain: tuple[str, list[int]], speculation: Any) -> None:
-    """Whatever drafts, streamed or not."""
+    """With every drafter, streamed or not."""
     extra = {"speculation": speculation, "return_token_ids": True}
     settings = {"model": "built-in", "prompt": PROMPT, "temperature": 0.8, "seed": 7, "max_tokens": 40}
     with served.openai() as client:
@@ -55,7 +55,7 @@ def test_usage(served: Served) -> None:
 
 
 def test_prompts_of_every_kind(served: Served) -> None:
-    """Text or ids, one or several: the same prompt gets the same answer."""
+    """Text or ids, one or several: the same prompt gets the same response."""
     ids = Tokenizer.load(builtin_path()).encode(PROMPT)
     with served.openai() as client:
         texts = {
@@ -91,7 +91,7 @@ def test_stop(served: Served) -> None:
 
 
 def test_logprobs(served: Served) -> None:
-    """Those of the offline API, in the API's own shape, streamed or not, whatever drafts."""
+    """The offline API's, in the format of this API, streamed or not, with every drafter."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=8, logprobs=3, speculation="off")
     settings = {"model": "built-in", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, "logprobs": 3}
     with served.openai() as client:
@@ -109,7 +109,7 @@ def test_logprobs(served: Served) -> None:
 
 
 def test_echo_scores_the_prompt(served: Served) -> None:
-    """What evaluation harnesses ask for: the prompt's log-probabilities, with nothing or one token behind."""
+    """What evaluation harnesses request: the prompt's log-probabilities, with no generated token or one."""
     tokens = Tokenizer.load(builtin_path()).encode(PROMPT)
     with served.openai() as client:
         none = client.completions.create(model="built-in", prompt=PROMPT, echo=True, logprobs=1, max_tokens=0)
@@ -159,7 +159,7 @@ def test_likeliest_of_tokens_that_look_alike() -> None:
     ids=str,
 )
 def test_refusals(served: Served, settings: dict[str, object], word: str) -> None:
-    """The error names what is wrong, and holds nothing of the prompt."""
+    """The error names what is wrong, and contains nothing of the prompt."""
     with served.openai() as client, pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": "built-in", "prompt": "secret words", **settings})
     assert caught.value.type == "invalid_request_error" and word in str(caught.value)

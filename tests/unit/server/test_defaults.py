@@ -1,4 +1,4 @@
-"""What a request leaves out is what the checkpoint's makers recommend, on every route that generates."""
+"""What a request leaves out is what the checkpoint's authors recommend, on every route that generates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recommending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def ask(served: Served, route: str, **params: Any) -> tuple[list[int], str]:
-    """Token ids and why they end. Parameters have OpenAI's names."""
+    """Token ids and the finish reason. Parameters have OpenAI's names."""
     body = {**ROUTES[route]}
     if route == "/generate":
         names = {"seed": "sampling_seed", "max_tokens": "max_new_tokens"}
@@ -48,8 +48,8 @@ def ask(served: Served, route: str, **params: Any) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_left_out_is_recommended(recommending: Served, served: Served, route: str) -> None:
-    """The answer is that of a server without recommendations to a request that spells them out, and one that spells
-    out neutral ones is answered as there."""
+    """The response equals that of a server without recommendations to a request that spells them out; a request that
+    spells out neutral values gets the same from both."""
     same = {"seed": 5, "ignore_eos": True, "max_tokens": 8}
     for given in ({}, {"temperature": 0.0}, {"top_k": 0, "repetition_penalty": 1.0}):
         wanted = ask(served, route, **{**RECOMMENDED, **given, **same})
@@ -60,7 +60,7 @@ def test_left_out_is_recommended(recommending: Served, served: Served, route: st
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_request_exceeds_the_operators_limit(recommending: Served, route: str) -> None:
-    """Whether it asks for more, for no limit at all, or says nothing."""
+    """Whether it requests more, no limit at all, or nothing."""
     for given in ({"max_tokens": 400}, {"max_tokens": None}, {}):
         ids, why = ask(recommending, route, ignore_eos=True, seed=1, **given)
         assert (len(ids), why) == (LIMIT, "length")

@@ -1,4 +1,4 @@
-"""What clients and machines do to a server: it answers, nothing leaks, and the next request is served."""
+"""Faults of clients and machines: the server responds, nothing leaks, and the next request is served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def request_head(length: int) -> bytes:
 
 
 def test_clients_that_leave(served: Served) -> None:
-    """At random points, streaming or not: their pages are free within a step or two, and nobody else notices."""
+    """At random points, streaming or not: their pages are free within a step or two, and others are unaffected."""
     draw = random.Random(5)
     [expected] = offline([PROMPT], temperature=0, max_tokens=60, ignore_eos=True)
     said: list[str] = []
@@ -69,7 +69,7 @@ def test_clients_that_leave(served: Served) -> None:
 
 
 def test_gone_within_a_step(served: Served) -> None:
-    """The stream is closed, and what it held comes back without its next token being sent."""
+    """The stream is closed, and its resources are released without its next token being sent."""
     with served.http() as client, client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
         next(answer.iter_lines())
     began = time.monotonic()
@@ -112,7 +112,7 @@ def test_gone_within_a_step(served: Served) -> None:
     ids=lambda body: body[:40].decode(errors="replace"),
 )
 def test_bodies_that_will_not_do(served: Served, body: bytes) -> None:
-    """A client's mistake is a client's error, in OpenAI's shape."""
+    """A client's mistake is reported as a client error, in OpenAI's format."""
     with served.http(headers={"content-type": "application/json"}) as client:
         for route in ("/v1/completions", "/v1/chat/completions"):
             answer = client.post(route, content=body)
@@ -137,7 +137,7 @@ def test_unknown_routes_and_methods(served: Served) -> None:
 
 
 def test_a_slow_reader_stalls_nobody(served: Served) -> None:
-    """It reads nothing of megabytes while others are served and its own samples end, and then finds all of them."""
+    """It reads none of several megabytes while others are served and its own samples end, then gets them all."""
     settings = {**LONG, "max_tokens": 450, "n": 3, "logprobs": 20, "temperature": 1, "seed": 3, "stream": True}
     asked: dict[str, Any] = {"n": 3, "seed": 3, "max_tokens": 450, "ignore_eos": True}
     expected, plain = (
@@ -181,8 +181,8 @@ def engine_of(served: Served) -> psutil.Process:
 
 
 def test_one_request_fails(tmp_path: Path) -> None:
-    """A request that makes the engine raise is answered 500, or its stream ends with an error event; whoever runs
-    beside it gets every token, and the engine's process stays the one it was. Sent again and again."""
+    """A request that makes the engine raise gets 500, or its stream ends with an error event; requests beside it get
+    every token, and the engine's process stays the same one. Repeated several times."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=300, ignore_eos=True)
     said: list[str] = []
     site = Path(__file__).parents[2] / "support" / "doubles" / "planted_site"
@@ -231,7 +231,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_killed(frail: Served) -> None:
-    """Who waits is told at once, the HTTP side lives on, the engine comes back; killed again, it stays down."""
+    """Waiting clients are told at once, the HTTP side survives, the engine restarts; killed again, it stays down."""
 
     def health() -> int:
         with frail.http() as client:
@@ -264,14 +264,14 @@ def test_the_engine_is_killed(frail: Served) -> None:
 
 
 def test_the_server_is_killed(frail: Served) -> None:
-    """The engine does not outlive it."""
+    """The engine does not outlive the server."""
     engine = engine_of(frail)
     frail.process.kill()
     until("the engine ends too", lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 15)
 
 
 def test_ending(frail: Served) -> None:
-    """What runs has its time, new requests are turned away, and at the deadline what is left ends with a reason."""
+    """Running requests get time to finish, new ones are refused, and at the deadline the rest end with a reason."""
     with frail.openai() as client, frail.openai() as other:
         short = client.completions.create(
             model="built-in", prompt=PROMPT, max_tokens=10, stream=True, extra_body={"ignore_eos": True}

@@ -1,4 +1,4 @@
-"""OpenAI's parameters that cannot change an answer are taken, whatever they hold, and change none."""
+"""OpenAI's parameters that cannot change an answer are accepted, with any value, and have no effect."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ask(served: Served, route: str, **more: Any) -> dict[str, Any]:
 
 
 def test_they_change_no_answer(served: Served, route: str) -> None:
-    """Each of them, with each value it may have or null, leaves every choice and the usage as they are without it."""
+    """Each of them, with each allowed value or null, leaves every choice and the usage unchanged."""
     assert set(VALUES) == set(WRONG) == set(InertFields.model_fields)
 
     def told(**more: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_audio_is_refused_with_what_to_do(served: Served, route: str) -> None:
 
 
 def test_the_tier_is_told_to_those_who_ask(served: Served, route: str) -> None:
-    """Whichever is named, the answer and each event of a stream say which it was: the only one."""
+    """Whichever is requested, the response and each event of a stream name the one used: the only one."""
     assert "service_tier" not in ask(served, route)
     assert ask(served, route, service_tier="flex")["service_tier"] == "default"
     with served.http() as client:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, by the commands of docs/evaluation.md, reads from the server what the offline API says."""
+"""lm-evaluation-harness, run with the commands of docs/evaluation.md, gets the results of the offline API over HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lm_eval.tasks import TaskManager
 TaskManager.__init__ = partialmethod(TaskManager.__init__, include_defaults=False)
 cli_evaluate()
 """
-"""The command `lm_eval` without its own 14,000 tasks, which take it longer to list than all the rest."""
+"""The command `lm_eval` without its own 14,000 tasks, which take longer to list than everything else takes."""
 
 
 def documented(model: str, url: str) -> list[str]:
@@ -51,7 +51,7 @@ def documented(model: str, url: str) -> list[str]:
 
 
 def evaluate(command: list[str], out: Path) -> None:
-    """Run it with no network; what it found lies under `out`."""
+    """Run it without network; its results are under `out`."""
     command = [sys.executable, "-c", OWN_TASKS, *command[1:], "--include_path", "."]
     command += ["--log_samples", "--output_path", str(out)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(out / "home")}
@@ -60,7 +60,7 @@ def evaluate(command: list[str], out: Path) -> None:
 
 
 def samples(out: Path, task: str) -> list[dict[str, Any]]:
-    """What the harness logged of a task, document by document."""
+    """The harness's log of a task, document by document."""
     [log] = out.rglob(f"samples_{task}_*.jsonl")
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     return sorted(lines, key=lambda line: line["doc_id"])
@@ -73,7 +73,7 @@ def figure(out: Path, task: str, metric: str) -> float:
 
 @cache
 def scored(text: str, continuation: str) -> tuple[float, bool]:
-    """A continuation's log-probability by the offline API, and whether all of its tokens are the likeliest."""
+    """A continuation's log-probability by the offline API, and whether all of its tokens are the argmax."""
     [out] = llm().generate([text + continuation], SamplingParams(max_tokens=1, prompt_logprobs=1))
     start = len(Tokenizer.load(builtin_path()).encode(text))
     assert out.prompt_logprobs is not None
@@ -83,7 +83,7 @@ def scored(text: str, continuation: str) -> tuple[float, bool]:
 
 
 def share(said: list[str], wanted: list[str]) -> Any:
-    """How often the two agree; a task where they never or always do would show nothing."""
+    """How often the two agree; a task in which they never or always do would show nothing."""
     found = mean(one == other for one, other in zip(said, wanted, strict=True))
     assert 0 < found < 1
     return pytest.approx(found)
@@ -91,12 +91,12 @@ def share(said: list[str], wanted: list[str]) -> Any:
 
 @pytest.mark.parametrize("model", ["local-completions", "sglang-generate"])
 def test_reads_what_offline_says(served: Served, tmp_path: Path, model: str) -> None:
-    """Each choice's log-probability, each completion, and the figures made of them."""
+    """Each choice's log-probability, each completion, and the scores computed from them."""
     evaluate(documented(model, served.url), tmp_path)
     scores = [scored(one["text"], choice) for one in DOCUMENTS for choice in one["choices"]]
     told = [pair for sample in samples(tmp_path, "stride_choose") for pair in sample["filtered_resps"]]
     assert [float(logprob) for logprob, _ in told] == pytest.approx([logprob for logprob, _ in scores], abs=1e-4)
-    if model == "local-completions":  # the other reads it the wrong way round: the page says so
+    if model == "local-completions":  # the other reads it the wrong way round, as the page says
         assert [greedy == "True" for _, greedy in told] == [greedy for _, greedy in scores]
     texts = [one["text"] for one in DOCUMENTS]
     completions = [one.text for one in offline(texts, temperature=0, max_tokens=24, stop=["\n"], speculation="off")]

@@ -1,4 +1,4 @@
-"""How many bytes one token can stand for: a bound that no text breaks, or none at all."""
+"""The maximum number of bytes that one token can stand for: a bound that holds for every text, or none at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics counts every token once, under Stride's names and vLLM's, and keeps nothing of a sample that has ended."""
+"""/metrics counts every token once, under Stride's names and vLLM's, and keeps no state of a sample that has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stridelm.server.metrics import CONTENT_TYPE, Metrics
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 BEGAN = 64.0
-"""When requests come. It and the times after it are sums of powers of two, so that differences are exact."""
+"""When requests arrive. It and the times after it are sums of powers of two, so that differences are exact."""
 
 NAMES = {
     "stride_requests_running": "vllm:num_requests_running",
@@ -42,7 +42,7 @@ NAMES = {
     "stride_spec_accepted_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
     "stride_spec_accepted_per_position_total": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
 }
-"""Ours -> vLLM's for the same figure."""
+"""Stride's name -> vLLM's for the same metric."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def request(samples: int = 1) -> Generation:
 
 
 def cost(**changes: Any) -> RequestMetrics:
-    """Of a sample with three steps, two of which had a draft of four tokens: one gave three of them, one none."""
+    """For a sample with three steps, two of which had a draft of four tokens: three accepted in one, none in one."""
     plain: dict[str, Any] = {
         "steps": 3,
         "drafted": 8,
@@ -101,7 +101,7 @@ def samples(metrics: Metrics) -> Iterator[Sample]:
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
-    """Of the one series with this name that has these labels among its own."""
+    """The value of the only series with this name that has these labels among its own."""
     found = [s for s in samples(metrics) if s.name == name and labels.items() <= s.labels.items()]
     assert len(found) == 1, (name, labels, found)
     return found[0].value
@@ -114,7 +114,7 @@ def total(metrics: Metrics, name: str) -> float:
 
 
 def busy(metrics: Metrics) -> None:
-    """Make every figure differ from zero, with two drafters and all finish reasons."""
+    """Make every metric nonzero, with two drafters and all finish reasons."""
     generation = request(3)
     for sample, (reason, drafter) in enumerate((("stop", "ngram"), ("length", "mtp"), ("abort", "ngram"))):
         metrics.prompt(10 + sample)
@@ -184,7 +184,7 @@ def test_the_end_of_a_sample(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_nothing_is_kept_of_a_sample_that_ended(metrics: Metrics, tokens: int) -> None:
-    """Its id, should it come again, is a new sample's."""
+    """A new sample with the same id is counted as new."""
     generation = request(2)
     metrics.watch(generation, delta(1, 0), BEGAN + 0.5)
     metrics.watch(generation, delta(1, 1), BEGAN + 0.5)
@@ -196,7 +196,7 @@ def test_nothing_is_kept_of_a_sample_that_ended(metrics: Metrics, tokens: int) -
 
 
 def test_nothing_is_kept_of_an_abandoned_sample(metrics: Metrics) -> None:
-    """One had tokens and one was still waiting when the client left. Its time to a first token is nobody's."""
+    """One had tokens and one was still waiting when the client left. The latter has no time to first token."""
     generation = request(2)
     generation.abandoned = True
     metrics.watch(generation, delta(5, 0), BEGAN + 0.5)
@@ -301,7 +301,7 @@ def test_vllms_names_say_the_same(metrics: Metrics, ours: str, theirs: str) -> N
 
 
 def test_vllms_names_have_vllms_labels(metrics: Metrics) -> None:
-    """Clients that take the one line with a name for the whole figure find one."""
+    """Clients that take the one line with a name as the whole metric find one."""
     busy(metrics)
     further = {"le", "finished_reason", "position"}
     theirs = [s for s in samples(metrics) if s.name.startswith("vllm:")]
@@ -316,7 +316,7 @@ def test_every_series_names_the_model_and_none_its_creation(metrics: Metrics) ->
 
 
 def speculation_of_lines(text: str) -> tuple[dict[str, int], dict[int, int]] | None:
-    """What vLLM's benchmark client makes of /metrics: it looks for parts of names anywhere in a line, and adds up."""
+    """How vLLM's benchmark client reads /metrics: it looks for parts of names anywhere in a line, and sums them."""
     lines = [line for line in text.splitlines() if line.startswith("vllm:spec_decode")]
     counts = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
     by_position: dict[int, int] = {}

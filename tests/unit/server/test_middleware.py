@@ -1,4 +1,4 @@
-"""Keys, limits and options: one server with narrow ones, set by file, environment and command line."""
+"""Keys, limits and options: one server with small limits, set by file, environment and command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = {
 }
 """Takes seconds anywhere."""
 LINKS = {"STRIDE_PORT": "tcp://10.0.0.1:80", "STRIDE_SERVICE_HOST": "10.0.0.1", "STRIDE_SERVICE_PORT": "80"}
-"""What Kubernetes adds for a service called stride."""
+"""Variables that Kubernetes adds for a service called stride."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_a_wrong_key(narrow: Served, key: str) -> None:
 
 
 def test_who_needs_a_key(narrow: Served) -> None:
-    """Everything but what operators look at; either key will do."""
+    """Everything except what operators monitor; either key is accepted."""
     with narrow.http() as client:
         assert [client.get(path).status_code for path in ("/health", "/metrics", "/v1/models")] == [200, 200, 401]
     for key in ("other", KEY):
@@ -86,7 +86,7 @@ def test_who_needs_a_key(narrow: Served) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_body_too_large(narrow: Served, told: bool) -> None:
-    """Refused whether or not its length is told beforehand, and the connection's next request is served."""
+    """Refused whether or not its length is announced, and the connection's next request is served."""
     body = b'{"prompt": "' + b"x" * 300_000 + b'"}'
     with narrow.http(headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"}) as client:
         answer = client.post("/v1/completions", content=body if told else iter([body[:9000], body[9000:]]))
@@ -95,7 +95,7 @@ def test_a_body_too_large(narrow: Served, told: bool) -> None:
 
 
 def test_a_full_queue(narrow: Served) -> None:
-    """What is over the limit is told to come again; what runs is not touched."""
+    """Requests over the limit get 429; running ones are unaffected."""
     with narrow.openai(KEY) as client:
         running = client.completions.create(**LONG, n=2, stream=True)
         next(iter(running))
@@ -109,7 +109,7 @@ def test_a_full_queue(narrow: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long(narrow: Served, stream: bool) -> None:
-    """An error, before or within the stream, and its pages are free."""
+    """An error, before the stream or in it, and its pages are freed."""
     with narrow.openai(KEY) as client:
         if stream:
             with pytest.raises(openai.APIError, match="request_timeout"):
@@ -122,7 +122,7 @@ def test_a_request_that_takes_too_long(narrow: Served, stream: bool) -> None:
 
 
 def test_a_request_leaves_one_line(narrow: Served) -> None:
-    """A JSON object with what it cost, and no prompt in it."""
+    """A JSON object with its cost, and without its prompt."""
 
     def logged() -> list[dict[str, Any]]:
         return [json.loads(line) for line in narrow.log.read_text(encoding="utf-8").splitlines() if line[:1] == "{"]
@@ -149,7 +149,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_who_wins(tmp_path: Path) -> None:
-    """The command line over the environment over the file; values have the fields' types."""
+    """The command line overrides the environment, which overrides the file; values have the fields' types."""
     file = tmp_path / "serve.yaml"
     file.write_text("port: 1\nmax-num-seqs: 3\ndepth: 2\nstrict: true\nhost: ::1\n", "utf-8")
     environment = {"STRIDE_PORT": "2", "STRIDE_DEPTH": "4", "STRIDE_ENABLE_PREFIX_CACHING": "false", "HOME": "/"}

@@ -1,4 +1,4 @@
-"""The page at /, in a real browser against a real server; what only a stand-in can answer is answered by one."""
+"""The page at /, in a real browser against a real server; a stand-in gives the responses that a server would not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDLE = "#run:not([aria-disabled])"
 
 
 def need(there: bool, what: str) -> None:
-    """Skip without it; where everything is meant to run, fail."""
+    """Skip if it is not installed; fail where every test is meant to run."""
     if there:
         return
     reason = f"the page is tested with {what}, which is not installed"
@@ -54,12 +54,12 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Sheet:
-    """The page in a tab of its own, and what the browser had to say to it."""
+    """The page in its own tab, and the browser's complaints about it."""
 
     page: Page
     served: Served
     refusals: bool = False
-    """Whether a request is meant to fail: browsers complain of that too."""
+    """Whether a request is expected to fail: browsers complain about that too."""
     complaints: list[str] = field(default_factory=list)
 
     def open(self) -> Sheet:
@@ -113,7 +113,7 @@ class Sheet:
 
 @pytest.fixture
 def sheet(served: Served, browser: Browser) -> Iterator[Sheet]:
-    """The browser must have nothing to complain of, and must have asked nobody else for anything."""
+    """The browser must not have complained, and must not have sent requests elsewhere."""
     with tab(browser) as page:
         sheet = Sheet(page, served)
         others: list[str] = []
@@ -144,7 +144,7 @@ def event(ids: list[int], texts: list[str], accepted: int = 0, last: bool = Fals
 
 
 def streamed(served: Served, speculation: object) -> list[dict[str, Any]]:
-    """What the API itself says to what the page asks: a choice for each event."""
+    """The API's own response to the page's request: a choice for each event."""
     settings = {"prompt": PROMPT, "temperature": 0.8, "seed": 7, "max_tokens": TOKENS, "speculation": speculation}
     with served.http() as client:
         lines = client.post("/v1/completions", json={**settings, "stream": True, "return_token_ids": True}).text
@@ -152,7 +152,7 @@ def streamed(served: Served, speculation: object) -> list[dict[str, Any]]:
 
 
 def positions(choices: list[dict[str, Any]], own_first: bool = False) -> list[int]:
-    """Of each token its position in the draft; 0 for the model's own."""
+    """The position in the draft of each token; 0 for the model's own."""
     found: list[int] = []
     for choice in choices:
         own = [0] * (len(choice["token_ids"]) - choice["accepted"])
@@ -162,7 +162,7 @@ def positions(choices: list[dict[str, Any]], own_first: bool = False) -> list[in
 
 
 def shown(sheet: Sheet) -> list[int]:
-    """The same, as it can be seen."""
+    """The same, as displayed."""
     classes = sheet.page.eval_on_selector_all("#drafted .token", "all => all.map((one) => one.className)")
     return [int((re.findall(r"\bp(\d)\b", one) or ["0"])[0]) for one in classes]
 

@@ -1,4 +1,4 @@
-"""Requests made out of the server's own OpenAPI document."""
+"""Requests generated from the server's own OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TOKEN = {"type": "integer", "minimum": 0}
 
 
 def narrow(node: dict[str, Any]) -> dict[str, Any]:
-    """An object of the document, asking for less: most mixtures of many fields contradict themselves, an empty text
-    gives nothing to go on from, and a whole number is a token or more than 64 bits hold."""
+    """A schema of the document, restricted: most mixtures of many fields contradict one another, an empty text leaves
+    nothing to continue, and an integer is a token or exceeds 64 bits."""
     if node == TOKEN:
         return {"anyOf": [{**TOKEN, "maximum": 255}, {**TOKEN, "minimum": 1 << 64}]}
     if "properties" in node:
@@ -42,8 +42,8 @@ def narrow(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_requests_made_from_the_document(tmp_path: Path) -> None:
-    """Valid or not, whole or streamed, each has an answer that the document knows, none is the server's mistake, and
-    nothing of them stays behind."""
+    """Valid or not, whole or streamed, each gets a response that the document lists, never a server error, and nothing
+    is left behind."""
     answered: dict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
     # A short context and little time, because a request may ask for 128 samples of any length.
     with serving(tmp_path, "--max-model-len", "24", "--request-timeout", "2") as served, served.http() as client:

@@ -1,4 +1,4 @@
-"""SGLang's API against the offline one: /generate, and what its clients ask beside it."""
+"""SGLang's API against the offline one: /generate, and the other routes that its clients use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids() -> list[int]:
 
 
 def post(served: Served, path: str = "/generate", /, **body: Any) -> Any:
-    """The answer, which must be one."""
+    """The response, which must be a success."""
     with served.http() as client:
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -50,7 +50,7 @@ def post(served: Served, path: str = "/generate", /, **body: Any) -> Any:
 
 
 def events(served: Served, **body: Any) -> list[dict[str, Any]]:
-    """What a stream says, read as SGLang's benchmark reads it."""
+    """The events of a stream, read as SGLang's benchmark reads them."""
     with served.http() as client, client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.strip()]
@@ -133,7 +133,7 @@ def test_stream_of_several_says_which(served: Served) -> None:
 
 
 def test_stops(served: Served) -> None:
-    """What ended a text is named: a string, a token, or the model's own end."""
+    """The finish reason names it: a string, a token, or the model's own end."""
     free = post(served, text=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 40})
     word, token = free["text"][8:11], free["output_ids"][6]
     cut = post(served, text=PROMPT, sampling_params={**GREEDY, "stop": [word, "never said"]})
@@ -196,7 +196,7 @@ def test_logprobs(served: Served, speculation: object) -> None:
 
 
 def test_which_logprobs_are_told(served: Served) -> None:
-    """None unless asked for; by default the output's; of the prompt up to all, without text unless asked for."""
+    """None unless requested; the output's by default; of the prompt up to all, without text unless requested."""
     settings = {"temperature": 0, "max_new_tokens": 2}
     silent = post(served, text=PROMPT, sampling_params=settings, logprob_start_len=0, top_logprobs_num=2)
     assert not any("logprobs" in name for name in silent["meta_info"])
@@ -213,7 +213,7 @@ def test_which_logprobs_are_told(served: Served) -> None:
 
 @pytest.mark.parametrize("chosen", [[300, 7], [[300, 7], [9]]], ids=["for all", "one each"])
 def test_logprobs_of_chosen_tokens(served: Served, chosen: list[Any]) -> None:
-    """In the order asked for, at every position, whether likely or not."""
+    """In the requested order, at every position, whether likely or not."""
     settings = {"temperature": 0, "max_new_tokens": 3}
     asked: dict[str, Any] = {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": chosen}
     answers = post(served, text=[PROMPT, OTHER], sampling_params=settings, return_text_in_logprobs=True, **asked)
@@ -279,7 +279,7 @@ def test_scoring_generates_nothing(served: Served) -> None:
         told["text"] == ""
         and told["meta_info"]["input_token_logprobs"] == (answers[0]["meta_info"]["input_token_logprobs"])
     )
-    end = {str(tokenizer().eos_ids[0]): 100}  # the token that nobody sees ends the text
+    end = {str(tokenizer().eos_ids[0]): 100}  # this token ends the text and is not shown
     warmed = post(served, text=PROMPT, sampling_params={**settings, "logit_bias": end})
     assert warmed["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
     assert warmed["meta_info"]["prompt_tokens"] == len(ids()) and warmed["output_ids"] == []
@@ -349,7 +349,7 @@ def test_structured_output(served: Served, asked: dict[str, str], offline_asked:
 
 
 def test_router_reads_it(served: Served) -> None:
-    """What sglang's router sends on with every request, and how it looks at a worker."""
+    """The fields that sglang's router adds to every request, and its check of a worker."""
     answer = post(
         served,
         text=PROMPT,
@@ -445,7 +445,7 @@ def test_speculation_and_its_figures(served: Served, where: str) -> None:
 
 @pytest.fixture
 def endless(served: Served) -> Iterator[Any]:
-    """Starts long requests beside the test, and gives what they were answered."""
+    """Starts long requests beside the test, and returns their responses."""
     running: list[threading.Thread] = []
 
     def start(**body: Any) -> list[Any]:
@@ -489,7 +489,7 @@ def wait_for(got: list[Any]) -> Any:
 
 
 def test_names(served: Served) -> None:
-    """As given, and told apart by number where there are several; free again afterwards."""
+    """As given, and numbered if there are several; free again afterwards."""
     settings = {"max_new_tokens": 1}
 
     def names(**body: Any) -> Any:
@@ -511,7 +511,7 @@ def test_names(served: Served) -> None:
 
 
 def test_abort(served: Served, endless: Any) -> None:
-    """An aborted request answers with what it had, and why it ended; others go on."""
+    """An aborted request returns what it had, with the reason; others continue."""
     got = endless(text=PROMPT, rid="long", return_logprob=True)
     with served.http() as client:
         refused = client.post("/generate", json={"text": PROMPT, "rid": "long"})
@@ -546,7 +546,7 @@ def test_abort_of_several(
 
 
 def test_higher_priority_is_served_first(served: Served, endless: Any) -> None:
-    """As in SGLang: of two that wait for a place, the later one with the larger number."""
+    """As in SGLang: of two waiting requests, the later one runs first if its number is larger."""
     endless(text=[PROMPT] * 8, rid="all_places")
     order: list[int] = []
 
@@ -589,7 +589,7 @@ def test_a_client_that_left_frees_its_name(served: Served) -> None:
 
 
 def test_aborted_before_the_engine_has_it() -> None:
-    """What is aborted while it is being handed over is cut at once, and the rest runs; then its names are free."""
+    """A request aborted while it is handed over is cut at once, and the rest runs; then its names are free."""
 
     async def run() -> None:
         sent: list[Abort] = []
@@ -663,7 +663,7 @@ def test_aborted_before_the_engine_has_it() -> None:
     ids=str,
 )
 def test_refusals(served: Served, body: dict[str, Any], word: str) -> None:
-    """The error names what is wrong, and holds nothing of the prompt."""
+    """The error names what is wrong, and contains nothing of the prompt."""
     with served.http() as client:
         answer = client.post("/generate", json={"text": "secret words", **body})
     assert answer.status_code == (404 if "model" in body else 400), answer.text
@@ -715,21 +715,21 @@ def test_health_generates(served: Served, endless: Any) -> None:
 
 
 def test_flush_cache(served: Served, endless: Any) -> None:
-    """Refused while anything runs; afterwards nothing is found in the cache."""
+    """Refused while anything runs; afterwards the cache has no hits."""
     prompt = PROMPT * 3
     post(served, text=prompt, sampling_params=GREEDY)
     assert post(served, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] > 0
     with served.http() as client:
         endless(text=OTHER)
         assert client.post("/flush_cache").status_code == 400
-        assert client.get("/flush_cache").status_code == 405  # it changes what is there
+        assert client.get("/flush_cache").status_code == 405  # it changes state
         post_abort(served, abort_all=True)
         assert client.post("/flush_cache", params={"timeout": 20}, json={"empty_cache": True}).status_code == 200
     assert post(served, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
 
 
 def test_flush_cache_for_one_who_left(served: Served, endless: Any) -> None:
-    """Who does not wait until the cache can be flushed has not flushed it."""
+    """A client that disconnects before the cache can be flushed does not flush it."""
     prompt = PROMPT * 3
     post(served, text=prompt, sampling_params=GREEDY)
     with served.http() as client:
@@ -774,7 +774,7 @@ def test_tokenize_a_conversation(served: Served) -> None:
 
 
 def test_detokenize_and_special_tokens(served: Served) -> None:
-    """Unless told, each API does what it does by default: SGLang leaves special tokens out, vLLM keeps them."""
+    """By default, each API keeps its own behaviour: SGLang's omits special tokens, vLLM's keeps them."""
     tokens = [*ids(), tokenizer().eos_ids[0]]
     shown = tokenizer().decode(tokens, skip_special_tokens=False)
     assert shown != PROMPT

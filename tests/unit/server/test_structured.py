@@ -1,4 +1,4 @@
-"""Structured output over HTTP, and what clients may ask it to compile."""
+"""Structured output over HTTP, and which grammars clients may request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("speculation", ["off", "mtp", "ngram"])
 def test_chat_follows_a_schema(served: Served, speculation: str) -> None:
-    """The same object whoever drafts, whole or streamed."""
+    """The same object with every drafter, whole or streamed."""
     settings: dict[str, Any] = {
         "model": "built-in",
         "messages": [{"role": "user", "content": "who?"}],
@@ -69,7 +69,7 @@ def test_the_client_parses(served: Served) -> None:
 
 @pytest.mark.parametrize(("way", "pattern"), WAYS, ids=str)
 def test_every_way_to_ask(served: Served, way: dict[str, Any], pattern: str) -> None:
-    """Each is what the offline API gives for it."""
+    """Each gives what the offline API gives for it."""
     settings = {"model": "built-in", "prompt": PROMPT, "max_tokens": 40, "seed": 1, "temperature": 0.7}
     with served.openai() as client:
         if "response_format" in way:
@@ -118,7 +118,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_grammar_that_takes_for_ever(served: Served, name: str) -> None:
-    """It is given up, and whoever streams meanwhile goes on."""
+    """It is abandoned, and requests that stream meanwhile continue."""
     with served.openai() as client, served.openai() as other:
         stream = other.completions.create(
             model="built-in", prompt=PROMPT, max_tokens=400, stream=True, extra_body={"ignore_eos": True}

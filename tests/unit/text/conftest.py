@@ -1,4 +1,4 @@
-"""Small tokenizers, as awkward as real ones: byte-level BPE, byte fallback, a decoder that makes spaces."""
+"""Small tokenizers, as difficult as real ones: byte-level BPE, byte fallback, a decoder that adds spaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def byte_level_rust() -> RustTokenizer:
 
 
 def fallback_rust() -> RustTokenizer:
-    """Llama-2's shape: spaces as U+2581, unknown characters as `<0x..>` tokens, a leading space stripped."""
+    """Llama-2's form: spaces as U+2581, unknown characters as `<0x..>` tokens, a leading space stripped."""
     specials = ["<unk>", "<s>", "</s>"]
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz.,()=:\n"]
     words = ["he", "ll", "hell", "hello", "▁h", "▁hello", "▁w", "▁▁", "▁a", "or", "▁wor"]
@@ -53,7 +53,7 @@ def fallback_rust() -> RustTokenizer:
 
 
 def wordpiece_rust() -> RustTokenizer:
-    """BERT's shape: a decoder that puts the spaces between words itself."""
+    """BERT's form: a decoder that puts the spaces between words itself."""
     words = ["[UNK]", "[CLS]", "[SEP]", "hello", "world", "##s", "##ing", "sing", "the", ",", "."]
     rust = RustTokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     rust.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

@@ -1,4 +1,4 @@
-"""The built-in model's chat template: conversations of every shape become Python source for the model to go on with."""
+"""The built-in model's chat template: every conversation becomes Python source for the model to continue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def tokenizer() -> Tokenizer:
 
 
 def test_what_it_looks_like() -> None:
-    """The user's words are source, the assistant's go on behind them, others' are comments; at the end stands the last
-    character of a line, which the model goes on from best."""
+    """User messages are source, assistant messages continue them, others are comments; the end is the last character of
+    a line, from which the model continues best."""
     again = {"role": "user", "content": "def g(x):"}
     text = tokenizer().render_chat([SYSTEM, USER, ASSISTANT, again])
     assert text == "# Be brief.\n# No prose.\n\ndef f(x):\n    return x\n\ndef g(x):"
@@ -35,7 +35,7 @@ def test_what_it_looks_like() -> None:
 
 @pytest.mark.parametrize("roles", list(product(ROLES, repeat=2)), ids="-".join)
 def test_any_order_of_roles(roles: tuple[str, ...]) -> None:
-    """What was said so far begins what is said later, so that its prefix is cached; nothing is left out."""
+    """An earlier conversation is a prefix of a later one, so that its prefix is cached; nothing is left out."""
     messages = [{"role": role, "content": f"word{i}\nline{i}"} for i, role in enumerate(roles)]
     whole = tokenizer().render_chat(messages, add_generation_prompt=False)
     for count in range(1, len(messages)):
@@ -47,7 +47,7 @@ def test_any_order_of_roles(roles: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_parts(role: str) -> None:
-    """Text in parts is text, a line a part; a message without content is an empty one."""
+    """Text in parts is text, one line per part; a message without content is an empty one."""
 
     def render(content: Any) -> str:
         return tokenizer().render_chat([{"role": role, "content": content}, USER])

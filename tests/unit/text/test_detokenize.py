@@ -21,7 +21,7 @@ cuts = st.lists(st.integers(1, 5), max_size=40)
 
 
 def pieces(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """`ids` cut into pieces of these sizes, the rest in ones."""
+    """`ids` cut into pieces of these sizes, the rest into single ids."""
     out, at = [], 0
     for size in sizes + [1] * len(ids):
         out.append(ids[at : at + size])
@@ -39,7 +39,7 @@ def stream(tokenizer: Tokenizer, prompt: list[int], parts: list[list[int]], skip
 @example(text="€" * 40, at=0.5, sizes=[])
 @example(text="  hello  hello", at=0.0, sizes=[2])
 def test_stream_is_decode_of_the_whole(tokenizer: Tokenizer, text: str, at: float, sizes: list[int]) -> None:
-    """pushes + flush == decode(prompt + output) - decode(prompt), wherever a text is cut in two."""
+    """pushes + flush == decode(prompt + output) - decode(prompt), wherever a text is split."""
     ids = tokenizer.encode(text)
     cut = int(at * len(ids))
     while cut and tokenizer.decode(ids[:cut]).endswith(REPLACEMENT):
@@ -53,7 +53,7 @@ def test_stream_is_decode_of_the_whole(tokenizer: Tokenizer, text: str, at: floa
 def test_any_ids_in_any_pieces_give_one_text(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool, sizes: list[int]
 ) -> None:
-    """Sampled tokens are no real text. However they arrive, the text is the same."""
+    """Sampled tokens are not real text. However they arrive, the text is the same."""
     token = st.integers(0, tokenizer.vocab_size - 1)
     prompt = data.draw(st.lists(token, max_size=12))
     ids = data.draw(st.lists(token, max_size=60))
@@ -64,7 +64,7 @@ def test_any_ids_in_any_pieces_give_one_text(
 @LAWS
 @given(data=st.data(), skip=st.booleans())
 def test_byte_level_is_exact_on_any_ids(byte_level: Tokenizer, data: st.DataObject, skip: bool) -> None:
-    """Byte-level tokens: even invalid bytes decode as they do in one go, after a prompt cut anywhere."""
+    """Byte-level tokens: even invalid bytes decode as in one call, after a prompt cut anywhere."""
     token = st.integers(0, byte_level.vocab_size - 1)
     prompt = data.draw(st.lists(token, max_size=12))
     ids = data.draw(st.lists(token, max_size=60))
@@ -82,7 +82,7 @@ def test_byte_level_is_exact_on_any_ids(byte_level: Tokenizer, data: st.DataObje
 def test_ids_without_text_change_nothing(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool, sizes: list[int]
 ) -> None:
-    """Ids that the tokenizer does not know, in runs of any length and inside characters, in the prompt and behind it:
+    """Ids that the tokenizer does not know, in runs of any length and inside characters, in the prompt and after it:
     the text is that of the ids without them."""
     known = st.integers(0, tokenizer.vocab_size - 1).map(lambda token: [token])
     split = st.sampled_from([[token] for token in tokenizer.encode("é€😀", add_special_tokens=False)])
@@ -129,7 +129,7 @@ def test_fallback_is_exact_on_runs_that_are_text_or_rubbish(fallback: Tokenizer,
 @LAWS
 @given(text=texts)
 def test_never_half_a_character(tokenizer: Tokenizer, text: str) -> None:
-    """What has been shown is always a prefix of the whole text, so holds no U+FFFD of its own."""
+    """What has been emitted is always a prefix of the whole text, so it holds no U+FFFD of its own."""
     detokenizer, shown, ids = Detokenizer(tokenizer), "", tokenizer.encode(text)
     for token in ids:
         shown += detokenizer.push([token])
@@ -162,7 +162,7 @@ def test_character_split_over_tokens_comes_whole(byte_level: Tokenizer) -> None:
 
 
 def test_character_split_over_prompt_and_output(tokenizer: Tokenizer) -> None:
-    """The output shows the character if it completes it; else the prompt's bytes stay the prompt's."""
+    """The output shows the character if it completes it; otherwise the prompt's bytes remain the prompt's."""
     ids = tokenizer.encode("hello €")
     assert stream(tokenizer, ids[:-1], [ids[-1:]]) == "€"
     letter = tokenizer.encode("x", add_special_tokens=False)[-1:]
@@ -207,7 +207,7 @@ def test_decoder_that_makes_spaces(wordpiece: Tokenizer) -> None:
 
 
 def test_special_and_unknown_ids_end_nothing(byte_level: Tokenizer) -> None:
-    """A skipped token inside a character does not spoil it, and an id without text adds none."""
+    """A skipped token inside a character does not corrupt it, and an id without text adds none."""
     first, *rest = byte_level.encode("😀")
     eos = byte_level.eos_ids[0]
     assert stream(byte_level, [], [[first, eos, 99999, *rest]]) == "😀"
@@ -215,7 +215,7 @@ def test_special_and_unknown_ids_end_nothing(byte_level: Tokenizer) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "invalid"])
 def test_cost_does_not_grow(byte_level: Tokenizer, kind: str) -> None:
-    """The window is bounded even where no character ever ends."""
+    """The window is bounded even if no character ever ends."""
     bad = byte_level.hf.convert_tokens_to_ids("Ģ")
     ids = byte_level.encode("def f(x): return x\n" * 500) if kind == "text" else [bad] * 5000
     detokenizer = Detokenizer(byte_level)

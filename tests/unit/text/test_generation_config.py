@@ -1,4 +1,4 @@
-"""What a checkpoint's makers recommend holds for whatever a request leaves out, and for nothing else."""
+"""What a checkpoint's authors recommend applies to what a request leaves out, and to nothing else."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OTHER: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "max_new_tokens": 90,
 }
-"""Values that a request may well want instead, each of them a neutral one or larger."""
+"""Values that a request may set instead, each of them neutral or larger."""
 
 Directory = Callable[..., Path]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
-    """directory(content): one with such a file."""
+    """directory(content): a directory with such a file."""
 
     def write(content: Any) -> Path:
         (tmp_path / FILE).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
@@ -50,8 +50,8 @@ def test_every_parameter_is_tried() -> None:
 
 @pytest.mark.parametrize("theirs", HEEDED)
 def test_it_holds_for_what_is_left_out(theirs: str, directory: Directory) -> None:
-    """A parameter that is given is taken as it is, neutral or not; one that is left out is the recommended one; no
-    other is touched. With `vllm` all are neutral."""
+    """A given parameter is used as it is, neutral or not; one left out is the recommended one; no other is changed.
+    With `vllm` all are neutral."""
     ours = HEEDED[theirs]
     path = directory({theirs: RECOMMENDED[theirs], "do_sample": False, "eos_token_id": 2, "pad_token_id": None})
     defaults = read_generation_config("auto", path)
@@ -63,7 +63,7 @@ def test_it_holds_for_what_is_left_out(theirs: str, directory: Directory) -> Non
 
 
 def test_where_it_is_read(directory: Directory, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`auto` reads beside the model and does without the file; a directory's is read instead, and must be there."""
+    """`auto` reads the file beside the model if there is one; a directory's is read instead, and must exist."""
     model, other = tmp_path_factory.mktemp("model"), directory({"top_k": 7})
     assert read_generation_config("auto", model) == GenerationDefaults(source=str(model / FILE))
     assert read_generation_config(str(other), model).values == {"top_k": 7}
@@ -73,7 +73,7 @@ def test_where_it_is_read(directory: Directory, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize(("asked", "own", "elsewhere"), [(None, 40, 40), (10, 10, 10), (90, 90, 40)])
 def test_max_new_tokens(directory: Directory, asked: int | None, own: int, elsewhere: int) -> None:
-    """The checkpoint's own is a default; that of a directory which the operator named is a limit as well."""
+    """In the checkpoint's own file it is a default; in a directory that the operator named it is also a limit."""
     path = directory({"max_new_tokens": 40})
     assert read_generation_config("auto", path).fill({"max_tokens": asked}) == {"max_tokens": own}
     assert read_generation_config(str(path), path).fill({"max_tokens": asked}) == {"max_tokens": elsewhere}

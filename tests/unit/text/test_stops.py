@@ -1,4 +1,4 @@
-"""A stop string is found wherever the pieces of text are cut, always the same one, and none of it leaks."""
+"""A stop string is found however the text is split, always the same one, and none of it is emitted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def search(stops: list[str], text: str) -> tuple[int, int, str] | None:
 @LAWS
 @given(stops=stop_lists, text=texts, sizes=cuts, include=st.booleans())
 def test_pieces_do_not_matter(stops: list[str], text: str, sizes: list[int], include: bool) -> None:
-    """The text given out, the match and its end are those of the definition over the whole text."""
+    """The emitted text, the match and its end are those of the definition over the whole text."""
     found = search(stops, text)
     stopper, out, matched = StopStrings(stops, include), "", None
     for piece in pieces(text, sizes):
@@ -71,7 +71,7 @@ def test_holds_back_what_may_be_a_stop_and_no_more(stops: list[str], text: str, 
 @LAWS
 @given(stops=stop_lists, text=texts, sizes=cuts, least=st.integers(0, 20))
 def test_disarmed_text_ends_nothing(stops: list[str], text: str, sizes: list[int], least: int) -> None:
-    """Stops that end before `least` characters are overlooked; one that begins there may end after."""
+    """Stops that end before `least` characters are ignored; one that begins there may end after."""
     early, late = text[:least], text[least:]
     ends = [e for e in range(len(early) + 1, len(text) + 1) if any(text[:e].endswith(s) for s in stops)]
     stopper = StopStrings(stops, include=True)
@@ -115,7 +115,7 @@ def test_nothing_after_a_match() -> None:
 
 
 def test_samples_share_the_automaton() -> None:
-    """It is built once for requests that have the same stop strings, and their searches do not meet."""
+    """It is built once for requests with the same stop strings, and their searches are independent."""
     one, other = StopStrings(["ab", "cd"]), StopStrings(["ab", "cd"], include=True)
     assert one._automaton is other._automaton
     assert one.push("a") == ("", None) and other.push("c") == ("", None)

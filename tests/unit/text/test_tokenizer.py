@@ -1,4 +1,4 @@
-"""What the tokenizer files say is what the engine does; what is wrong with them is said by name."""
+"""The engine follows the tokenizer files, and errors name what is wrong with them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_special_tokens_are_added_by_the_tokenizers_own_default(fallback: Tokeni
 
 
 def test_token_text(byte_level: Tokenizer, fallback: Tokenizer, wordpiece: Tokenizer) -> None:
-    """What a token adds inside a text: its space is kept, specials are shown, half a character is U+FFFD."""
+    """What a token adds inside a text: its space is kept, special tokens are shown, half a character is U+FFFD."""
     token = fallback.hf.convert_tokens_to_ids
     assert fallback.token_text(token("▁hello")) == " hello"
     assert fallback.token_text(token("hello")) == "hello"

@@ -30,8 +30,8 @@ UMASK = 0o027
 
 @pytest.fixture(autouse=True)
 def modes(tmp_path: Path) -> Iterator[None]:
-    """Every file that a test of this room leaves in its folder has the mode that the umask says, whoever wrote it: what
-    is trained under one account is served under another."""
+    """Every file that a test leaves in its folder has the mode that the umask implies, whatever wrote it: a model
+    trained under one account is served under another."""
     previous = os.umask(UMASK)
     yield
     os.umask(previous)

@@ -1,4 +1,4 @@
-"""What the target goes on to say is what it says, and a file of it is the same however often it was interrupted."""
+"""The continuations are what the target generates, and their file is the same however often it was interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported is what was trained, and transformers reads it as the same model."""
+"""The exported model is the trained one, and transformers reads it as the same model."""
 
 from __future__ import annotations
 

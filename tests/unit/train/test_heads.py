@@ -52,7 +52,7 @@ BRIEF = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(
 
 @pytest.fixture(autouse=True)
 def log_of_ones_own() -> Iterator[None]:
-    """What commands do to the log ends with the test: their stream is closed then."""
+    """Handlers that commands add to the log are removed with the test, since their stream is closed then."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

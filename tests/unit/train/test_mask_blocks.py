@@ -1,4 +1,4 @@
-"""Many windows in one pass are what they would be each in a pass of its own, and see no future."""
+"""Many windows in one pass give what each would give in a pass of its own, and see no future."""
 
 from __future__ import annotations
 

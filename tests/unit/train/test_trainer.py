@@ -1,4 +1,4 @@
-"""The loop: it learns, it resumes bit for bit, it stops when there is nothing more to gain."""
+"""The training loop: it learns, it resumes bit for bit, it stops when nothing more can be gained."""
 
 from __future__ import annotations
 

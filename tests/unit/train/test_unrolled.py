@@ -1,4 +1,4 @@
-"""What a head is trained to say is what it says when it serves, and nothing of it comes from the future."""
+"""A head's logits in training are those it has in serving, and none of them depends on the future."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rows() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def head(kind: HeadKind, target: Decoder, rows: torch.Tensor) -> DraftHead:
-    """A head as if trained: what training starts with at zero is drawn too."""
+    """A head as if trained: what training initialises to zero is random too."""
     head = kind.build(target, Continuations(PLAN, rows.numpy().astype("uint16")), seed=0).requires_grad_(False)
     generator = torch.Generator().manual_seed(2)
     for parameter in head.parameters():
@@ -89,7 +89,7 @@ def test_training_says_what_serving_drafts(
             patch.setattr(self.head, "logits", heard)
             draft = propose(self, group)
         slot = int(group.slots[0])
-        if draft.valid.any():  # not before the prompt is folded
+        if draft.valid.any():  # not before the drafter has caught up with the prompt
             drafts.append((group.table.tokens[slot, : int(group.table.known[slot])].clone(), draft.tokens[0], logits))
         return draft
 
@@ -118,7 +118,7 @@ def test_chains_all_at_once_are_chains_one_by_one(target: Decoder, head: DraftHe
 
 
 def test_no_future_leaks(target: Decoder, head: DraftHead, rows: torch.Tensor) -> None:
-    """A guess of token t knows the tokens before t, and the target's states up to its chain's start alone."""
+    """A guess of token t depends on the tokens before t, and on the target's states only up to its chain's start."""
     first, changed = 6, 14
     states = target_states(target, rows, head.taps)
     before = said(head, states, rows, first)

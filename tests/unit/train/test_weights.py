@@ -1,4 +1,4 @@
-"""Weights on disk: whole or not at all, and open to whom the umask says."""
+"""Weights on disk: written whole or not at all, with the mode that the umask implies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o027, 0o077], ids=oct)
 def test_the_umask_says_who_may_read_them(umask: int, folder: Path) -> None:
-    """As of any file that a program writes, whether there was one before or not; nothing else is left behind."""
+    """Like any file that a program writes, whether one existed before or not; nothing else is left behind."""
     path = folder / "model.safetensors"
     previous = os.umask(umask)
     try:

@@ -1,4 +1,4 @@
-"""The lossy rules of candidates against a plain loop, and what may be asked of them."""
+"""The lossy rules of candidates against a plain loop, and which options they accept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ASKED = {
 
 
 def longest_path(draft: Draft, span: int, p: list[list[float]], takes: Takes) -> list[int]:
-    """The rows of the longest path that is taken from the last real row on, the first of several."""
+    """The rows of the longest path accepted from the last real row on, the first of several."""
     best: list[int] = []
     paths: dict[int, list[int]] = {-1: []}
     for row in children(draft, span):
@@ -64,7 +64,7 @@ def longest_path(draft: Draft, span: int, p: list[list[float]], takes: Takes) ->
 @pytest.mark.parametrize("width", [1, 6, 30, 64])
 @pytest.mark.parametrize("rule", list(ASKED))
 def test_the_longest_path_is_taken(rule: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request's by its own numbers, in one call; then comes what is drawn behind."""
+    """Each request's draft is decided by its own options, in one call; then comes the token drawn after it."""
     spans, asked = 80, ASKED[rule]
     draft = random_draft(width, spans, width)
     generator = torch.Generator().manual_seed(width)
@@ -90,7 +90,7 @@ def test_the_longest_path_is_taken(rule: str, width: int, monkeypatch: pytest.Mo
 
 
 def test_numbers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the test above: the requests would be told different things."""
+    """Guards the test above: the options give the requests different results."""
     draft = random_draft(3, 200, 6)
     p = (1.5 * torch.randn(200, 7, VOCAB, generator=torch.Generator().manual_seed(0))).softmax(-1).tolist()
     for asked in ASKED.values():

@@ -1,4 +1,4 @@
-"""Rejection and block verification: the output's distribution is the target's, exactly, and as it is seen."""
+"""Rejection and block verification: the output has the target's distribution, by enumeration and by sampling."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _trees() -> Iterator[None]:
         yield
 
 
-# Exactly
+# By enumeration
 
 
 def says(seed: int) -> P:
-    """Random distributions over three tokens, another behind every path; some tokens cannot come."""
+    """Random distributions over three tokens, a different one after every path; some tokens are impossible."""
 
     def probabilities(path: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed + sum(4**i * (token + 1) for i, token in enumerate(path)))
@@ -59,7 +59,7 @@ def test_every_output_of_drawn_drafts(rule: str, shape: str, seed: int, monkeypa
     p, q = says(1000 + seed), says(2000 + seed)
 
     def somewhat(path: tuple[int, ...]) -> torch.Tensor:
-        """Siblings need as many tokens that can come."""
+        """Siblings need as many possible tokens."""
         return (q(path) + 0.1) / 1.3
 
     got = every_output(rule, SHAPES[shape], p, q if shape == "chain" else somewhat, 3, monkeypatch)
@@ -68,7 +68,7 @@ def test_every_output_of_drawn_drafts(rule: str, shape: str, seed: int, monkeypa
 
 @pytest.mark.parametrize(("rule", "shape"), EXACT)
 def test_every_output_of_every_certain_draft(rule: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so it has whatever draft there is, if no chance made it."""
+    """The same holds for every single draft that was not drawn at random."""
     p = says(1000)
     got = every_output(rule, SHAPES[shape], p, None, 3, monkeypatch)
     torch.testing.assert_close(got, plainly(p, 3).expand_as(got), atol=2e-6, rtol=0)
@@ -76,7 +76,7 @@ def test_every_output_of_every_certain_draft(rule: str, shape: str, monkeypatch:
 
 @pytest.mark.parametrize(("rule", "shape"), EXACT)
 def test_what_a_draft_says_of_itself(rule: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A certain row may as well say so by probabilities, and one drawn beside siblings leave their tokens out."""
+    """A certain row may also be given by probabilities, and those of a drawn row leave out its siblings' tokens."""
     parents, count, vocab = SHAPES[shape], 500, 5
     generator = torch.Generator().manual_seed(0)
     p = torch.randn(count, len(parents) + 1, vocab, generator=generator).softmax(-1)
@@ -106,7 +106,7 @@ Said = tuple[list[int], list[float]]
 
 
 def plain_rejection(draft: Draft, span: int, p: list[list[float]], q: Any, chance: list[float]) -> Said:
-    """One child after another."""
+    """Tries one child after another."""
     path: list[int] = []
     at, left = -1, p[0]
     refused: set[int] = set()
@@ -186,7 +186,7 @@ def test_verdicts(rule: str, width: int, drawn: bool, monkeypatch: pytest.Monkey
 
 
 def check_verdict(verdict: Verdict, heard: Any, span: int, path: list[int], known: int) -> None:
-    """The rows accepted are these, and all else follows from them."""
+    """Exactly these rows are accepted, and everything else follows from them."""
     draft, table = heard.draft, heard.table
     numbers = [int(getattr(verdict, f)[span]) for f in ("counts", "kept", "accepted", "reached", "drafted", "leaf")]
     if not heard.decides[span]:
@@ -211,7 +211,7 @@ def random_chains(spans: int, width: int) -> Draft:
     return chain(width, CANDIDATE, CPU).draft(tokens, torch.arange(width) < lengths)
 
 
-# As it is seen
+# By sampling
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def random_chains(spans: int, width: int) -> Draft:
     [*((*case, SAMPLES) for case in SEEN), ("likeliest_tree", "rejection", SAMPLES // 5)],
 )
 def test_joint(drafter: str, rule: str, samples: int) -> None:
-    """The first three tokens of 200,000 requests are jointly distributed as the target says."""
+    """The first three tokens of 200,000 requests have the target's joint distribution."""
     seen = Lab({"drafter": drafter, "acceptance": rule})
     check_joint(seen, samples)
     assert seen.accepted > samples // 5
@@ -236,7 +236,7 @@ def test_block_accepts_more() -> None:
 @INTERPRETED
 @pytest.mark.parametrize(("drafter", "rule"), ON_GPU)
 def test_the_kernels_say_the_same(drafter: str, rule: str) -> None:
-    """What runs on a GPU, by Triton's interpreter."""
+    """The GPU's code, run by Triton's interpreter."""
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, min_p=0.05, presence_penalty=0.4)
     asked = {"drafter": drafter, "acceptance": rule}
     plain, triton = (Lab(asked, params, size=8, ops=STEP_OPS.get(name)()) for name in ("plain", "triton"))
@@ -247,43 +247,43 @@ def test_the_kernels_say_the_same(drafter: str, rule: str) -> None:
 
 
 def one_uniform_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of an attempt are accepted by the same number."""
+    """All nodes of an attempt are decided by the same uniform number."""
     for module in (rejection, block):
         monkeypatch.setattr(module, "chances", lambda heard: attempt.chances(heard)[:, :1].expand_as(heard.nodes))
 
 
 def not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refused sibling leaves is taken as it is."""
+    """The residual after a refused sibling is not normalised."""
     monkeypatch.setattr(rejection, "normalised", lambda weights, otherwise: weights)
 
 
 def with_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sibling is weighed as if it might have held the token of the one before it."""
+    """A sibling is weighed as if it could have had the token of the previous one."""
     monkeypatch.setattr(rejection, "drafted_at", lambda draft, row, refused: draft.probs[:, row])
 
 
 def drafts_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token behind is drawn by the noise that the draft was drawn by."""
+    """The token after the path is drawn with the noise that the draft was drawn with."""
     monkeypatch.setattr(attempt, "RESIDUAL", DRAFT)
 
 
 def chances_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are accepted by the noise that they were drawn by."""
+    """Rows are accepted with the noise that they were drawn with."""
     monkeypatch.setattr(attempt, "ACCEPT", DRAFT)
 
 
 def no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position is drafted by the same noise in every attempt."""
+    """A position is drafted with the same noise in every attempt."""
     monkeypatch.setattr(lab, "attempt_stream", lambda kind, known: kind)
 
 
 def ratio_of_certain_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that no chance made are accepted as if drawn."""
+    """Rows that were not drawn at random are accepted as if they were."""
     monkeypatch.setattr(LikeliestTree, "claims", True)
 
 
 def whole_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token behind a refused row is drawn from all that the target says."""
+    """The token after a refused row is drawn from the target's whole distribution instead of the residual."""
     for module in (rejection, block):
         monkeypatch.setattr(module, "less", lambda p, q, token: p)
 
@@ -306,7 +306,7 @@ CAUGHT: list[tuple[Mutation, str, str]] = [
 
 @pytest.mark.parametrize(("mutation", "drafter", "rule"), CAUGHT)
 def test_joint_catches(mutation: Mutation, drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chi-square of the joint distribution sees a rule that is broken in this way."""
+    """The chi-square of the joint distribution detects a rule that is broken in this way."""
     mutation(monkeypatch)
     with pytest.raises(AssertionError, match="chi-square"):
         check_joint(Lab({"drafter": drafter, "acceptance": rule}), SAMPLES // 5)

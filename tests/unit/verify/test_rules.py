@@ -1,4 +1,4 @@
-"""What a rule says of itself, what it is told, and what the door makes of several at once."""
+"""A rule's attributes, its options, and the verifier's handling of several rules at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.doubles.stand import Job, Stand, accepted, all_speculations, assert
 from support.doubles.tree_drafter import registered
 
 GREEDY = ("rejection", "block", "typical")
-"""Rules that at temperature 0 are plain decoding."""
+"""Rules that equal plain decoding at temperature 0."""
 
 
 @pytest.mark.parametrize("name", list(RULES))
 def test_rules_are_complete(name: str) -> None:
-    """A rule has its registered name and says whether it loses anything; some drafter works with it."""
+    """A rule has its registered name and states whether it is lossless; some drafter works with it."""
     rule = RULES.get(name)
     assert rule.like is None or rule.like in RULES
     assert not (rule.simulated and rule.lossless)
@@ -38,7 +38,7 @@ def test_rules_are_complete(name: str) -> None:
 
 
 def test_exact_is_the_default() -> None:
-    """Lossy rules have names; who asks for nothing gets the lossless one."""
+    """Lossy rules must be named; a request that names none gets the lossless one."""
     assert RULES.get("exact").lossless and not RULES.get("trust").lossless
 
 
@@ -53,8 +53,8 @@ def test_rules_share_a_batch(checkpoint: Callable[..., Path]) -> None:
 
 
 def test_nothing_is_left_to_chance_at_temperature_0(checkpoint: Callable[..., Path]) -> None:
-    """Rules that weigh probabilities say there what plain decoding says, down chains and trees, with a history and
-    without, and where the host reads a step late."""
+    """At temperature 0, rules that weigh probabilities emit what plain decoding emits, for chains and trees, with a
+    history and without, and also if the host reads a step late."""
     with bounds_registered(), registered():
         stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
         features = ["nothing", "frequency_penalty", "repetition_penalty", "bad_words", "samples", "min_tokens"]
@@ -71,7 +71,7 @@ def test_nothing_is_left_to_chance_at_temperature_0(checkpoint: Callable[..., Pa
 
 
 def test_relaxed_relaxes_greedy_decoding(checkpoint: Callable[..., Path]) -> None:
-    """What is nearly as likely as the likeliest is taken at temperature 0 too."""
+    """A token nearly as likely as the argmax is accepted even at temperature 0."""
     stand = Stand(checkpoint("qwen3"), "float32")
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     took = {}
@@ -82,7 +82,7 @@ def test_relaxed_relaxes_greedy_decoding(checkpoint: Callable[..., Path]) -> Non
 
 
 def test_block_takes_no_trees(checkpoint: Callable[..., Path]) -> None:
-    """It is said when a request is settled, and before."""
+    """It is refused when a request's speculation is resolved, and before."""
     stand = Stand(checkpoint("qwen3"), "float32")
     with registered() as tree:
         for rule in ("rejection", "typical", "relaxed"):
@@ -108,7 +108,7 @@ def test_block_takes_no_trees(checkpoint: Callable[..., Path]) -> None:
     ids=str,
 )
 def test_refused(checkpoint: Callable[..., Path], asked: dict[str, Any], says: str) -> None:
-    """What cannot be, or would have no effect."""
+    """Values that are impossible, or would have no effect."""
     with pytest.raises(ValueError, match=says):
         settle(Speculation.of({"drafter": "none", **asked}), Stand(checkpoint("qwen3"), "float32").target)
 

@@ -1,4 +1,4 @@
-"""Simulated acceptance: as many tokens as were asked for on average, from the drafts' own rows, and never unsaid."""
+"""Simulated acceptance: the requested average number of tokens, from the draft's own rows, and never retracted."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _registered() -> Iterator[None]:
         yield
 
 
-# How many
+# How many tokens
 
 
 @pytest.mark.parametrize(("mean", "depth"), MEANS)
 def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> None:
-    """A geometric one cut off behind the draft: as likely again by the same factor, until there is no more."""
+    """A geometric distribution truncated at the draft's depth: each further token has the same probability."""
     chances = synthetic.log_odds(mean, depth, CPU).double().exp()
     numbers = torch.arange(len(chances), dtype=torch.float64)
     assert abs(chances.sum() - 1) < 1e-6 and abs(1 + (numbers * chances).sum() - mean) < 1e-5 * mean
@@ -67,7 +67,7 @@ def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> Non
 def inputs(
     draft: Draft, asked: Sequence[tuple[float, int]], decides: torch.Tensor | None = None, ops: str = "plain"
 ) -> VerifyInput:
-    """Spans of requests that ask for (mean, depth) in turn. No logits: they are not looked at."""
+    """Spans of requests with (mean, depth) in turn. There are no logits: they are not read."""
     kinds = [Speculation("any", depth, "synthetic", mean) for mean, depth in asked]
     return attempts.inputs(draft, kinds, decides, ops=STEP_OPS.get(ops)())
 
@@ -78,7 +78,7 @@ def full_chains(count: int, depth: int, role: int = CANDIDATE) -> Draft:
 
 
 def decide(rule: str, heard: VerifyInput, drawn: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Verdict:
-    """The rule's verdict where the sampler draws these tokens."""
+    """The rule's verdict if the sampler draws these tokens."""
     monkeypatch.setattr(synthetic, "draw_nodes", lambda inputs: drawn)
     monkeypatch.setattr(trust, "_draw_window", lambda inputs: drawn)
     return RULES.get(rule)().decide(heard)
@@ -116,23 +116,23 @@ def test_means_are_each_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_seed_sample_and_position_decide() -> None:
-    """Each of them changes the number; the target's own noise has no part in it."""
+    """Each of them changes the number; the target's own noise does not affect it."""
     heard = inputs(full_chains(4000, 4), [(2.5, 4)])
     first = synthetic.draw_accepted(heard)
     sampling, table = heard.sampler.table, heard.table
     for tensor in (sampling.seed, sampling.sample_index, table.known):
         tensor += 1
         other = synthetic.draw_accepted(heard)
-        assert 0.2 < float((other == first).double().mean()) < 0.5  # as often as chance has it
+        assert 0.2 < float((other == first).double().mean()) < 0.5  # as often as by chance
         tensor -= 1
     assert torch.equal(synthetic.draw_accepted(heard), first)
 
 
-# Which
+# Which tokens
 
 
 def plain_walk(draft: Draft, span: int, drawn: list[int], levels: int) -> tuple[list[int], list[int], int]:
-    """(tokens, accepted rows, positions put to the test): down the first live candidate, `levels` times at most."""
+    """(tokens, accepted rows, positions tested): down the first valid candidate, at most `levels` times."""
     at, reached = -1, 0
     path: list[int] = []
     tokens: list[int] = []
@@ -153,7 +153,7 @@ def plain_walk(draft: Draft, span: int, drawn: list[int], levels: int) -> tuple[
 @pytest.mark.parametrize("width", [1, 6, 20, 64])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_live_child_is_taken(seed: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Down any tree, with siblings, probes and dead rows, whatever was drawn at its nodes; the rest of the verdict
+    """Down any tree, with siblings, probes and invalid rows, whatever was drawn at its nodes; the rest of the verdict
     follows, and the emitted tokens are in the table."""
     spans, depth = 60, 12
     draft = random_draft(seed, spans, width)
@@ -186,7 +186,7 @@ def test_the_first_live_child_is_taken(seed: int, width: int, monkeypatch: pytes
 @pytest.mark.parametrize("rule", ["synthetic", "synthetic-trust"])
 @pytest.mark.parametrize("asked", [[(2.5, 4)], [(4.0, 12), (1.5, 1), (65.0, 64)]], ids=str)
 def test_the_kernels_say_the_same(rule: str, asked: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs on a GPU, by Triton's interpreter: the number from the kernel that draws tokens, then the exact rule's
+    """The GPU's code, run by Triton's interpreter: the number from the kernel that draws tokens, then the exact rule's
     walk or the trusted rule's cut. Padding gets nothing."""
     spans, width = 40, 20
     draft = random_draft(1, spans, width) if rule == "synthetic" else full_chains(spans, width, PROBE)
@@ -211,7 +211,7 @@ def test_the_kernels_say_the_same(rule: str, asked: list[tuple[float, int]], mon
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations that read the device or bring something to it from the host."""
+    """Records operations that copy between the device and the host."""
 
     WRONG = ("_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "item")
 
@@ -227,7 +227,7 @@ class Watch(TorchDispatchMode):
 
 
 def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a step can be captured: the second time, with requests that ask for the same."""
+    """So that a step can be captured: the second time, with requests of the same kind."""
     heard, drawn = inputs(full_chains(6, 4), [(2.5, 4)]), torch.full((6, 5), 5)
     windows = SyntheticTrust()
     decide("synthetic", heard, drawn, monkeypatch)
@@ -244,7 +244,7 @@ def test_nothing_is_read_or_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
-    """(live levels of the draft, tokens emitted) of every deciding span."""
+    """(valid levels of the draft, tokens emitted) of every deciding span."""
     heard: list[tuple[int, int]] = []
     verifier = llm.engine.device.verifier
     verify = verifier.verify
@@ -277,7 +277,7 @@ def jobs_of(stand: Stand, kind: dict[str, Any], count: int, temperature: float =
 @pytest.mark.parametrize("rule", ["synthetic", "synthetic-trust"])
 @pytest.mark.skipif("mask" not in DRAFTERS, reason="no mask-token drafter is installed")
 def test_an_engine_emits_the_mean(stand: Stand, rule: str, mean: float) -> None:
-    """Of steps with a full draft, within 4 standard errors; a random model accepts next to nothing by itself."""
+    """In steps with a full draft, within 4 standard errors; a random model accepts next to nothing by itself."""
     depth = 3
     jobs = jobs_of(stand, {"drafter": "mask", "depth": depth, "acceptance": f"{rule}:{mean}"}, 10, length=120)
     llm = stand.llm(strict=False)
@@ -308,7 +308,7 @@ def kinds() -> list[dict[str, Any]]:
 
 
 def test_the_same_alone_in_a_batch_and_with_a_lag(stand: Stand) -> None:
-    """Beside other rules, other lengths and plain decoding; also where the host reads a step late."""
+    """Beside other rules, other lengths and plain decoding; also if the host reads a step late."""
     asked = [*kinds(), {"drafter": "none"}, {"drafter": "ngram"}]
     jobs = [job for kind, job in zip(asked, jobs_of(stand, {}, len(asked)))]
     for kind, job in zip(asked, jobs):
@@ -326,8 +326,8 @@ def test_the_same_alone_in_a_batch_and_with_a_lag(stand: Stand) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_the_sampler_drew_is_the_models(stand: Stand, name: str) -> None:
-    """The token drawn behind the accepted rows is what plain decoding says there, so the kept KV is the output's; of
-    a window, the first."""
+    """The token drawn after the accepted rows is plain decoding's, so the kept KV is that of the output; for a window,
+    the first token is."""
     if KINDS[name] not in kinds():
         pytest.skip("its drafter is not installed")
     greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -342,7 +342,7 @@ def test_what_the_sampler_drew_is_the_models(stand: Stand, name: str) -> None:
         llm.generate(job.prompt, job.request, on_output=listen)
         llm.check()
         known = list(job.prompt)
-        for step in steps[:-1]:  # the last may be cut
+        for step in steps[:-1]:  # the last may be cut short
             place = 0 if "trust" in KINDS[name]["acceptance"] else len(step) - 1
             assert stand.tokens(known + step[:place], greedy) == [step[place]]
             known += step
@@ -351,18 +351,18 @@ def test_what_the_sampler_drew_is_the_models(stand: Stand, name: str) -> None:
 
 
 def test_samples_differ(stand: Stand) -> None:
-    """The samples of a prompt have numbers of their own."""
+    """The samples of a prompt accept different numbers."""
     kind = {"drafter": TREE, "depth": 3, "acceptance": "synthetic:3"}
     job = Job([5, 6, 7], SamplingParams(n=4, max_tokens=24, seed=1, ignore_eos=True), kind)
     (output,) = stand.run([job])
     assert len({sample.metrics.accepted_at for sample in output.outputs if sample.metrics is not None}) > 1
 
 
-# What is asked for
+# Options
 
 
 def test_a_length_is_part_of_the_rule() -> None:
-    """The two ways of writing it are one."""
+    """Both ways of writing it are equivalent."""
     short, long = Speculation(acceptance="synthetic:2.5"), Speculation(acceptance="synthetic", acceptance_length=2.5)
     assert short == long and hash(short) == hash(long) and short.rule == "synthetic:2.5"
     assert Speculation.of({"acceptance": "synthetic-trust:2"}).rule == "synthetic-trust:2"
@@ -400,14 +400,14 @@ def test_a_length_is_part_of_the_rule() -> None:
 )
 @pytest.mark.skipif("mask" not in DRAFTERS or "ngram" not in DRAFTERS, reason="a drafter is not installed")
 def test_refused(stand: Stand, asked: dict[str, Any], says: str) -> None:
-    """What cannot be, or would have no effect, with the remedy."""
+    """Values that are impossible or would have no effect are refused, with the remedy."""
     with pytest.raises(ValueError, match=says):
         settle.settle(Speculation.of({"drafter": "mask", **asked}), stand.target)
 
 
 @pytest.mark.parametrize("drafter", [name for name in able_drafters() if DRAFTERS.get(name).default_depth])
 def test_every_drafter_of_candidates_can(stand: Stand, drafter: str) -> None:
-    """None of them has to name the rule; a config takes it, and auto finds a drafter for it."""
+    """They need not name the rule; a config accepts it, and auto finds a drafter for it."""
     job = Job(prompts(stand, 1)[0], SamplingParams(max_tokens=8, seed=0, ignore_eos=True), None)
     for name in (drafter, "auto"):
         (output,) = stand.run([job], drafter=name, acceptance="synthetic:1.5")
@@ -416,7 +416,7 @@ def test_every_drafter_of_candidates_can(stand: Stand, drafter: str) -> None:
 
 
 def test_it_is_said_once(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning when it is first used; none without."""
+    """A warning when it is first used; none otherwise."""
     settle._warn_of_simulation.cache_clear()
     with caplog.at_level(logging.WARNING):
         settle.settle(Speculation(), stand.target)

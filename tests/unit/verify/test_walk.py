@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def random_draft(seed: int, spans: int, width: int) -> Draft:
-    """Trees over a small vocabulary, with probes and dead rows; siblings hold different tokens."""
+    """Trees over a small vocabulary, with probes and invalid rows; siblings hold different tokens."""
     rng = random.Random(seed)
     tokens, valid, shapes = [], [], []
     for _ in range(spans):
@@ -48,7 +48,7 @@ def random_draft(seed: int, spans: int, width: int) -> Draft:
 
 
 def plain_walk(draft: Draft, span: int, drawn: list[int]) -> tuple[list[int], list[int], int]:
-    """(tokens, accepted rows, positions put to the test) of one span; drawn: token at the root, then at each row."""
+    """(tokens, accepted rows, positions tested) of one span; drawn: token at the root, then at each row."""
     at, tokens, reached = -1, [drawn[0]], 0
     path: list[int] = []
     while True:
@@ -98,7 +98,7 @@ def test_walk(seed: int, width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 7, 64])
 def test_candidate_history(width: int) -> None:
-    """A row's history is its candidate ancestors and itself, in order; siblings and probes have no part in it."""
+    """A row's history is its candidate ancestors and itself, in order, without siblings and probes."""
     draft = random_draft(width, 10, width)
     places = [
         (span, row) for span in range(10) for row in range(-1, width) if row < 0 or draft.roles[span, row] == CANDIDATE
