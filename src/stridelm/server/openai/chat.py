@@ -39,13 +39,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
-    """Raises ApiError for what cannot be had."""
+    """Raises ApiError for parameters that cannot be served."""
     if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs would have no effect without logprobs; set it", "top_logprobs")
+        raise bad_request("top_logprobs would have no effect without logprobs; set logprobs too", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise bad_request("max_tokens is max_completion_tokens' old name; give one of them", "max_tokens")
+        raise bad_request("max_tokens is the old name of max_completion_tokens; give only one", "max_tokens")
     if body.prompt_logprobs is not None:
-        raise bad_request("prompt_logprobs is not part of a chat answer; use /v1/completions", "prompt_logprobs")
+        raise bad_request("chat answers have no prompt_logprobs; use /v1/completions", "prompt_logprobs")
     more: dict[str, Any] = {"max_tokens": body.max_completion_tokens or body.max_tokens}
     if body.max_tokens == 0:
         raise bad_request("max_tokens must be at least 1; raise it", "max_tokens")
@@ -68,7 +68,7 @@ class _Answer:
         return heading.around(choices=[], usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The answer as it comes. A failure on the way is the last event."""
+        """The answer as a stream of events. If it fails, the error is the last event."""
         heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk", self._body)
         usage = Usage(len(self._prompt))
         last, always = wants_usage(self._body)
@@ -104,11 +104,11 @@ class _Answer:
         return choice
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """One sample's."""
+        """The choice of one sample."""
         content = list[msgspec.Raw]()
         for begin in range(0, len(sample.logprobs), SCORED):
-            found = self._logprobs(sample.logprobs[begin : begin + SCORED])
-            content += [msgspec.Raw(to_json(entry)) for entry in (found or {"content": []})["content"]]
+            part = self._logprobs(sample.logprobs[begin : begin + SCORED])
+            content += [msgspec.Raw(to_json(entry)) for entry in (part or {"content": []})["content"]]
             await turn.breathe()
         choice: dict[str, Any] = {
             "index": index,
@@ -123,7 +123,7 @@ class _Answer:
         return choice
 
     def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:
-        """The chat API's log-probabilities: an entry a position."""
+        """The chat API's log-probabilities: an entry per position."""
         if not self._body.logprobs or scores is None:
             return None
         top = self._body.top_logprobs or 0

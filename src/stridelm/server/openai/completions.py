@@ -37,15 +37,15 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
 
 
 def _params(body: CompletionRequest, service: Service) -> SamplingParams:
-    """Raises ApiError for what cannot be had."""
+    """Raises ApiError for parameters that cannot be served."""
     if body.suffix:
-        raise bad_request("suffix: this server completes text at its end alone; leave suffix out", "suffix")
+        raise bad_request("suffix: this server can only append to a text; leave suffix out", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request("best_of: samples are not ranked here; leave it out, or make it equal to n", "best_of")
+        raise bad_request("best_of: samples are not ranked; leave it out, or make it equal to n", "best_of")
     if body.stream and body.echo and body.logprobs is not None:
-        raise bad_request("echo with logprobs is not streamed; leave one of the three out", "stream")
+        raise bad_request("echo with logprobs cannot be streamed; leave one of the three out", "stream")
     more: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
-    if body.max_tokens == 0:  # a prompt is scored by a step that draws a token too; nobody sees it
+    if body.max_tokens == 0:  # the step that scores a prompt also draws a token, which is not returned
         if not body.echo:
             raise bad_request("max_tokens 0 gives nothing without echo; raise it, or set echo", "max_tokens")
         more["max_tokens"] = 1
@@ -57,7 +57,7 @@ def _params(body: CompletionRequest, service: Service) -> SamplingParams:
 
 
 async def _prompts(body: CompletionRequest, request: Request) -> list[array[int]]:
-    """Each prompt's token ids. Raises ApiError for what cannot be had."""
+    """Each prompt's token ids. Raises ApiError for prompts that cannot be served."""
     many = asked_prompts(body)
     read = prompts_read(request)
     if read is not None:
@@ -91,9 +91,9 @@ class _Answer:
         self._prompts = prompts
         self._n = params.n
         self._texts: dict[int, str] = {}
-        """Prompts as they are echoed."""
+        """Index of a prompt -> its text, for echo."""
         self._silent = body.max_tokens == 0
-        """The one token that was drawn is left out."""
+        """Whether the one token that is drawn is left out."""
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
@@ -101,7 +101,7 @@ class _Answer:
         return self._heading.around(choices=[], usage=usage.as_json())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The answer as it comes. A failure on the way is the last event."""
+        """The answer as a stream of events. If it fails, the error is the last event."""
         usage = Usage(sum(map(len, self._prompts)))
         last, always = wants_usage(self._body)
         lengths = [0] * len(generation.ids)
@@ -143,7 +143,7 @@ class _Answer:
         return event(self._heading.around(choices=[choice], **more))
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """One sample's."""
+        """The choice of one sample."""
         prompt_ids = self._prompts[index // self._n]
         text = "" if self._silent else sample.text
         ids = [] if self._silent else sample.token_ids
@@ -172,20 +172,20 @@ class _Answer:
         return self._texts[prompt]
 
     async def _all_logprobs(self, prompt_ids: array[int], sample: Gathered, top: int, turn: Turn) -> dict[str, Any]:
-        """Of the prompt too, where it is echoed."""
-        found, offset = legacy_logprobs([], top, 0), 0
+        """The sample's log-probabilities, with the prompt's if it is echoed."""
+        merged, offset = legacy_logprobs([], top, 0), 0
         async for scores in self._scores(prompt_ids, sample):
             more = legacy_logprobs(scores, top, offset)
             offset += sum(map(len, more["tokens"]))
             more["top_logprobs"] = [msgspec.Raw(to_json(entry)) for entry in more["top_logprobs"]]
             for name, values in more.items():
-                found[name] += values
+                merged[name] += values
             await turn.breathe()
-        return found
+        return merged
 
     async def _scores(self, prompt_ids: array[int], sample: Gathered) -> AsyncIterator[Sequence[Scores | None]]:
-        """Position by position, some at a time. The prompt's first token has no log-probability, and here no score but
-        its text."""
+        """Up to SCORED positions at a time. The prompt's first token has no log-probability: its score is NaN, with its
+        text."""
         if self._body.echo:
             first = prompt_ids[0]
             opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
@@ -211,14 +211,14 @@ def legacy_logprobs(scores: Sequence[Scores | None], top: int, offset: int) -> d
         found["text_offset"].append(offset)
         found["tokens"].append(own.text or "")
         found["token_logprobs"].append(None if unscored else finite(own.logprob))
-        # The token itself is listed too where it is not among the likeliest, as OpenAI does.
+        # The token itself is listed even if it is not among the likeliest, as in OpenAI's API.
         found["top_logprobs"].append(None if unscored else _by_text([*likeliest(entry, top), own]))
         offset += len(own.text or "")
     return found
 
 
 def _by_text(entries: Scores) -> dict[str, float]:
-    """Text -> log-probability. Of tokens with one text, such as parts of characters, the first counts."""
+    """Text -> log-probability. Of tokens with the same text, such as parts of characters, the first counts."""
     found: dict[str, float] = {}
     for one in entries:
         found.setdefault(one.text or "", finite(one.logprob))
@@ -226,12 +226,12 @@ def _by_text(entries: Scores) -> dict[str, float]:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: a token that could not be drawn gets the number that vLLM gives it."""
+    """JSON has no infinity: a token with probability 0 gets the number that vLLM gives it."""
     return max(logprob, -9999.0)
 
 
 def _by_id(entry: Scores | None) -> dict[str, Any] | None:
-    """vLLM's prompt_logprobs: token id -> what is known of it."""
+    """An entry of vLLM's prompt_logprobs: token id -> log-probability, rank and text."""
     if entry is None:
         return None
     return {

@@ -15,7 +15,7 @@ from stridelm.text.tokenizer import Tokenizer
 
 
 async def conversation_ids(body: ChatRequest, request: Request) -> array[int]:
-    """Its token ids. Raises ApiError for what cannot be had."""
+    """The conversation's token ids. Raises ApiError for one that cannot be served."""
     read = prompts_read(request)
     if read is not None:
         return read[0]
@@ -26,11 +26,11 @@ async def conversation_ids(body: ChatRequest, request: Request) -> array[int]:
 
 
 def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
-    """What a model reads of it. Raises ApiError if it has no chat template, or its template refuses."""
+    """The conversation rendered by the chat template. Raises ApiError if there is none, or if it refuses."""
     going_on = bool(body.continue_final_message)
     if going_on and body.add_generation_prompt:
         raise bad_request(
-            "continue_final_message goes on with the last message, add_generation_prompt begins another; give one",
+            "continue_final_message continues the last message, add_generation_prompt begins another; give only one",
             "continue_final_message",
         )
     opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
@@ -43,10 +43,10 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As templates know it: parts that are text become one text. Raises ApiError for other parts."""
+    """A message as templates expect it: text parts are joined to one text. Raises ApiError for other parts."""
     content = message.content
     if isinstance(content, list):
         if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
-            raise bad_request("messages: this model reads text alone; leave other parts out", "messages")
+            raise bad_request("messages: this model reads only text; leave other parts out", "messages")
         content = "\n".join(part["text"] for part in content)
     return {**(message.model_extra or {}), "role": message.role, "content": content}

@@ -1,6 +1,6 @@
-"""OpenAI's parameters that cannot change an answer here: bookkeeping, hints, and what is only ever one way.
+"""OpenAI's parameters that have no effect on an answer here: bookkeeping, hints, and those with only one valid value.
 
-Clients send them along unasked, so they are taken; their types are checked, because a mistake in one is a mistake.
+Clients send them by default, so they are accepted; their types are checked, so that mistakes are reported.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ class Prediction(BaseModel):
 
 def _text_alone(modalities: Any) -> Any:
     if modalities != ["text"]:
-        raise ValueError('this model answers in text alone; leave modalities out, or make it ["text"]')
+        raise ValueError('this model answers only in text; leave modalities out, or make it ["text"]')
     return modalities
 
 
 class InertFields(BaseModel):
-    """None of these is read, but for service_tier, whose answer is always the same."""
+    """None of these is read, except service_tier, which is always answered in the same way."""
 
     user: str | None = None
     safety_identifier: str | None = None
-    """Who asks, for the operator's own records."""
+    """The end user, for the operator's own records."""
     metadata: Annotated[dict[Key, Value], Field(max_length=MAX_PAIRS)] | None = None
     store: bool | None = None
     """Nothing is ever stored."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
-    """There is one tier; an answer to a request that names one says `default`, as OpenAI's do that were served so."""
+    """There is one tier; an answer to a request that names one has `default`, as OpenAI's has for that tier."""
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
-    """Equal prefixes are found by themselves and kept while there is room."""
+    """Equal prefixes are found without them, and kept while there is room."""
     modalities: (
         Annotated[list[Literal["text"]], BeforeValidator(_text_alone), Field(min_length=1, max_length=1)] | None
     ) = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None
-    """A hint for speed; what drafts here is chosen by `speculation`."""
+    """A hint for speed; here the drafter is chosen by `speculation`."""
     parallel_tool_calls: bool | None = None
-    """What a model says of tools is text here."""
+    """Tool calls are not parsed here: they stay text."""

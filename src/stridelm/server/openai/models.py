@@ -23,7 +23,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", response_model=None)
 async def model(name: str, request: Request) -> Response:
-    """One of the model's names."""
+    """The model under one of its names."""
     service: Service = request.app.state.service
     check_model(service, name)
     return json_reply(_card(service, name))

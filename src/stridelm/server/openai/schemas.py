@@ -1,5 +1,5 @@
-"""Requests of OpenAI's API as pydantic models. What neither this file nor inert.py names is refused, as is what would
-have no effect."""
+"""Requests of OpenAI's API as pydantic models. Parameters in neither this file nor inert.py are refused, as are
+parameters that would have no effect."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ MAX_SAMPLES = 128
 MAX_MESSAGES = 4096
 
 MAX_CHOICE_TEXT = 1 << 16
-"""Characters of all choices."""
+"""Characters of all choices together."""
 
 
-def short_enough(most: int) -> AfterValidator:
-    """Refuses texts, or a single one, that have more characters than these in all."""
+def short_enough(limit: int) -> AfterValidator:
+    """Refuses texts, or a single one, with more than `limit` characters in total."""
 
     def check(value: str | list[str]) -> str | list[str]:
         size = len(value) if isinstance(value, str) else sum(map(len, value))
-        if size > most:
-            raise ValueError(f"{size} characters in all, more than {most}; give fewer or shorter ones")
+        if size > limit:
+            raise ValueError(f"{size} characters in total, more than {limit}; give fewer or shorter ones")
         return value
 
     return AfterValidator(check)
 
 
-# SamplingParams has the same bounds; here they are met before anything is made of the lists.
+# SamplingParams has the same bounds; here they are checked before the lists are processed.
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True), short_enough(MAX_BAD_WORDS_LENGTH)]
 Choices = Annotated[list[str], Field(max_length=MAX_WORDS, fail_fast=True), short_enough(MAX_CHOICE_TEXT)]
 StopText = short_enough(MAX_STOPS_LENGTH)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
-"""Of a million that are none, one is told."""
+"""fail_fast: of a million invalid ids, one is reported."""
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +57,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """vLLM's: usage in every event."""
+    """From vLLM: usage in every event."""
 
 
 class JsonSchema(BaseModel):
@@ -67,7 +67,7 @@ class JsonSchema(BaseModel):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """The output always follows the schema."""
+    """Has no effect: the output always follows the schema."""
 
 
 class ResponseFormat(BaseModel):
@@ -78,7 +78,7 @@ class ResponseFormat(BaseModel):
 
 
 class SamplingFields(InertFields):
-    """What completions and chat have in common. Names of vLLM's where OpenAI has none."""
+    """What completions and chat have in common. Names are vLLM's where OpenAI has none."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -112,7 +112,7 @@ class SamplingFields(InertFields):
     return_hidden_states: Literal[False] | None = None
     """SGLang's router writes these two into every request; other values have no effect here and are refused."""
     structured_outputs: dict[str, Any] | None = None
-    """vLLM's: one of json, json_object, regex, choice, grammar, structural_tag."""
+    """From vLLM: one of json, json_object, regex, choice, grammar, structural_tag."""
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
@@ -120,12 +120,12 @@ class SamplingFields(InertFields):
     """vLLM's older names for the same."""
     response_format: ResponseFormat | None = None
     speculation: dict[str, Any] | str | None = None
-    """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
+    """Drafter, depth, acceptance and their options; or a drafter's name; or "off"."""
 
     def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
-        """As the engine takes them. Raises ApiError for values out of range.
+        """The engine's sampling parameters. Raises ApiError for values out of range.
 
-        defaults: for what is left out. more: what the two APIs spell differently.
+        defaults: for what is left out. more: parameters that completions and chat spell differently.
         """
         same = (
             *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
@@ -146,7 +146,7 @@ class SamplingFields(InertFields):
             raise bad_request(str(error)) from error
 
     def _structured(self) -> dict[str, Any] | None:
-        """Whichever way it was asked for. Raises ApiError for several at once."""
+        """The structure of the output, from whichever field was set. Raises ApiError if several were."""
         asked: list[dict[str, Any]] = [] if self.structured_outputs is None else [self.structured_outputs]
         for name in ("json", "regex", "choice", "grammar"):
             value = getattr(self, f"guided_{name}")
@@ -161,7 +161,7 @@ class SamplingFields(InertFields):
             elif form.type == "json_object":
                 asked.append({"json_object": True})
         if len(asked) > 1:
-            raise bad_request("the output's structure is asked for in several ways; leave all but one out")
+            raise bad_request("the structure of the output is given in several ways; give only one")
         return asked[0] if asked else None
 
 
@@ -182,7 +182,7 @@ class CompletionRequest(SamplingFields):
 
 
 class ChatMessage(BaseModel):
-    """One message; what else it holds goes to the chat template."""
+    """One message; further keys go to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -191,7 +191,7 @@ class ChatMessage(BaseModel):
 
 
 class Conversation(BaseModel):
-    """What a chat template reads. add_special_tokens: beside those that the template writes."""
+    """What a chat template reads. add_special_tokens: in addition to those that the template writes."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_WORDS)
@@ -208,7 +208,7 @@ class ChatRequest(SamplingFields, Conversation):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     separate_reasoning: Literal[True] | None = None
     stream_reasoning: Literal[True] | None = None
-    """From SGLang's router too: what a model thinks is not told apart here."""
+    """SGLang's router sends these two as well: reasoning is not separated from the answer here."""
 
 
 def _by_id(bias: Mapping[str, float]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What completions and chat answers have in common: names, usage, when a stream tells it."""
+"""What completions and chat answers have in common: headings, usage, and when a stream reports it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NO_CHOICES = b'"choices":[]'
 
 
 def check_model(service: Service, name: str | None) -> None:
-    """Raise ApiError if `name` is none of the model's."""
+    """Raise ApiError if `name` is not one of the model's names."""
     if name is not None and name not in service.names:
         raise ApiError(
             404,
-            f"there is no model {name[:80]!r} here; this server has {service.names[0]!r}",
+            f"this server has no model {name[:80]!r}; it serves {service.names[0]!r}",
             param="model",
             code="model_not_found",
         )
@@ -39,14 +39,14 @@ def check_model(service: Service, name: str | None) -> None:
 
 @dataclass
 class Heading:
-    """What stands at the head of an answer, and of each of its events."""
+    """The fields at the head of an answer, and of each of its events."""
 
     id: str
     created: int
     model: str
     object: str
     tier: str | None = None
-    """The service tier, told to those who named one."""
+    """The service tier, for requests that named one."""
 
     @classmethod
     def new(cls, service: Service, prefix: str, object: str, asked: SamplingFields) -> Heading:
@@ -60,7 +60,7 @@ class Heading:
 
 @dataclass
 class Usage:
-    """Tokens of one request: its prompts, counted once each however many samples they have, and its outputs."""
+    """Tokens of one request: its prompts, each counted once however many samples it has, and its outputs."""
 
     prompt: int
     completion: int = 0
@@ -76,7 +76,7 @@ class Usage:
 
 
 def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
-    """spare: tokens of each sample that were generated and are not part of the answer."""
+    """spare: tokens of each sample that were generated but are not part of the answer."""
     return Usage(
         prompt=sum(map(len, prompts)),
         completion=sum(len(sample.token_ids) - spare for sample in samples),
@@ -85,13 +85,13 @@ def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int,
 
 
 class Answer(Protocol):
-    """A request's answer, whole or as it comes."""
+    """A request's answer, complete or as a stream."""
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """All of it but its choices, which are empty."""
+        """The complete answer with an empty list of choices."""
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """One sample's."""
+        """The choice of one sample."""
 
     def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
@@ -109,7 +109,7 @@ async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, str
 
 
 async def _parts(service: Service, generation: Generation, answer: Answer) -> list[bytes]:
-    """The whole answer as JSON, made choice by choice."""
+    """The complete answer as JSON, encoded choice by choice."""
     samples = await gather(generation)
     choices = []
     async with service.turns() as turn:
@@ -122,6 +122,6 @@ async def _parts(service: Service, generation: Generation, answer: Answer) -> li
 
 
 def wants_usage(request: SamplingFields) -> tuple[bool, bool]:
-    """(behind the last event, in every event)"""
+    """(in an event at the end, in every event)"""
     options = request.stream_options
     return (False, False) if options is None else (options.include_usage, options.continuous_usage_stats)
