@@ -1,1 +1,1 @@
-"""The API that SGLang's clients speak: /generate, and what goes with it."""
+"""The API of SGLang's clients: /generate and the routes that go with it."""

@@ -30,7 +30,7 @@ MIB = 1 << 20
 ANY_JSON = "$$ANY$$"
 """SGLang's schema for any object."""
 ANY_CONFIDENCE = 1e-9
-"""Every row's largest probability is over this."""
+"""Every row's largest probability is above this."""
 
 
 @router.post("/generate", response_model=None)
@@ -72,8 +72,8 @@ class _Answer:
         self._marks = [Mark() for _ in samples] if service.config.incremental_streaming_output else None
 
     async def whole(self) -> list[bytes]:
-        """The answer to a request that is not streamed, in parts: an object, or a list of them. Raises ApiError if the
-        engine dies."""
+        """The answer to a request that is not streamed, as parts of JSON: an object, or a list of them. Raises ApiError
+        if the engine dies."""
         while await self._grown():
             pass
         answers = []
@@ -84,8 +84,8 @@ class _Answer:
         return listed(answers) if self._many else answers
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as it comes, each event with all of its sample so far, or with what is new. A failure on the way
-        is the last."""
+        """The answer as a stream; each event has all of its sample so far, or only what is new. If it fails, the error
+        is the last event."""
         try:
             while grown := await self._grown():
                 due = grown if self._marks else [i for i in grown if self._pace.due(i, self._samples[i])]
@@ -96,7 +96,7 @@ class _Answer:
         yield DONE
 
     async def _grown(self) -> list[int]:
-        """The samples that something has come for since the last call; none when all have ended."""
+        """Indices of the samples with deltas since the last call; empty when all have ended."""
         arrived = await self._generation.next(keep=True)
         for index, delta in arrived:
             self._samples[index].take(delta)
@@ -107,19 +107,19 @@ class _Answer:
 
     def _event(self, index: int) -> bytes:
         answer = self._samples[index].answer(self._marks[index] if self._marks else None)
-        said = event({**answer, "index": index} if self._many else answer)
-        self._pace.sent(index, self._samples[index], len(said))
-        return said
+        encoded = event({**answer, "index": index} if self._many else answer)
+        self._pace.sent(index, self._samples[index], len(encoded))
+        return encoded
 
 
-# What was asked for
+# Reading the request
 
 
 async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
-    """Raises ApiError for what cannot be had."""
+    """One for each prompt. Raises ApiError for requests that cannot be served."""
     service: Service = request.app.state.service
-    asked = asked_prompts(body)
-    count = len(asked)
+    many = asked_prompts(body)
+    count = len(many)
     sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
     scored = _each("return_logprob", body.return_logprob, count, False)
     starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
@@ -128,7 +128,7 @@ async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
     shown = _each("return_hidden_states", body.return_hidden_states, count, False)
     if any(shown) and not service.config.enable_return_hidden_states:
         raise bad_request(
-            "return_hidden_states: this server was not started for it; leave it out, or start the server with "
+            "return_hidden_states: this server does not allow it; leave it out, or start the server with "
             "--enable-return-hidden-states",
             "return_hidden_states",
         )
@@ -137,7 +137,7 @@ async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
     prompts = prompts_read(request)
     if prompts is None:
         with service.entering(count * (sampling[0].n or 1)):
-            prompts = await while_connected(request, service.read(asked, param="text"))
+            prompts = await while_connected(request, service.read(many, param="text"))
     tasks = []
     async with service.turns() as turn:
         for ids, one, wanted, start, top, picked, states in zip(
@@ -162,16 +162,18 @@ def asked_prompts(body: GenerateRequest) -> list[str] | list[list[int]]:
 
 
 def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
-    """One for each prompt."""
+    """One value per prompt."""
     if not isinstance(value, list):
         return [default if value is None else value] * count
     if len(value) != count:
-        raise bad_request(f"{name} has {len(value)} entries for {count} prompts; give one for all, or one each", name)
+        raise bad_request(
+            f"{name} has {len(value)} entries for {count} prompts; give one for all, or one for each", name
+        )
     return value
 
 
 def _each_chosen(value: list[int] | list[list[int] | None] | None, count: int) -> list[list[int]]:
-    """Ids whose log-probabilities each prompt wants. A list of ids is for all prompts."""
+    """Per prompt, the ids whose log-probabilities are wanted. A flat list of ids is for all prompts."""
     nested: Any = value if value and not isinstance(value[0], int) else [value] * count
     return [ids or [] for ids in _each("token_ids_logprob", nested, count, [])]
 
@@ -179,7 +181,7 @@ def _each_chosen(value: list[int] | list[list[int] | None] | None, count: int) -
 def _told_from(start: int, length: int) -> int:
     if start > length:
         raise bad_request(
-            f"logprob_start_len {start} is over the prompt's {length} tokens; lower it, or -1 for the output alone",
+            f"logprob_start_len {start} exceeds the prompt's {length} tokens; lower it, or use -1 for the output only",
             "logprob_start_len",
         )
     return length if start == -1 else start
@@ -207,42 +209,42 @@ def _params(body: GenerateRequest, sampling: NativeSampling, service: Service, a
 
 
 def _structure(sampling: NativeSampling) -> dict[str, Any]:
-    """What the output must be. Raises ApiError for several at once."""
-    asked: list[dict[str, Any]] = []
+    """The structure of the output. Raises ApiError if several are given."""
+    structures: list[dict[str, Any]] = []
     if sampling.json_schema is not None:
         anything = sampling.json_schema == ANY_JSON
-        asked.append({"json_object": True} if anything else {"json": sampling.json_schema})
+        structures.append({"json_object": True} if anything else {"json": sampling.json_schema})
     if sampling.regex is not None:
-        asked.append({"regex": sampling.regex})
+        structures.append({"regex": sampling.regex})
     if sampling.ebnf is not None:
-        asked.append({"grammar": sampling.ebnf})
+        structures.append({"grammar": sampling.ebnf})
     if sampling.structural_tag is not None:
-        asked.append({"structural_tag": sampling.structural_tag})
-    if len(asked) > 1:
+        structures.append({"structural_tag": sampling.structural_tag})
+    if len(structures) > 1:
         raise bad_request(
-            "json_schema, regex, ebnf and structural_tag say the same thing; give one of them", "sampling_params"
+            "only one of json_schema, regex, ebnf and structural_tag can apply; give one of them", "sampling_params"
         )
-    return {"structured_outputs": asked[0]} if asked else {}
+    return {"structured_outputs": structures[0]} if structures else {}
 
 
-# Mask-token decoding, as its own server is asked for it
+# Mask-token decoding, with the parameters of the method's own server
 
 
 def _speculation(sampling: NativeSampling, service: Service) -> dict[str, Any] | str | None:
-    """What the sampling parameters say of speculation, under either name."""
+    """The speculation of the sampling parameters, from `speculation` or from `mtp_enabled` and its options."""
     if sampling.mtp_enabled is None:
-        given = sampling.model_dump(exclude_none=True)
-        idle = [name for name in given if name.startswith("mtp_")]
+        set_fields = sampling.model_dump(exclude_none=True)
+        idle = [name for name in set_fields if name.startswith("mtp_")]
         if idle:
-            raise bad_request(f"{idle[0]} would have no effect without mtp_enabled; set it", idle[0])
+            raise bad_request(f"{idle[0]} would have no effect without mtp_enabled; set mtp_enabled too", idle[0])
         return sampling.speculation
     if sampling.speculation is not None:
-        raise bad_request("speculation and mtp_enabled say the same thing; give one of them", "speculation")
+        raise bad_request("speculation and mtp_enabled both choose a drafter; give one of them", "speculation")
     threshold = _threshold(sampling)
     if not sampling.mtp_enabled:
         return "off"
     if sampling.mtp_k is None:
-        raise bad_request("mtp_enabled needs mtp_k, the most tokens a step; give it", "mtp_k")
+        raise bad_request("mtp_enabled needs mtp_k, the maximum tokens per step; set mtp_k too", "mtp_k")
     _check_masks(sampling, service)
     _check_temperature(sampling)
     if sampling.mtp_k == 1:
@@ -250,28 +252,28 @@ def _speculation(sampling: NativeSampling, service: Service) -> dict[str, Any] |
     speculation = {"drafter": "mask", "depth": sampling.mtp_k - 1, "acceptance": "trust"}
     if threshold:
         return {**speculation, "confidence": threshold}
-    # A request inherits the server's confidence; without a threshold of its own it wants whole windows.
+    # Without a threshold the client wants whole windows, but would inherit a confidence set on the server.
     inherits = "confidence" in service.engine_config.speculation.given
     return {**speculation, "confidence": ANY_CONFIDENCE} if inherits else speculation
 
 
 def _threshold(sampling: NativeSampling) -> float | None:
-    """Least confidence of an emitted token; None for windows that are emitted whole."""
-    strategy, apart = sampling.mtp_strategy, sampling.mtp_conf_threshold
-    name, *given = strategy.split("+") if isinstance(strategy, str) else strategy or [""]
+    """Minimum confidence of an emitted token; None for windows that are emitted whole."""
+    strategy, separate = sampling.mtp_strategy, sampling.mtp_conf_threshold
+    name, *inline = strategy.split("+") if isinstance(strategy, str) else strategy or [""]
     if name in ("", "none"):
-        if apart is not None:
+        if separate is not None:
             raise bad_request("mtp_conf_threshold would have no effect without mtp_strategy", "mtp_conf_threshold")
         return None
     if not sampling.mtp_enabled:
-        raise bad_request("mtp_strategy would have no effect without mtp_enabled; set it", "mtp_strategy")
+        raise bad_request("mtp_strategy would have no effect without mtp_enabled; set mtp_enabled too", "mtp_strategy")
     try:
-        thresholds = {float(one) for one in [*given, apart] if one is not None}
+        thresholds = {float(one) for one in [*inline, separate] if one is not None}
     except ValueError:
         thresholds = set()
     if name != "conf_adapt" or len(thresholds) != 1 or not 0.0 <= min(thresholds) <= 1.0:
         raise bad_request(
-            'mtp_strategy is ["conf_adapt", 0.9], or "conf_adapt" with the threshold, from 0 to 1, in '
+            'mtp_strategy must be ["conf_adapt", 0.9], or "conf_adapt" with the threshold, from 0 to 1, in '
             "mtp_conf_threshold",
             "mtp_strategy",
         )
@@ -286,13 +288,14 @@ def _check_masks(sampling: NativeSampling, service: Service) -> None:
     last = sampling.mtp_max_mask_id is None or masks[-1:] == [sampling.mtp_max_mask_id]
     if not (single and first and last):
         has = f"mask ids are {masks}" if masks else "model has no mask token"
-        raise bad_request(f"mtp_mask_id: this server's {has}; leave the parameter out, or give it so", "mtp_mask_id")
+        raise bad_request(f"mtp_mask_id: this server's {has}; leave the parameter out, or make it match", "mtp_mask_id")
 
 
 def _check_temperature(sampling: NativeSampling) -> None:
-    own = 1.0 if sampling.temperature is None else sampling.temperature
-    if sampling.mtp_temperature not in (None, own):
+    temperature = 1.0 if sampling.temperature is None else sampling.temperature
+    if sampling.mtp_temperature not in (None, temperature):
         raise bad_request(
-            f"mtp_temperature: all tokens of a step are drawn at the request's temperature, {own:g}; leave it out",
+            f"mtp_temperature: all tokens of a step are drawn at the request's temperature, {temperature:g}; leave it "
+            "out",
             "mtp_temperature",
         )

@@ -1,4 +1,4 @@
-"""What SGLang's clients, router and benchmark ask a server beside /generate."""
+"""The other routes that SGLang's clients, router and benchmark use."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ router = APIRouter(route_class=LargeBodies)
 
 POLL_S = 0.02
 PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "model", "drafter_model")
-"""Options that are secret, hold a path of the server, or are told under another name."""
+"""Options that are secret, contain a path on the server, or are reported under another name."""
 
 FOR_CLIENTS = (
     *("model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance", "context_length"),
     *("version", "dp_size", "tp_size", "internal_states"),
 )
-"""What of /server_info is told to others than operators."""
+"""The fields of /server_info that callers other than operators get."""
 
 Seconds = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
 
 
 @router.get("/health_generate", response_model=None)
 async def health_generate(request: Request) -> Response:
-    """200 if the engine generates a token, or is seen to step while it has others to generate; else 503. All who ask at
-    the same time share one probe."""
+    """200 if the engine generates a token, or is seen to make a step while it is busy; otherwise 503. Concurrent
+    requests share one probe."""
     service: Service = request.app.state.service
     if service.why_unhealthy is not None:
         raise unavailable(service.why_unhealthy)
@@ -51,7 +51,7 @@ async def health_generate(request: Request) -> Response:
 
 
 def _probe_of(app: FastAPI) -> Probe:
-    """The application's, made when first asked for."""
+    """The application's probe, created on first use."""
     if not hasattr(app.state, "probe"):
         app.state.probe = Probe(app.state.service)
     probe: Probe = app.state.probe
@@ -80,7 +80,8 @@ async def model_info(request: Request) -> Response:
 @router.get("/server_info", response_model=None)
 @router.get("/get_server_info", response_model=None)
 async def server_info(request: Request) -> Response:
-    """How the server was started, what came of it, and how it does. With a client's key, without its options."""
+    """The server's options, the settings that it resolved from them, and its state; with a client's key, without the
+    options."""
     service: Service = request.app.state.service
     engine, ready = service.engine_config, service.ready
     options = {**flat(engine), **asdict(service.config)}
@@ -111,8 +112,8 @@ async def server_info(request: Request) -> Response:
 
 def _paths(service: Service) -> dict[str, str]:
     model = service.engine_config.model
-    named = service.names[0] if model is None else str(model)
-    return {"model_path": named, "tokenizer_path": named}
+    path = service.names[0] if model is None else str(model)
+    return {"model_path": path, "tokenizer_path": path}
 
 
 def _state(service: Service) -> dict[str, Any]:
@@ -120,10 +121,10 @@ def _state(service: Service) -> dict[str, Any]:
     if report is None:
         return {"avg_spec_accept_length": None}
     stats = report.stats
-    # Each time that a request is given tokens, all but one of them were drafted.
-    turns = stats.emitted - stats.accepted
+    # Of the tokens that a step emits for a request, all but one were drafted.
+    steps = stats.emitted - stats.accepted
     return {
-        "avg_spec_accept_length": stats.emitted / turns if turns > 0 else None,
+        "avg_spec_accept_length": stats.emitted / steps if steps > 0 else None,
         "running_requests": report.running,
         "waiting_requests": report.waiting,
         "steps": stats.steps,
@@ -135,7 +136,7 @@ def _state(service: Service) -> dict[str, Any]:
 
 @router.get("/get_load", response_model=None)
 async def load(request: Request) -> Response:
-    """What the router weighs servers by."""
+    """The load, by which SGLang's router chooses a server."""
     service: Service = request.app.state.service
     report = service.report
     held = 0 if report is None else max(pages["held"] for pages in report.pages.values())
@@ -150,10 +151,10 @@ async def load(request: Request) -> Response:
 
 @router.post("/flush_cache", response_model=None)
 async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
-    """Forget cached prefixes. timeout: seconds to wait for requests that still run; then it is refused."""
+    """Drop cached prefixes. timeout: seconds to wait for running requests, after which the flush is refused."""
     service: Service = request.app.state.service
     if not caller_of(request).operator:
-        raise forbidden("the cache is everybody's; send an operator's key to flush it")
+        raise forbidden("flushing the cache affects every client; send an operator's key")
     if service.open_samples and timeout:
         with suppress(asyncio.TimeoutError):
             await while_connected(request, asyncio.wait_for(_all_done(service), timeout), lambda: None)
@@ -170,8 +171,8 @@ async def _all_done(service: Service) -> None:
 
 @router.post("/abort_request", response_model=None)
 async def abort_request(body: AbortRequest, request: Request) -> Response:
-    """End a request, or all; with a client's key, of those that were made with it. What it had generated is its answer.
-    It is no error if it has ended already."""
+    """End a request, or all; with a client's key, only requests made with that key. The answer of an aborted request is
+    what it has generated so far. Aborting one that has already ended is not an error."""
     service: Service = request.app.state.service
     caller = caller_of(request)
     if body.abort_all:

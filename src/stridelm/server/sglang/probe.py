@@ -1,7 +1,7 @@
-"""Whether the engine generates: one probe for all who ask at the same time, and for those who ask just after.
+"""Checks whether the engine generates, with one probe for all concurrent requests and for those shortly after.
 
-/health_generate needs no key and does not count against the queue, so that a full server is still found alive. What it
-costs is therefore bounded: at most one token is being generated for all of them.
+/health_generate needs no key and does not count against the queue, so that a full server still counts as alive. So its
+cost must be bounded: at most one token at a time is generated for all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stridelm.server.service import Service
 PROBE_S = 20.0
 POLL_S = 0.02
 FRESH_S = 1.0
-"""How long a good result holds. A bad one is told to those who waited for it, and the next to ask tries again."""
+"""How long a success is valid. A failure goes only to those who waited for it, and the next request tries again."""
 
 
 class Probe:
@@ -29,15 +29,15 @@ class Probe:
         self._passed = float("-inf")
 
     async def check(self) -> None:
-        """Raises ApiError unless the engine gave a sign of life within the last second, or gives one now."""
+        """Raises ApiError unless the engine gave a sign of life within the last FRESH_S, or gives one now."""
         if time.monotonic() - self._passed < FRESH_S:
             return
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
             self._running.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
-            )  # asked by nobody: no matter
-        await asyncio.shield(self._running)  # whoever leaves ends it for nobody else
+            )  # retrieve the exception even if every client has left
+        await asyncio.shield(self._running)  # a client that leaves must not cancel it for the others
 
     async def _run(self) -> None:
         signs = [

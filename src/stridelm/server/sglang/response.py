@@ -1,4 +1,4 @@
-"""What is told of a sample, in SGLang's shape."""
+"""A sample's answer, in SGLang's format."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from stridelm.server.turns import Turn
 from stridelm.text.tokenizer import Tokenizer
 
 WEIGHTS = "default"
-"""What SGLang calls weights that were never exchanged."""
+"""SGLang's version of weights that were never updated."""
 ABORTED = "the request was aborted"
 
 Triple = list[Any]
-"""Log-probability, token id, text if asked for."""
+"""Log-probability, token id, text if requested."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt, and what is wanted of it."""
+    """One prompt, and what its answer must contain."""
 
     prompt_ids: array[int]
     params: SamplingParams
     scores_only: bool
-    """The one token that is drawn nevertheless is left out."""
+    """Whether only the prompt is scored; the one token that is drawn nevertheless is left out."""
     told_from: int | None
-    """First position of the prompt that has its log-probability told. None: nothing has, the output neither."""
+    """First position of the prompt whose log-probability is returned. None: no log-probabilities, not even
+    the output's."""
     top: int
-    """Likeliest tokens told at each position."""
+    """Number of likeliest tokens returned per position."""
     with_text: bool
 
 
 @dataclass
 class Mark:
-    """How much of a sample was told: characters, token ids, positions of the prompt and of the output."""
+    """How much of a sample has been sent: characters, token ids, scored positions of the prompt and of the output."""
 
     text: int = 0
     ids: int = 0
@@ -54,7 +55,7 @@ class Mark:
 
 
 class Columns:
-    """Log-probabilities position by position, each encoded once: a stream repeats them with every event."""
+    """Log-probabilities by position, each encoded only once, since a stream repeats them in every event."""
 
     def __init__(self) -> None:
         self.own: list[msgspec.Raw] = []
@@ -67,7 +68,7 @@ class Columns:
 
 
 class SampleResponse:
-    """One sample as clients are told of it. began: time.monotonic() of the request."""
+    """One sample's answer, as far as it has arrived. began: time.monotonic() of the request."""
 
     def __init__(self, rid: str, task: Task, began: float, tokenizer: Tokenizer, hidden_size: int) -> None:
         self._rid = rid
@@ -78,7 +79,7 @@ class SampleResponse:
         self._sample = Gathered()
         self._seconds = 0.0
         self._packed: list[bytes] = []
-        """The prompt's log-probabilities, as long as they are not read."""
+        """The prompt's log-probabilities, until they are decoded."""
         self._input, self._output = Columns(), Columns()
 
     def take(self, delta: Delta) -> None:
@@ -91,12 +92,12 @@ class SampleResponse:
             return
         self._packed += delta.prompt_logprobs or ()
         for entry in delta.logprobs or ():
-            self._tell(self._output, entry)
+            self._add(self._output, entry)
 
     async def read(self, turn: Turn) -> None:
-        """Read what has come of the prompt's log-probabilities, of which there may be very many.
+        """Decode the prompt's log-probabilities that have arrived, of which there may be very many.
 
-        The first is told without a score: SGLang never has it, and its clients leave it out of their sums.
+        The first is returned without a score: SGLang never has it, and its clients leave it out of their sums.
         """
         packed, self._packed = self._packed, []
         place, first = 0, self._task.told_from
@@ -109,13 +110,13 @@ class SampleResponse:
                     self._input.add([None, token, text], None, None)
                 elif first is not None and place > first:
                     assert entry is not None
-                    self._tell(self._input, entry)
+                    self._add(self._input, entry)
                 place += 1
             await turn.breathe()
 
     @property
     def tokens(self) -> int:
-        """Of output, so far."""
+        """Number of output tokens so far."""
         return len(self._sample.token_ids)
 
     @property
@@ -123,7 +124,7 @@ class SampleResponse:
         return self._sample.finish is not None
 
     def answer(self, sent: Mark | None = None) -> dict[str, Any]:
-        """All of it so far; or what has come since `sent`, which is moved on."""
+        """The whole answer so far; or only what is new since `sent`, which is updated."""
         sample, task = self._sample, self._task
         since = Mark() if sent is None else replace(sent)
         meta: dict[str, Any] = {
@@ -151,7 +152,7 @@ class SampleResponse:
         return {"text": sample.text[since.text :], "output_ids": sample.token_ids[since.ids :], "meta_info": meta}
 
     def _at_end(self, finish: Finish) -> dict[str, Any]:
-        """What is known at the end alone."""
+        """The fields that are known only at the end."""
         ids, metrics = self._sample.token_ids, finish.metrics
         meta = {
             "finish_reason": self._finish_reason(finish),
@@ -173,7 +174,7 @@ class SampleResponse:
             return {"type": "length", "length": len(ids)}
         return {"type": "stop", "matched": ids[-1] if finish.stop_reason is None else finish.stop_reason}
 
-    def _tell(self, columns: Columns, entry: Scores) -> None:
+    def _add(self, columns: Columns, entry: Scores) -> None:
         columns.add(self._triple(entry[0]), self._likeliest(entry), self._chosen(entry))
 
     def _likeliest(self, entry: Scores) -> list[Triple] | None:
@@ -184,7 +185,7 @@ class SampleResponse:
         return [self._triple(by_id[token]) for token in self._task.params.logprob_token_ids or ()] or None
 
     def _states(self) -> list[Any]:
-        """A list of the prompt's vectors, then the vector of each output token but the last, which was never run."""
+        """A list of the prompt's vectors, then the vector of each output token except the last, which was never run."""
         rows = np.frombuffer(self._sample.hidden_states, np.float32).reshape(-1, self._hidden_size).tolist()
         length = len(self._task.prompt_ids)
         return [rows[:length], *rows[length:]]
@@ -194,9 +195,9 @@ class SampleResponse:
 
 
 def _speculated(metrics: RequestMetrics, tokens: int) -> dict[str, Any]:
-    """What became of a sample's drafts, under SGLang's names."""
+    """Statistics of a sample's drafts, under SGLang's names."""
     steps, accepted_at = metrics.steps, metrics.accepted_at
-    upto = [steps, *accepted_at, 0]  # steps that accepted so many drafts at least
+    upto = [steps, *accepted_at, 0]  # entry i: steps that accepted at least i drafted tokens
     histogram = [more - fewer for more, fewer in pairwise(upto)]
     return {
         "spec_verify_ct": steps,

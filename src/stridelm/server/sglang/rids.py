@@ -1,4 +1,4 @@
-"""Requests by the names that clients gave them (rid), so that they can be aborted from another connection."""
+"""Open requests by the names that clients gave them (rid), so that they can be aborted from another connection."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stridelm.server.messages import Abort
 
 
 class Call:
-    """One request to /generate, by the names of its samples."""
+    """One request to /generate, with the names of its samples."""
 
     def __init__(self, rids: list[str], groups: Sequence[tuple[str, list[int]]] = ()) -> None:
-        """groups: further names, and the samples that each of them means."""
+        """rids: a name for each sample. groups: further names, and the samples that each refers to."""
         self.rids = rids
         self.names: list[tuple[str, list[int]]] = [*((rid, [i]) for i, rid in enumerate(rids)), *groups]
         self.end = lambda: None
@@ -27,21 +27,21 @@ class Call:
 
     @classmethod
     def of(cls, rid: str | list[str] | None, prompts: int, n: int, many: bool) -> Call:
-        """rid: as the request has it; samples of one name are told apart by their number."""
+        """rid: from the request; samples that share a name get their index as a suffix."""
         count = prompts * n
         if rid is None:
             return cls([uuid.uuid4().hex for _ in range(count)])
         if isinstance(rid, str):
             return cls([f"{rid}_{i}" for i in range(count)], [(rid, list(range(count)))]) if many else cls([rid])
         if len(rid) != prompts:
-            raise bad_request(f"rid has {len(rid)} entries for {prompts} prompts; give one each", "rid")
+            raise bad_request(f"rid has {len(rid)} entries for {prompts} prompts; give one for each", "rid")
         if n == 1:
             return cls(rid)
         groups = [(name, list(range(p * n, p * n + n))) for p, name in enumerate(rid)]
         return cls([f"{name}_{i}" for name in rid for i in range(n)], groups)
 
     def start(self, engine_client: EngineClient, generation: Generation) -> None:
-        """Its samples are in the engine. Those that nobody wants any more are cut."""
+        """Called once the samples are in the engine. Those that were aborted meanwhile are ended."""
         self._running = engine_client, generation
         before = generation.on_end
 
@@ -55,7 +55,7 @@ class Call:
         self.cut(self._unwanted)
 
     def cut(self, samples: Sequence[int]) -> None:
-        """End these, with the finish reason abort."""
+        """End these samples, with the finish reason abort."""
         if self._running is None:
             self._unwanted = [*self._unwanted, *samples]
             return
@@ -66,14 +66,14 @@ class Call:
 
 
 class Rids:
-    """The names of requests that are open. Those of one key are nothing to another's."""
+    """The names of open requests. Each tenant has its own names."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], tuple[Call, list[int]]] = {}
-        """(tenant, name) -> what it stands for."""
+        """(tenant, name) -> the request and samples that it refers to."""
 
     def take(self, call: Call, tenant: str = "") -> None:
-        """Raises ApiError if a name is in use, or stands for two things."""
+        """Register the call's names. Raises ApiError if a name is in use, or occurs twice."""
         names = [(tenant, name) for name, _ in call.names]
         if len(set(names)) < len(names) or not self._open.keys().isdisjoint(names):
             raise _taken()
@@ -81,12 +81,12 @@ class Rids:
         call.end = lambda: self._free(names, call)
 
     def abort(self, rid: str, caller: Caller = EVERYBODY) -> bool:
-        """End what the caller calls so, if anything; for an operator, what anybody does."""
+        """End the caller's samples of this name; for an operator, every tenant's. Returns whether there were any."""
         tenants = {tenant for tenant, _ in self._open} if caller.operator else {caller.tenant}
-        found = [self._open[tenant, rid] for tenant in tenants if (tenant, rid) in self._open]
-        for call, samples in found:
+        matches = [self._open[tenant, rid] for tenant in tenants if (tenant, rid) in self._open]
+        for call, samples in matches:
             call.cut(samples)
-        return bool(found)
+        return bool(matches)
 
     def _free(self, names: Sequence[tuple[str, str]], call: Call) -> None:
         for name in names:
@@ -95,7 +95,7 @@ class Rids:
 
 
 def rids_of(app: FastAPI) -> Rids:
-    """The application's, made when first asked for."""
+    """The application's names, created on first use."""
     if not hasattr(app.state, "rids"):
         app.state.rids = Rids()
     rids: Rids = app.state.rids

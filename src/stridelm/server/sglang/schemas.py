@@ -1,5 +1,5 @@
-"""Requests of SGLang's API as pydantic models. What is not named here is refused; so is what SGLang has and Stride does
-not, unless it is left unset, because clients send their defaults along."""
+"""Requests of SGLang's API as pydantic models. Unknown parameters are refused. Those that SGLang has and Stride does
+not are accepted only if unset, because clients send their defaults."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def unset(value: Any) -> bool:
-    """Whether it asks for nothing: null, false or empty, or a list of such, one a prompt."""
+    """Whether it is null, false or empty, or a list of such values, one per prompt."""
     return value in _EMPTY or (isinstance(value, list) and all(one in _EMPTY for one in value))
 
 
 def _refuse(value: Any) -> Any:
     if not unset(value):
-        raise ValueError("this server does not have it; leave it out")
+        raise ValueError("not supported by this server; leave it out")
     return None
 
 
 Nothing = Annotated[Any, AfterValidator(_refuse)]
-"""A field that only has its place."""
+"""A field that is accepted only if unset."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Word = Annotated[str, Field(max_length=MAX_WORD)]
@@ -65,8 +65,8 @@ Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class NativeSampling(BaseModel):
-    """SGLang's sampling_params. null is the default of whatever has one, and of max_new_tokens no limit but the
-    checkpoint's own."""
+    """SGLang's sampling_params. null selects the default, except for max_new_tokens, where only the checkpoint's own
+    limit applies."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,37 +98,38 @@ class NativeSampling(BaseModel):
     structural_tag: Text | None = None
 
     speculation: dict[str, Any] | Word | None = None
-    """Drafter, depth, acceptance and what goes with them, a drafter's name, or "off"."""
+    """Drafter, depth, acceptance and their options; or a drafter's name; or "off"."""
 
     mtp_enabled: bool | None = None
     """Decode with mask tokens, unchecked: the parameters of the method's own server, and of its authors' harness."""
     mtp_k: int | None = Field(None, ge=1)
-    """Most tokens a step."""
+    """Maximum tokens per step."""
     mtp_mask_id: TokenId | None = None
     mtp_min_mask_id: TokenId | None = None
     mtp_max_mask_id: TokenId | None = None
     mtp_strategy: Word | Annotated[list[Word | float], Field(max_length=2)] | None = None
-    """["conf_adapt", 0.9], "conf_adapt+0.9", or "conf_adapt" beside mtp_conf_threshold."""
+    """["conf_adapt", 0.9], "conf_adapt+0.9", or "conf_adapt" together with mtp_conf_threshold."""
     mtp_conf_threshold: float | None = Field(None, ge=0.0, le=1.0)
     mtp_temperature: float | None = None
 
     @property
     def scores_only(self) -> bool:
-        """Whether nothing is to be generated."""
+        """Whether the prompt is only scored and nothing is generated."""
         return self.max_new_tokens == 0
 
     def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
-        """As the engine takes them, with `defaults` for what is left out. Raises ApiError for values out of range."""
+        """The engine's sampling parameters, with `defaults` for what is left out. Raises ApiError for values out of
+        range."""
         if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
             raise bad_request(
-                f"min_new_tokens {self.min_new_tokens} is over max_new_tokens {self.max_new_tokens}; lower it or "
-                "raise max_new_tokens",
+                f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens {self.max_new_tokens}; lower it or raise "
+                "max_new_tokens",
                 "min_new_tokens",
             )
         given = {ours or name: value for name, ours in RENAMED.items() if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = _by_id(self.logit_bias)
-        # A prompt is scored by a step that draws a token too.
+        # The step that scores a prompt also draws a token.
         given["max_tokens"] = 1 if self.scores_only else self.max_new_tokens
         try:
             return SamplingParams(**defaults.fill(given | more))
@@ -153,15 +154,15 @@ class GenerateRequest(BaseModel):
     rid: Rid | Annotated[list[Rid], Field(max_length=MAX_PROMPTS)] | None = None
     stream: bool | None = None
     priority: int | None = Field(None, gt=-(2**63), lt=2**63)
+    """Higher is served first, as in SGLang and unlike elsewhere in Stride."""
     cache_salt: str | None = None
-    """Higher is served first, unlike elsewhere in Stride: so it is in SGLang."""
     speculation: dict[str, Any] | Word | None = None
-    """For prompts whose sampling_params say nothing of it."""
+    """For prompts whose sampling_params do not set it."""
 
     return_logprob: bool | Annotated[list[bool], Field(max_length=MAX_PROMPTS)] | None = None
-    """Without it the fields that say which log-probabilities have no effect, as in SGLang."""
+    """Without it the fields that select log-probabilities have no effect, as in SGLang."""
     logprob_start_len: Start | Annotated[list[Start], Field(max_length=MAX_PROMPTS)] | None = None
-    """First position of the prompt that is told; -1 for the output alone."""
+    """First position of the prompt whose log-probability is returned; -1 for the output only."""
     top_logprobs_num: Top | Annotated[list[Top], Field(max_length=MAX_PROMPTS)] | None = None
     return_text_in_logprobs: bool | None = None
     token_ids_logprob: OneOrEachIds | None = None
@@ -171,7 +172,7 @@ class GenerateRequest(BaseModel):
     no_logs: bool | None = None
     """Prompts and outputs are never logged."""
     conversation_id: Word | None = None
-    """The client's own; the answer does not depend on it."""
+    """For the client's own use; the answer does not depend on it."""
 
     input_embeds: Nothing = None
     image_data: Nothing = None
@@ -202,7 +203,7 @@ class GenerateRequest(BaseModel):
 
     @property
     def is_list(self) -> bool:
-        """Whether several prompts were given, or one in a list: the answer is a list then."""
+        """Whether the prompts were given as a list, if only of one: then the answer is a list."""
         return isinstance(self.text, list) or isinstance((self.input_ids or [0])[0], list)
 
 
@@ -210,14 +211,15 @@ class AbortRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     rid: Annotated[str, Field(max_length=256)] | None = None
-    """As /generate was given it, or as its answers have it; of a request of several samples, all of them."""
+    """The rid sent to /generate, or the id in its answers; the rid of a request with several samples means all of
+    them."""
     abort_all: bool = False
     finished_reason: Nothing = None
     abort_message: Nothing = None
 
 
 class TokenizeRequest(BaseModel):
-    """SGLang's and vLLM's: one text or several."""
+    """As in SGLang and vLLM: one text or several."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -228,7 +230,7 @@ class TokenizeRequest(BaseModel):
 
 
 class TokenizeConversation(Conversation):
-    """vLLM's: a conversation instead."""
+    """As in vLLM: a conversation instead of texts."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -23,15 +23,15 @@ router = APIRouter(route_class=LargeBodies)
 @router.post("/tokenize", response_model=None)
 @router.post("/v1/tokenize", response_model=None)
 async def tokenize(body: Tokenize, request: Request) -> Response:
-    """The token ids of a text, of several, or of a conversation as its template writes it."""
+    """The token ids of a text, of several, or of a conversation rendered by the chat template."""
     return await _answer(request, body, told_tokens)
 
 
 @router.post("/detokenize", response_model=None)
 @router.post("/v1/detokenize", response_model=None)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of token ids, under SGLang's name and under vLLM's. If the request does not say what becomes of special
-    tokens, SGLang's is without them and vLLM's with them."""
+    """The text of token ids, under SGLang's name (`text`) and vLLM's (`prompt`). If the request leaves
+    skip_special_tokens out, `text` has no special tokens and `prompt` has them."""
     return await _answer(request, body, told_texts)
 
 
@@ -46,7 +46,7 @@ async def _answer(request: Request, body: Any, answer: Any) -> Response:
 
 
 def told_tokens(body: TokenizeRequest | TokenizeConversation, reader: PromptReader) -> dict[str, Any]:
-    """The answer to /tokenize. Raises ApiError for what cannot be had."""
+    """The answer to /tokenize. Raises ApiError for texts that cannot be tokenised."""
     if isinstance(body, TokenizeConversation):
         texts: str | list[str] = conversation_text(body, reader.tokenizer)
     else:
@@ -72,8 +72,8 @@ def told_texts(body: DetokenizeRequest, reader: PromptReader) -> dict[str, Any]:
     many: list[list[int]] = [tokens] if single else tokens
     size = reader.vocab_size
     if any(token >= size for ids in many for token in ids):
-        raise bad_request(f"tokens: ids are from 0 to {size - 1}, the model's vocabulary", "tokens")
-    without, skip = body.skip_special_tokens is not False, body.skip_special_tokens is True
-    texts = [reader.tokenizer.decode(ids, without) for ids in many]
-    prompts = [reader.tokenizer.decode(ids, skip) for ids in many]
+        raise bad_request(f"tokens: ids must be within the model's vocabulary, 0 to {size - 1}", "tokens")
+    sglang_skips, vllm_skips = body.skip_special_tokens is not False, body.skip_special_tokens is True
+    texts = [reader.tokenizer.decode(ids, sglang_skips) for ids in many]
+    prompts = [reader.tokenizer.decode(ids, vllm_skips) for ids in many]
     return {"text": texts[0], "prompt": prompts[0]} if single else {"text": texts, "prompt": prompts}
