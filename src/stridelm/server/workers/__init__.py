@@ -1,1 +1,1 @@
-"""Work on what clients sent that may take long: each piece in a process of its own, that can be killed."""
+"""Work on clients' input that may take long: each piece runs in a process of its own, which can be killed."""

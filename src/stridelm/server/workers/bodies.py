@@ -1,7 +1,7 @@
-"""Reading a large body, in a worker: JSON, its validation, the chat template and the tokenizer hold Python for longer
-than a loop may.
+"""Reads a large body in a worker: JSON parsing, validation, the chat template and the tokenizer hold the interpreter's
+lock for longer than the event loop can be kept waiting.
 
-What comes of it is small, or packed: the body with stubs for its prompts, and their token ids.
+The result is small, or packed: the body with stubs in place of its prompts, and the prompts' token ids.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from stridelm.server.workers.wire import Opening, Read, encode
 from stridelm.text.tokenizer import Tokenizer
 
 MAX_KEYS = 256
-"""More than any request has; with more, some are unknown."""
-MAX_BESIDE = 256 << 10
-"""Bytes of a body beside its prompts: its parameters, stop strings, grammar."""
+"""More than any request has: a body with more has unknown ones."""
+MAX_REST = 256 << 10
+"""Bytes of a body without its prompts: its parameters, stop strings, grammar."""
 MAX_REPLY = 16 << 20
-"""Bytes of an answer that a worker makes."""
+"""Maximum bytes of an answer that a worker makes."""
 CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "tools": None, "chat_template_kwargs": None}
-"""Stubs of one."""
+"""Stubs of a conversation."""
 
 
 def prepare(opening: bytes) -> Work:
-    """A piece of work is a route, an end of line and a body; what comes of it is a Read."""
-    given = msgspec.json.decode(opening, type=Opening)
-    tokenizer = Tokenizer.load(Path(given.model))
-    if given.chat_template is not None:
-        tokenizer.hf.chat_template = given.chat_template
-    reader = PromptReader(tokenizer, given.context, given.vocab_size, given.token_bytes)
+    """A task is a route, a newline and a body; the result is an encoded Read."""
+    setup = msgspec.json.decode(opening, type=Opening)
+    tokenizer = Tokenizer.load(Path(setup.model))
+    if setup.chat_template is not None:
+        tokenizer.hf.chat_template = setup.chat_template
+    reader = PromptReader(tokenizer, setup.context, setup.vocab_size, setup.token_bytes)
 
     def work(task: bytes) -> bytes:
         route, _, body = task.partition(b"\n")
         try:
-            found = _read(route.decode(), body, reader)
+            result = _read(route.decode(), body, reader)
         except ApiError as error:
-            said = error.body["error"]
-            found = Read(error=(error.status, said["message"], said["param"]))
-        return encode(found)
+            fields = error.body["error"]
+            result = Read(error=(error.status, fields["message"], fields["param"]))
+        return encode(result)
 
     return work
 
@@ -74,27 +74,27 @@ def _read(route: str, text: bytes, reader: PromptReader) -> Read:
     except (ValueError, RecursionError) as error:
         raise bad_request("There was an error parsing the body") from error
     if isinstance(data, dict) and len(data) > MAX_KEYS:
-        raise bad_request(f"the body has {len(data)} keys, and no request has more than {MAX_KEYS}; leave some out")
+        raise bad_request(f"the body has {len(data)} keys, more than the maximum of {MAX_KEYS}; leave some out")
     form, read = FORMS[route]
     try:
         body = form.validate_python(data)
     except ValidationError as error:
         raise invalid(error.errors(include_url=False, include_input=False, include_context=False)) from error
-    changed, found = read(body, reader)
-    found.rest = json.dumps({**data, **changed}).encode()
-    if found.reply is not None and len(found.reply) > MAX_REPLY:
+    stubs, result = read(body, reader)
+    result.rest = json.dumps({**data, **stubs}).encode()
+    if result.reply is not None and len(result.reply) > MAX_REPLY:
         raise bad_request(
-            f"the answer would have {len(found.reply)} bytes, more than {MAX_REPLY}; ask for less at once"
+            f"the answer would have {len(result.reply)} bytes, more than {MAX_REPLY}; ask for less at once"
         )
-    if len(found.rest) > MAX_BESIDE:
+    if len(result.rest) > MAX_REST:
         raise bad_request(
-            f"the body has {len(found.rest)} bytes beside its prompts, more than {MAX_BESIDE}; make its parameters "
+            f"the body without its prompts has {len(result.rest)} bytes, more than {MAX_REST}; make its parameters "
             "simpler"
         )
-    return found
+    return result
 
 
-# What is read of each route's body: stubs for what is large, and what it came to
+# For each route: the stubs that replace the body's large fields, and what was read from them
 
 
 def _completions(body: CompletionRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
@@ -126,7 +126,7 @@ def _as_it_is(_: Any, __: PromptReader) -> tuple[dict[str, Any], Read]:
 
 
 def _stub(prompt: Any) -> Any:
-    """As many prompts of the same form, with nothing in them."""
+    """The same number of prompts in the same form, but empty."""
     if isinstance(prompt, str):
         return ""
     if isinstance(prompt, list):
@@ -147,4 +147,4 @@ FORMS: dict[str, tuple[TypeAdapter[Any], Reading]] = {
     **dict.fromkeys(("/tokenize", "/v1/tokenize"), (TypeAdapter(Tokenize), _tokenize)),
     **dict.fromkeys(("/detokenize", "/v1/detokenize"), (TypeAdapter(DetokenizeRequest), _detokenize)),
 }
-"""Route -> what its body must be, and what is read of it. Every route with a body is here."""
+"""Route -> the type of its body, and the function that reads it. Contains every route with a body."""

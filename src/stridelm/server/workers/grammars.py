@@ -1,4 +1,4 @@
-"""Trying a grammar out, in a worker: compiling some takes for ever, following others takes seconds a token."""
+"""Tries out a grammar in a worker: some never finish compiling, others take seconds per token to follow."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Opening(msgspec.Struct):
 
 
 def prepare(opening: bytes) -> Work:
-    """A piece of work is StructuredOutputs' fields as JSON, what comes of it what is wrong with them, or null."""
+    """A task is StructuredOutputs' fields as JSON; the result, also JSON, is an error message or null."""
     from stridelm.sample.grammar import Grammars
     from stridelm.text.tokenizer import Tokenizer
 
-    given = msgspec.json.decode(opening, type=Opening)
-    tokenizer = Tokenizer.load(given.model)
-    grammars = Grammars(tokenizer, given.vocab_size, tokenizer.eos_ids)
+    setup = msgspec.json.decode(opening, type=Opening)
+    tokenizer = Tokenizer.load(setup.model)
+    grammars = Grammars(tokenizer, setup.vocab_size, tokenizer.eos_ids)
 
     def work(task: bytes) -> bytes:
         try:

@@ -1,10 +1,10 @@
-"""Where workers are born: a process that has loaded all that a kind of work needs, and forks for each piece of it.
+"""Forks workers: a process that has loaded everything that a kind of work needs, and forks once per task.
 
-A fork takes milliseconds where a new process takes seconds, so that one may be used once: nothing of a piece of work
-stays behind, neither its memory nor its text, and one that takes too long, or whose client has left, is killed.
+A fork takes milliseconds where a new process takes seconds, so a worker can be used only once: nothing of a task stays
+behind, neither its memory nor its text, and a worker that takes too long, or whose client has left, is killed.
 
-`python -m stridelm.server.workers.nursery KIND FD`, started by pool.py: what the kind of work is to load comes as JSON
-on standard input, and each message at the socket FD bears one end of a worker's own.
+`python -m stridelm.server.workers.nursery KIND FD`, started by pool.py: what to load comes as JSON on standard input,
+and each message on the socket FD carries one end of a new worker's own socket.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from importlib import import_module
 from stridelm.server.lifeline import end_with
 
 KINDS = {"bodies": "stridelm.server.workers.bodies", "grammars": "stridelm.server.workers.grammars"}
-"""Kind of work -> the module whose `prepare` takes what was on standard input and gives what does a piece of it."""
+"""Kind of work -> the module whose `prepare` takes the bytes from standard input and returns the function that does a
+task."""
 HEAD = struct.Struct("<Qd")
-"""Before a piece of work: its bytes, and the seconds that it may take. Before what came of it: its bytes, and zero."""
+"""Before a task: its size in bytes, and the seconds that it may take. Before a result: its size in bytes, and zero."""
 PID = struct.Struct("<i")
 MEMORY = 1 << 30
-"""Bytes that a worker may take beyond those that it was born with."""
+"""Bytes that a worker may allocate beyond those that it starts with."""
 NICENESS = 5
-"""Whoever waits for the loop or for a step goes first."""
+"""The event loop and the engine go first."""
 
 Work = Callable[[bytes], bytes]
 
@@ -39,32 +40,32 @@ def main() -> None:
     kind, control = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     prepare: Callable[[bytes], Work] = import_module(KINDS[kind]).prepare
     work = prepare(sys.stdin.buffer.read())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none stays as a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that workers leave no zombies
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.collect()
-    gc.freeze()  # what was loaded stays shared
+    gc.freeze()  # collections do not touch what was loaded, so its pages stay shared with workers
     while True:
         message, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not message:  # the server is gone
             return
         if os.fork() == 0:
             control.close()
-            _live(work, socket.socket(fileno=sockets[0]))
+            _run_worker(work, socket.socket(fileno=sockets[0]))
         os.close(sockets[0])
 
 
-def _live(work: Work, line: socket.socket) -> None:
-    """Do one piece of work, and end."""
+def _run_worker(work: Work, line: socket.socket) -> None:
+    """Do one task, and exit."""
     try:
         line.sendall(PID.pack(os.getpid()))
         size, seconds = HEAD.unpack(_receive(line, HEAD.size))
-        # Ended by the kernel, wherever it is, even if nobody is left to kill it.
+        # The kernel ends the worker when its time is up, even if nobody is left to kill it.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         _limit_memory()
         os.nice(NICENESS)
         result = work(_receive(line, size))
         line.sendall(HEAD.pack(len(result), 0.0) + result)
-    except (MemoryError, OSError):  # it took too much, or the client left: nobody asks why
+    except (MemoryError, OSError):  # too much memory, or the client left: neither needs a traceback
         os._exit(1)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -78,15 +79,15 @@ def _receive(line: socket.socket, size: int) -> bytes:
     while got < size:
         count = line.recv_into(view[got:])
         if not count:
-            raise ConnectionError("the server left")
+            raise ConnectionError("the server closed the connection")
         got += count
     return bytes(received)
 
 
 def _limit_memory() -> None:
     with open("/proc/self/statm", encoding="ascii") as file:
-        born = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (born + MEMORY, born + MEMORY))
+        at_start = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (at_start + MEMORY, at_start + MEMORY))
 
 
 if __name__ == "__main__":

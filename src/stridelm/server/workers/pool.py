@@ -1,7 +1,7 @@
-"""The server's side of its workers: who gets one, for how long, and what becomes of one whose client leaves.
+"""The server's side of its workers: admission, time limits, and killing a worker whose client leaves.
 
-Work is tried on the quick lane first. What is not done in its time goes to the slow lane, where it starts over: so work
-that takes for ever holds quick work up for no longer than the quick lane's time.
+A task is first tried in the quick lane. If it does not finish in time, it starts over in the slow lane: so a task that
+never finishes delays quick ones by at most the quick lane's time.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from stridelm.server.errors import ApiError, unavailable
 from stridelm.server.workers.nursery import HEAD, PID
 
 START_S = 60.0
-"""A nursery's own start, before its first worker."""
+"""How long the nursery may take to start, before its first worker."""
 BUFFER = 1 << 20
 
 
 class TookTooLong(Exception):
-    """The work was not done in its time."""
+    """The task was not done in time."""
 
 
 class Died(Exception):
-    """The worker ended before it was done: it took too much memory, or crashed."""
+    """The worker ended before the task was done: it took too much memory, or crashed."""
 
 
 @dataclass
 class Lane:
-    """places: workers at once. waiting: most who wait for a place. seconds: that each may take."""
+    """places: concurrent workers. waiting: maximum tasks that wait for a place. seconds: time limit of each task."""
 
     places: int
     waiting: int
@@ -45,11 +45,11 @@ class Lane:
 
     @asynccontextmanager
     async def place(self, what: str) -> AsyncIterator[None]:
-        """Wait for one. Raises ApiError where too many do."""
+        """Wait for a place. Raises ApiError if too many tasks wait already."""
         if self._entered >= self.places + self.waiting:
             raise ApiError(
                 429,
-                f"{self._entered} {what} are being read, the most that wait here; try again in a moment",
+                f"{self._entered} {what} are being read or waiting, the maximum; try again in a moment",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=max(1, round(self.seconds)),
@@ -63,7 +63,7 @@ class Lane:
 
 
 class Pool:
-    """Workers of one kind. opening: what the kind's `prepare` takes. what: the work's name, for errors."""
+    """Workers of one kind. opening: the argument of the kind's `prepare`. what: the tasks' name, for errors."""
 
     def __init__(self, kind: str, opening: bytes, what: str, quick: Lane, slow: Lane) -> None:
         self._kind, self._opening, self._what = kind, opening, what
@@ -73,9 +73,9 @@ class Pool:
         self._starting = asyncio.Lock()
 
     async def do(self, *task: bytes) -> bytes:
-        """What came of it, in whichever parts it is given. Cancelled, it ends at once, whatever the worker is at.
+        """The result of a task, which may be given in parts. If cancelled, the worker is killed at once.
 
-        Raises TookTooLong, Died, or ApiError where too many wait or no worker is to be had.
+        Raises TookTooLong, Died, or ApiError if too many tasks wait or no worker can be started.
         """
         with suppress(TookTooLong):
             async with self._quick.place(self._what):
@@ -84,7 +84,7 @@ class Pool:
             return await self._try(task, self._slow.seconds)
 
     async def close(self) -> None:
-        """End the nursery, and with it whoever is at work."""
+        """End the nursery, and with it its workers."""
         if self._control is not None:
             self._control.close()
         if self._nursery is not None and self._nursery.returncode is None:
@@ -97,7 +97,7 @@ class Pool:
             for part in task:
                 writer.write(part)
             try:
-                return await asyncio.wait_for(_told(reader), seconds)
+                return await asyncio.wait_for(_receive_result(reader), seconds)
             except asyncio.TimeoutError:
                 raise TookTooLong from None
             except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -105,13 +105,13 @@ class Pool:
 
     @asynccontextmanager
     async def _worker(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A worker's line, open until this is left; the worker is dead then."""
+        """A connection to a new worker, which is killed on exit."""
         ours, theirs = socket.socketpair()
         with theirs:
             control = await self._started()
             try:
                 socket.send_fds(control, [b"w"], [theirs.fileno()])
-            except OSError as error:  # it has died, or has hundreds to begin with
+            except OSError as error:  # the nursery has died, or has hundreds of workers to start
                 ours.close()
                 raise self._missing() from error
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=BUFFER)
@@ -134,7 +134,7 @@ class Pool:
         return unavailable(f"no worker for {self._what} could be started; see the server's log if this goes on")
 
     async def _started(self) -> socket.socket:
-        """The nursery's socket."""
+        """The nursery's socket; starts the nursery if it is not running."""
         async with self._starting:
             if self._control is None or self._nursery is None or self._nursery.returncode is not None:
                 ours, theirs = socket.socketpair()
@@ -156,6 +156,6 @@ class Pool:
             return self._control
 
 
-async def _told(reader: asyncio.StreamReader) -> bytes:
+async def _receive_result(reader: asyncio.StreamReader) -> bytes:
     size, _ = HEAD.unpack(await reader.readexactly(HEAD.size))
     return await reader.readexactly(size)

@@ -1,4 +1,4 @@
-"""What passes between the server and a worker that reads a large body."""
+"""The messages between the server and a worker that reads a large body."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Opening(msgspec.Struct):
 
 class Read(msgspec.Struct, array_like=True):
     rest: bytes = b""
-    """The body as JSON, with stubs where its prompts stood."""
+    """The body as JSON, with stubs in place of its prompts."""
     prompts: list[bytes] | None = None
     """Token ids, packed."""
     reply: bytes | None = None
-    """The whole answer, where the body is all that it takes."""
+    """The whole answer, if the worker can make it from the body alone."""
     error: tuple[int, str, str | None] | None = None
     """Status, message and field."""
 
