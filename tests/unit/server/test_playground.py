@@ -277,7 +277,7 @@ def test_other_faults_are_told_in_words(sheet: Sheet) -> None:
     sheet.answer(event([5], ["x"]), {"error": {"message": "the engine stopped"}})
     assert sheet.run().text("#drafted .error") == "the engine stopped" and sheet.text("#drafted .output") == "x"
     sheet.answer(event([5], ["x"]))
-    assert sheet.run().text("#drafted .error") == "The server ended the answer before the text ended."
+    assert sheet.run().text("#drafted .error") == "The server ended the answer before the text was complete."
     sheet.page.route("**/v1/completions", lambda route: route.fulfill(status=502, body="<h1>bad gateway</h1>"))
     assert sheet.run().text("#drafted .error") == "The server answered 502."
     sheet.page.route("**/v1/completions", lambda route: route.abort())
@@ -302,7 +302,7 @@ def test_asks_for_the_key_when_the_server_does(sheet: Sheet) -> None:
     key = sheet.page.locator("#key")
     key.wait_for()
     sheet.fill(prompt=PROMPT, max_tokens=5).run()
-    assert sheet.text("#drafted .error") == "This server asks for an API key."
+    assert sheet.text("#drafted .error") == "This server requires an API key."
     assert sheet.page.evaluate("document.activeElement.id") == "key"
     key.fill("wrong")
     key.press("Enter")
@@ -337,8 +337,8 @@ def test_output_is_text_whatever_it_says(sheet: Sheet) -> None:
 @pytest.mark.parametrize(
     ("acceptance", "lossless", "verdict", "why"),
     [
-        ("exact", True, "differs", "That is a bug"),
-        ("rejection", True, "redrawn", "as it should be"),
+        ("exact", True, "differs", "This is a bug"),
+        ("rejection", True, "redrawn", "is expected"),
         ("trust", False, "differs", "does not promise the model’s own text"),
     ],
 )

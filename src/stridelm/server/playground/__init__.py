@@ -1,7 +1,7 @@
-"""GET /: a page to try the model in, and to see which of its tokens were guessed.
+"""GET /: a page to try the model, and to see which of its tokens were guessed.
 
-The page is one file. Its policy lets the browser run the script and the style that are in the file and nothing else,
-and send requests to this server alone: what a model says cannot become part of the page.
+The page is one file. Its content security policy allows only the script and the style in that file, and requests only
+to this server: a model's output cannot become part of the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stridelm.verify import RULES
 router = APIRouter()
 
 LOSSY = ("trust",)
-"""Rules offered beside those that are lossless."""
+"""Rules offered in addition to the lossless ones."""
 PAGE = (Path(__file__).parent / "index.html").read_bytes()
 
 
@@ -47,13 +47,13 @@ HEADERS = {
 
 @router.get("/", response_model=None)
 async def page() -> Response:
-    """The page itself, which holds nothing of the model."""
+    """The page itself, which contains nothing about the model."""
     return Response(PAGE, headers=HEADERS, media_type="text/html")
 
 
 @router.get("/playground/facts", response_model=None)
 async def facts(request: Request) -> Response:
-    """What the page offers: the model, how it is drafted for by default, and what else could be asked for."""
+    """What the page shows: the model, its default drafter, and the drafters and rules to choose from."""
     service: Service = request.app.state.service
     ready = service.ready
     rules = [_rule(name) for name in RULES if RULES.get(name).lossless or name in {*LOSSY, ready.acceptance}]
@@ -73,6 +73,7 @@ async def facts(request: Request) -> Response:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    """coupled: text as without it. own_first: of a step's tokens the first is the model's own, not the last."""
+    """coupled: the text is the same as without speculation. own_first: of a step's tokens the first is the model's own,
+    not the last."""
     rule = RULES.get(name)
     return {"name": name, "lossless": rule.lossless, "coupled": rule.coupled, "own_first": rule.trusts_probes}
