@@ -1,2 +1,2 @@
-"""The HTTP border. One process speaks HTTP and tokenises, another runs the engine; messages.py is all that passes
-between them."""
+"""The HTTP server. One process speaks HTTP and tokenises, another runs the engine; messages.py defines everything that
+passes between them."""

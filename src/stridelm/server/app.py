@@ -26,19 +26,19 @@ from stridelm.server.validation import invalid
 logger = logging.getLogger(__name__)
 
 NOBODY = 499
-"""nginx's status for a client that left: logged, and sent to nobody."""
+"""nginx's status for a client that disconnected: logged, never sent."""
 
 
 def build_app(service: Service) -> FastAPI:
-    """The service is started and stopped by whoever runs the application."""
+    """The caller starts and stops the service."""
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     for part in (completions, chat, models, generate, info, texts, ops, playground):
         app.include_router(part.router)
-    complete(app.openapi())  # which is kept
+    complete(app.openapi())  # FastAPI caches the document
     gc.collect()
-    gc.freeze()  # a collection that looks through all that was loaded takes a tenth of a second
+    gc.freeze()  # a collection that scans everything loaded so far takes a tenth of a second
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -62,7 +62,7 @@ async def _api_error(_: Request, error: Exception) -> Response:
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
-    """What pydantic says, without what was sent: that may be a prompt."""
+    """pydantic's messages without the input, which may be a prompt."""
     assert isinstance(error, RequestValidationError)
     return error_reply(invalid(error.errors()))
 
@@ -80,4 +80,4 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 async def _fault(_: Request, error: Exception) -> Response:
     logger.error("a request failed", exc_info=error)
-    return error_reply(ApiError(500, "the server made a mistake; it is in its log", kind="server_error"))
+    return error_reply(ApiError(500, "internal server error; see the server's log", kind="server_error"))

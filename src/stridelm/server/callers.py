@@ -1,7 +1,8 @@
-"""Who asks: known by a key, told apart by an id that says nothing of it, and allowed what its role is.
+"""The caller of a request: authenticated by a key, identified by an id that reveals nothing of the key, with the
+permissions of its role.
 
-A client may not do what is felt by all: forget the cache, end what is another's, go before everybody. Where no keys are
-configured everybody is an operator.
+A client may not do what affects everyone: flush the cache, end another's requests, go ahead of everyone else. Where no
+keys are configured, every caller is an operator.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from starlette.requests import Request
 @dataclass(frozen=True)
 class Caller:
     tenant: str = ""
-    """Stands for the key, for as long as the process lives; empty where there are no keys."""
+    """Identifies the key for the lifetime of the process; empty where there are no keys."""
     operator: bool = True
 
 
 EVERYBODY = Caller()
 NOBODY = Caller(operator=False)
-"""Who shows no key where none is needed, at a server that has keys."""
+"""A caller without a key, at a route that needs none, on a server that has keys."""
 
 
 class Keys:
-    """Those of clients and of operators; one that is in both lists is an operator's."""
+    """The keys of clients and operators; a key in both lists is an operator's."""
 
     def __init__(self, clients: Sequence[str], operators: Sequence[str]) -> None:
         self._salt = secrets.token_bytes(16)
@@ -39,23 +40,24 @@ class Keys:
         return bool(self._known)
 
     def caller(self, authorization: str) -> Caller | None:
-        """Whose key the header bears. All are compared, each in constant time: how long it takes tells nothing."""
+        """The caller whose key is in the header; None for an unknown key. Every key is compared, each in constant time,
+        so that the duration reveals nothing."""
         if not self._known:
             return EVERYBODY
-        kind, _, given = authorization.partition(" ")
-        presented = self._digest(given.strip().encode() if kind.lower() == "bearer" else b"")
-        found = [
+        scheme, _, token = authorization.partition(" ")
+        presented = self._digest(token.strip().encode() if scheme.lower() == "bearer" else b"")
+        matches = [
             Caller(digest[:6].hex(), operator)
             for digest, operator in self._known
             if hmac.compare_digest(presented, digest)
         ]
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.new(self._salt, key, hashlib.sha256).digest()
 
 
 def caller_of(request: Request) -> Caller:
-    """As the border found it."""
+    """The caller that the middleware found."""
     caller: Caller = request.state.caller
     return caller

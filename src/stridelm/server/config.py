@@ -18,72 +18,74 @@ FLAGS = (
 class ServerConfig:
     """Raises ValueError, on construction, for a value that could never work."""
 
-    host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 for all, where others are meant to come in")
-    port: int = option(8000, "port to listen at; 0 for any that is free")
-    api_key: Sequence[str] | None = option(None, "key that requests must bear; repeated: any of them")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces, to accept remote clients")
+    port: int = option(8000, "port to listen on; 0 for any free port")
+    api_key: Sequence[str] | None = option(None, "key that requests must send; repeated: any of them")
     operator_key: Sequence[str] | None = option(
-        None, "key that may do all: flush, abort what is others', choose any priority; repeated: any of them"
+        None,
+        "key that may do everything: flush the cache, abort others' requests, choose any priority; repeated: any of "
+        "them",
     )
     allowed_hosts: Sequence[str] | None = option(
         None,
-        "name that requests may know this server by (Host), *.NAME for all below it, * for any; repeated: any of them; "
-        "without, any, but at a loopback address its own names alone",
+        "host name that requests may use for this server (Host), *.NAME for all names below it, * for any; repeated: "
+        "any of them; default: any name, but at a loopback address only its own names",
     )
-    protect_metrics: bool = option(False, "ask for the key at /metrics and /health too")
+    protect_metrics: bool = option(False, "require the key at /metrics and /health too")
     served_model_name: Sequence[str] | None = option(
         None, "name of the model in requests and answers; repeated: any of them, the first in answers"
     )
-    chat_template: str | None = option(None, "file with the chat template, where the model has none of its own")
-    max_queue: int = option(1024, "most samples open at once, waiting or running; beyond it requests get 429")
+    chat_template: str | None = option(None, "file with the chat template, if the model has none of its own")
+    max_queue: int = option(1024, "maximum samples open at once, waiting or running; beyond it requests get 429")
     max_queue_per_key: int | None = option(
         None,
-        "most samples that a client's key may have open; none for half of max_queue where there are several keys",
+        "maximum samples that a client's key may have open; none for half of max_queue if there are several keys",
     )
-    min_priority: int = option(0, "most urgent priority that a client's key may ask for: smaller ones go first")
+    min_priority: int = option(0, "most urgent priority that a client's key may request: smaller numbers go first")
     max_body_mib: float = option(16.0, "largest body of a request; a larger one gets 413")
     max_connections: int = option(
-        4096, "most connections open at once; beyond it one that waits for a request makes room, else new ones get 503"
+        4096,
+        "maximum connections open at once; beyond it one that is waiting for a request is closed, or else new ones get "
+        "503",
     )
     max_buffered_mib: float = option(
-        1024.0, "memory for requests and for answers that are not read yet, of all connections; who holds most goes"
+        1024.0, "memory for requests and unread answers of all connections; beyond it the one that holds most is closed"
     )
     max_unread_mib: float = option(
-        256.0, "memory for one answer that is not streamed, or not read as it comes; a larger one ends with an error"
+        256.0, "memory for one answer that is not streamed, or not read as it arrives; a larger one ends with an error"
     )
     h11_max_incomplete_event_size: int = option(
-        65536, "most bytes of a request's line and headers, by vLLM's name; more get 431"
+        65536, "maximum bytes of a request's line and headers (vLLM's name); more get 431"
     )
-    timeout_head: float = option(10.0, "seconds that a request's line and headers may take to come; then 408")
-    timeout_body: float = option(300.0, "seconds that a request's body may take to come; then 408")
-    timeout_body_idle: float = option(10.0, "seconds that a body that is coming may stand still; then 408")
-    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept for its next request")
+    timeout_head: float = option(10.0, "seconds in which a request's line and headers must arrive; then 408")
+    timeout_body: float = option(300.0, "seconds in which a request's body must arrive; then 408")
+    timeout_body_idle: float = option(10.0, "seconds without a byte before an incomplete body gets 408")
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open for its next request")
     timeout_write: float = option(
         30.0,
-        "seconds in which a client must read 16 KiB of a waiting answer; else it is aborted",
+        "seconds in which a client must read 16 KiB of a waiting answer; otherwise it is aborted",
     )
-    request_timeout: float | None = option(None, "seconds that a request may take; none for as long as it needs")
-    drain_timeout: float = option(30.0, "seconds that running requests have left when the server is asked to end")
+    request_timeout: float | None = option(None, "seconds that a request may take; none for no limit")
+    drain_timeout: float = option(30.0, "seconds that running requests have to finish when the server is told to stop")
     engine_timeout: float = option(
-        300.0, "seconds without a step after which the engine counts as hung and is started again; a step may compile"
+        300.0, "seconds without a step after which the engine counts as hung and is restarted; a step may compile"
     )
-    max_restarts: int = option(5, "times in ten minutes that an engine that died is started again")
-    enable_return_hidden_states: bool = option(
-        False, "let requests of /generate ask for hidden states, which are large"
-    )
+    max_restarts: int = option(5, "maximum restarts in ten minutes of an engine that died")
+    enable_return_hidden_states: bool = option(False, "let requests to /generate return hidden states, which are large")
     enable_synthetic_acceptance: bool = option(
-        False, "let requests ask for simulated acceptance, whose output is not the model's; for benchmarks alone"
+        False, "let requests use simulated acceptance, whose output is not the model's; for benchmarks only"
     )
     incremental_streaming_output: bool = option(
-        False, "events of /generate hold what is new, not all of the text so far"
+        False, "events of /generate hold only the new text, not all of the text so far"
     )
     max_repeating_mib: float = option(
-        64.0, "what a stream of /generate may send before events that hold all of its text so far come less often"
+        64.0, "how much a stream of /generate may send before events with all of its text so far become less frequent"
     )
     max_prompt_scores: int = option(
-        1 << 21, "most log-probabilities of prompts that a request may ask for: prompt tokens x likeliest x samples"
+        1 << 21, "maximum prompt log-probabilities per request: prompt tokens x likeliest tokens x samples"
     )
-    access_log: bool = option(True, "a line for each request, with its acceptance")
-    log_json: bool = option(False, "log lines are JSON objects")
+    access_log: bool = option(True, "log a line for each request, with its acceptance")
+    log_json: bool = option(False, "write log lines as JSON objects")
 
     def __post_init__(self) -> None:
         settle_number(self, "port", 0, 65535, whole=True)
@@ -114,7 +116,7 @@ class ServerConfig:
             if self.max_queue_per_key is not None or self.min_priority:
                 raise ValueError("max_queue_per_key and min_priority would have no effect without api_key; give one")
         if self.chat_template is not None and not Path(self.chat_template).is_file():
-            raise ValueError(f"chat_template {self.chat_template} is no file; name one that holds a Jinja template")
+            raise ValueError(f"chat_template {self.chat_template} is not a file; name one that holds a Jinja template")
 
     @property
     def places_per_key(self) -> int:
@@ -130,5 +132,5 @@ def _names(name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     names = (value,) if isinstance(value, str) else tuple(value)
     if not names or not all(isinstance(one, str) and one for one in names):
-        raise ValueError(f"{name} must be a word, or several; none of them empty")
+        raise ValueError(f"{name} must be one or several non-empty strings")
     return names

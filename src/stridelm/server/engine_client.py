@@ -1,4 +1,5 @@
-"""The HTTP process's end of the line to the engine: requests go out, what they get comes back to whoever waits."""
+"""The HTTP process's end of the connection to the engine: sends requests, and delivers results to whoever awaits
+them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from stridelm.server.weight import weight
 logger = logging.getLogger(__name__)
 
 MAX_HELD = 256 << 20
-"""Bytes, where a server does not say otherwise."""
+"""Bytes, unless the server sets another limit."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,26 @@ class Prompt:
 
 
 class Generation:
-    """The samples of one HTTP request, numbered from 0, and what has come for them.
+    """The samples of one HTTP request, numbered from 0, and the deltas that have arrived for them.
 
-    Deltas gather until they are read: a slow reader finds many at once, and stalls nobody.
+    Deltas accumulate until they are read: a slow reader gets many at once, and delays no one else.
     """
 
     def __init__(self, group: str, count: int, tenant: str = "") -> None:
         self.group = group
         self.tenant = tenant
-        """Whose it is (callers.py)."""
+        """Whose request it is (callers.py)."""
         self.ids = [f"{group}.{i}" for i in range(count)]
         self.began = time.monotonic()
         self.abandoned = False
-        """Nobody reads it any more."""
+        """True when nobody reads it any more."""
         self.ended: list[RequestMetrics] = []
-        """What the samples that have ended cost."""
+        """Metrics of the samples that have ended."""
         self.tokens = 0
         self.held = 0
-        """About how many bytes of what has come are kept."""
+        """Approximate bytes of deltas that are held."""
         self.most_held = MAX_HELD
-        """Above this the samples end: nobody reads what they are given, or not before all of it is there."""
+        """Bytes beyond which the samples are ended: their output is not being read, or not before it is complete."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the last sample ends, at least once."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,26 +99,26 @@ class Generation:
         self._woken.set()
 
     def fail(self, error: ApiError) -> None:
-        """End all of it; what had come before is still read."""
+        """End all samples; deltas that arrived before can still be read."""
         self._error = error
         self._open.clear()
         self.on_end()
         if not self.accepted.done():
             self.accepted.set_exception(error)
-            self.accepted.exception()  # looked at: whoever would have waited may be gone
+            self.accepted.exception()  # marks it as retrieved: nobody may be awaiting it any more
         self._woken.set()
 
     def overflow(self) -> None:
-        """Give back what is kept; whoever reads on is told why."""
+        """Drop the deltas that are held; the next read raises the reason."""
         self._arrived.clear()
         self.held = 0
         self.fail(answer_too_large(self.most_held))
 
     async def next(self, keep: bool = False) -> list[tuple[int, Delta]]:
-        """What has come since the last call, at least one delta; empty when all samples have ended. keep: it is kept
-        until the answer is whole, and counts as held until then.
+        """The deltas since the last call, at least one; empty when all samples have ended. keep: the caller keeps them
+        until the answer is complete, and they count as held until then.
 
-        Raises ApiError if the engine died, or if there was more than may be held.
+        Raises ApiError if the engine died, or if more had to be held than is allowed.
         """
         while not self._arrived:
             if self._error is not None:
@@ -134,21 +135,21 @@ class Generation:
 
 @dataclass
 class EngineClient:
-    """One engine process's sockets. `watch` is called with every delta and its time; `heard` with every report."""
+    """One engine process's sockets. `watch` is called with every delta and its time, `heard` with every report."""
 
     directory: str
-    """Where the sockets lie; nobody else may look into it."""
+    """Where the sockets are; no other user may access it."""
     watch: Callable[[Generation, Delta, float], None]
     heard: Callable[[Report], None]
     context: zmq.asyncio.Context
-    """One for all links of a process: where descriptors have run out, libzmq ends a process that makes a new one."""
+    """One for all clients of a process: if descriptors have run out, libzmq aborts a process that creates a new one."""
     ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
-    """Sample id -> whose it is."""
+    """Sample id -> its generation, and its index there."""
 
     def __post_init__(self) -> None:
         self.beats = 0
-        """How often the engine said that its loop goes round."""
+        """Heartbeats received from the engine's loop."""
         self._groups: dict[str, Generation] = {}
         self._count = itertools.count()
         tag = secrets.token_hex(8)
@@ -162,12 +163,12 @@ class EngineClient:
             self._close_sockets()
             raise
         self.reading = asyncio.create_task(self._read())
-        """Never ends by itself; if it fails, nobody hears the engine any more."""
+        """Never ends by itself; if it fails, the engine's messages are no longer received."""
 
     async def submit(self, prompts: Sequence[Prompt], tenant: str = "") -> Generation:
-        """Hand the prompts to the engine, all or none. A prompt's samples are consecutive.
+        """Submit the prompts to the engine, all or none. A prompt's samples are consecutive.
 
-        tenant: whose they are; tenants share nothing that the engine keeps, and take turns.
+        tenant: whose they are; tenants share no cached state of the engine, and take turns.
         Raises ApiError if one of them cannot be served.
         """
         generation = Generation(f"g{next(self._count)}", sum(prompt.params.n for prompt in prompts), tenant)
@@ -176,32 +177,32 @@ class EngineClient:
         try:
             message = encode(Submit(generation.group, jobs))
         except OverflowError as error:
-            raise bad_request("a number of the request has more than 64 bits; lower it") from error
+            raise bad_request("a number in the request has more than 64 bits; lower it") from error
         except UnicodeEncodeError as error:
-            raise bad_request("a text of the request is not valid Unicode; leave lone surrogates out") from error
+            raise bad_request("a text in the request is not valid Unicode; leave lone surrogates out") from error
         self._groups[generation.group] = generation
         self.open.update({id: (generation, i) for i, id in enumerate(generation.ids)})
         self._post(message)
         try:
             await generation.accepted
-        except BaseException:  # a client that left while it was being asked
+        except BaseException:  # the client left before the engine had answered
             self.abandon(generation)
             raise
         return generation
 
     def abandon(self, generation: Generation) -> None:
-        """Nobody waits for it any more: what still runs of it is dropped."""
+        """Nobody awaits it any more: abort the samples that still run."""
         generation.abandoned = True
         self.cut(generation)
 
     def cut(self, generation: Generation) -> None:
-        """End what still runs of it, with the finish reason abort."""
+        """End the samples that still run, with the finish reason abort."""
         running = [id for id in generation.open_ids if id in self.open]
         if running:
             self.send(Abort(running))
 
     def fail_all(self) -> None:
-        """The engine is gone: everybody who waits is told."""
+        """The engine is gone: every open request fails."""
         for generation in {id(g): g for g, _ in self.open.values()}.values():
             generation.fail(engine_died())
         self.open.clear()
@@ -224,7 +225,7 @@ class EngineClient:
             socket.close(linger=0)
 
     def send(self, message: ToEngine) -> None:
-        """Never waits: there is no high-water mark."""
+        """Never blocks: there is no high-water mark."""
         self._post(encode(message))
 
     def _post(self, message: bytes) -> None:
@@ -259,10 +260,10 @@ class EngineClient:
                 generation.fail(refuse(message.message))
 
     def _deliver(self, delta: Delta, now: float) -> None:
-        found = self.open.get(delta.id)
-        if found is None:
+        entry = self.open.get(delta.id)
+        if entry is None:
             return
-        generation, index = found
+        generation, index = entry
         if delta.finish is not None:
             del self.open[delta.id]
         self.watch(generation, delta, now)
@@ -277,7 +278,7 @@ class EngineClient:
 
 
 def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
-    """Samples of one prompt share a seed, and the engine tells them apart by their number."""
+    """Samples of one prompt share a seed; the engine distinguishes them by their index."""
     seed = None if prompt.params.seed is not None else secrets.randbits(63)
     params = plain(prompt.params)
     if tenant:

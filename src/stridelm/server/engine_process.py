@@ -1,7 +1,7 @@
-"""The engine's process: a loop that takes what has come, steps, and sends what the step gave.
+"""The engine's process: a loop that handles messages, runs a step, and sends the step's output.
 
-Nothing here waits while a request runs: messages are read between steps, and sent without regard to whether anybody
-has read the last.
+Nothing here blocks while a request runs: messages are read between steps, and sent whether or not the previous ones
+have been read.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from stridelm.types import Logprob, Request, StepOutput
 logger = logging.getLogger(__name__)
 
 IDLE_MS = 500
-"""How long an idle engine waits for messages before it looks whether its parent is still there."""
+"""How long an idle engine waits for messages before it checks whether its parent still exists."""
 COMPILING_MS = 5
 REPORT_S = 0.25
 BEAT_S = 0.5
 
 
 def main() -> None:
-    """Serve until told to stop. `python -m stridelm.server.engine_process`, started by supervisor.py."""
+    """Serve until a Stop message. `python -m stridelm.server.engine_process`, started by supervisor.py."""
     share_arenas()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
     end_with(orders.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, after its clients were served
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, once its clients have been served
     set_up_logging(orders.log_level, orders.log_json)
     context = zmq.Context()
     receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -98,16 +98,16 @@ def _load(config: EngineConfig, receiver: zmq.Socket[bytes], sender: zmq.Socket[
 
 def _facts(engine: Engine) -> Ready:
     target, parts = engine.loaded.target, engine.loaded
-    spoken, _ = engine.intake.settled(SamplingParams())
-    assert spoken.drafter is not None
-    why = "asked for"
+    speculation, _ = engine.intake.settled(SamplingParams())
+    assert speculation.drafter is not None
+    why = "as configured"
     if engine.config.drafter == "auto":
         why = f"auto: {best_drafter(engine.config.speculation, target)[1]}"
     return Ready(
         model=str(parts.path),
-        drafter=spoken.drafter,
-        depth=spoken.depth or 0,
-        acceptance=spoken.rule,
+        drafter=speculation.drafter,
+        depth=speculation.depth or 0,
+        acceptance=speculation.rule,
         why=why,
         drafters=[name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None],
         context=target.max_length,
@@ -131,14 +131,14 @@ class Loop:
         self._stopped = False
         self._compiler = ThreadPoolExecutor(max_workers=1)
         self._held: list[tuple[Submit, Future[list[Any]]]] = []
-        """What waits for its grammar."""
+        """Submissions that wait for their grammar to be compiled."""
         self._reported = self._beaten = 0.0
         self._tidied = time.monotonic()
         self._settled = False
-        """Whether the last report was of an idle engine: until something comes, there is nothing to add."""
+        """Whether the last report was of an idle engine: nothing changes until a message arrives."""
 
     def run(self) -> None:
-        """Until told to stop, or until the parent is gone."""
+        """Run until a Stop message, or until the parent is gone."""
         while not self._stopped and os.getppid() == self._parent:
             self._beat()
             self._take()
@@ -156,7 +156,7 @@ class Loop:
             self._send(Beat())
 
     def _take(self) -> None:
-        """Handle all messages that have come; wait for one only if there is nothing to run."""
+        """Handle all messages that have arrived; wait for one only if there is nothing to run."""
         timeout = 0 if self.engine.busy else COMPILING_MS if self._held else IDLE_MS
         while self._receiver.poll(timeout):
             message = to_engine(self._receiver.recv())
@@ -173,22 +173,22 @@ class Loop:
                 self._stopped = True
 
     def _submit(self, message: Submit) -> None:
-        """Queue all jobs; those with a grammar once it is compiled, which happens on a thread."""
-        asked = {StructuredOutputs.of(g) for job in message.jobs if (g := job.params.get("structured_outputs"))}
-        if not asked:
+        """Queue all jobs; those with a grammar once a thread has compiled it."""
+        grammars = {StructuredOutputs.of(g) for job in message.jobs if (g := job.params.get("structured_outputs"))}
+        if not grammars:
             self._queue(message)
             return
-        compiling = self._compiler.submit(lambda: [self.engine.grammars.compile(one) for one in asked])
+        compiling = self._compiler.submit(lambda: [self.engine.grammars.compile(one) for one in grammars])
         self._held.append((message, compiling))
 
     def _release(self) -> None:
-        """Queue what was held back for a grammar that is compiled now."""
+        """Queue the submissions whose grammar has been compiled."""
         for held in [held for held in self._held if held[1].done()]:
             self._held.remove(held)
-            self._queue(held[0])  # a grammar that would not compile is refused there, as it was here
+            self._queue(held[0])  # a grammar that failed to compile is refused there, with the same error
 
     def _queue(self, message: Submit) -> None:
-        """Queue all jobs, or say why one of them cannot be served and keep none."""
+        """Queue all jobs; if one of them cannot be served, queue none and send the reason."""
         added: list[str] = []
         try:
             for job in message.jobs:
@@ -214,11 +214,11 @@ class Loop:
             yield self._text_engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant, seed=job.seed)
 
     def _abort(self, ids: list[str]) -> None:
-        """Drop requests and say what they had cost; those that are gone already are no matter."""
+        """Drop requests and send their metrics; ids of requests that have already ended are ignored."""
         ended, gone = [], set(ids)
         for held in [held for held in self._held if any(gone.intersection(job.ids) for job in held[0].jobs)]:
             self._held.remove(held)
-            held[1].cancel()  # if it has not begun
+            held[1].cancel()  # succeeds only if it has not begun
             self._send(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
@@ -228,7 +228,7 @@ class Loop:
             self._send(Outputs(ended))
 
     def _step(self) -> list[Delta]:
-        """One step. Raises EngineFault if the engine is of no use any more: the process is started anew then."""
+        """One step. Raises EngineFault if the engine cannot go on: the process is then restarted."""
         return [self._delta(output) for output in self._text_engine.step()]
 
     def _delta(self, output: StepOutput) -> Delta:
@@ -238,7 +238,7 @@ class Loop:
             return _delta(self.engine.fail(output.request, error))
 
     def _report(self) -> Report | None:
-        """Every so often while there is work, and once when it has ended."""
+        """A report every REPORT_S while there is work, and one when the engine becomes idle."""
         now, idle = time.monotonic(), not self.engine.busy
         if (idle and self._settled) or (not idle and now - self._reported < REPORT_S):
             return None
@@ -279,7 +279,7 @@ def _delta(output: StepOutput) -> Delta:
 
 
 def _prompt_scores(request: Request, entries: Sequence[dict[int, Logprob] | None] | None) -> list[bytes] | None:
-    """Packed some positions at a time: unpacked, all of them would be millions of objects."""
+    """Encoded SCORED positions at a time: decoded at once, they would be millions of objects."""
     if entries is None:
         return None
     return [

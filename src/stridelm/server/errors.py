@@ -1,6 +1,7 @@
-"""What a client is told when something cannot be had: an HTTP status and OpenAI's error object.
+"""The errors that clients get: an HTTP status and OpenAI's error object.
 
-Messages name the remedy and what was wrong with the request, never a prompt, a path of the server or a traceback.
+Messages say what was wrong with the request and how to fix it; they never contain a prompt, a path on the server or a
+traceback.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 LONGEST = 500
-"""Characters of a message. It may quote what was sent, whose end is as telling as its beginning."""
+"""Characters of a message. It may quote input, whose end is as informative as its beginning."""
 CUT = " [...] "
 
 
 def bounded(text: str) -> str:
-    """Without its middle, if it is long."""
+    """The text, with its middle left out if it is too long."""
     if len(text) <= LONGEST:
         return text
     tail = LONGEST // 3
@@ -21,7 +22,7 @@ def bounded(text: str) -> str:
 
 
 class ApiError(Exception):
-    """An answer other than 200. `retry_after` is in seconds; `closes`: the connection is of no further use."""
+    """An answer other than 200. retry_after: seconds. closes: the connection is closed after it."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ApiError(Exception):
         retry_after: int | None = None,
         closes: bool = False,
     ) -> None:
-        message = bounded(message.encode(errors="backslashreplace").decode())  # it may quote what no answer can hold
+        message = bounded(message.encode(errors="backslashreplace").decode())  # it may quote lone surrogates
         param = None if param is None else bounded(param.encode(errors="backslashreplace").decode())
         super().__init__(message)
         self.status = status
@@ -60,7 +61,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 def engine_died() -> ApiError:
     return ApiError(
         503,
-        "the engine stopped while it worked on this request; it is being started again, send the request once more",
+        "the engine stopped while it worked on this request and is being restarted; send the request again",
         kind="server_error",
         code="engine_restarting",
         retry_after=5,
@@ -70,8 +71,8 @@ def engine_died() -> ApiError:
 def request_failed(what: str) -> ApiError:
     return ApiError(
         500,
-        f"the request failed: {what}. Nothing else was affected; the fault is the server's, whose log has more under "
-        "this message",
+        f"the request failed: {what}. Nothing else was affected; the fault is the server's, and its log has details "
+        "under this message",
         kind="server_error",
         code="request_failed",
     )
@@ -84,18 +85,17 @@ def unavailable(why: str, retry_after: int = 5) -> ApiError:
 def overloaded(open_requests: int) -> ApiError:
     return ApiError(
         429,
-        f"{open_requests} requests are open, the most that this server takes (max_queue); try again in a moment",
+        f"{open_requests} requests are open, the maximum of this server (max_queue); try again in a moment",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after=1,
     )
 
 
-def no_places(most: int) -> ApiError:
+def no_places(limit: int) -> ApiError:
     return ApiError(
         429,
-        f"{most} requests are open with this key, the most that one may have (max_queue_per_key); try again "
-        "in a moment",
+        f"{limit} requests are open with this key, the maximum per key (max_queue_per_key); try again in a moment",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after=1,
@@ -118,7 +118,7 @@ def timed_out(seconds: float) -> ApiError:
 def too_large(limit_mib: float) -> ApiError:
     return ApiError(
         413,
-        f"the body is larger than {limit_mib:g} MiB, this server's max_body_mib; send less at once",
+        f"the body is larger than {limit_mib:g} MiB, this server's max_body_mib; send a smaller one",
         code="request_too_large",
         closes=True,
     )
@@ -127,18 +127,18 @@ def too_large(limit_mib: float) -> ApiError:
 def head_too_large(limit: int) -> ApiError:
     return ApiError(
         431,
-        f"the request's line and headers are more than {limit} bytes (h11_max_incomplete_event_size), or too many; "
-        "send fewer",
+        f"the request's line and headers exceed {limit} bytes (h11_max_incomplete_event_size), or there are too many "
+        "headers; send fewer",
         code="request_header_fields_too_large",
         closes=True,
     )
 
 
 def slow_request(part: str, seconds: float, idle: float | None = None) -> ApiError:
-    still = "" if idle is None else f", or stood still for {idle:g} s (timeout_body_idle)"
+    or_idle = "" if idle is None else f", or stalled for {idle:g} s (timeout_body_idle)"
     return ApiError(
         408,
-        f"the request's {part} took longer than {seconds:g} s (timeout_{part}){still}; send it faster",
+        f"the request's {part} took longer than {seconds:g} s (timeout_{part}){or_idle}; send it faster",
         kind="timeout_error",
         code="request_timeout",
         closes=True,
@@ -148,7 +148,7 @@ def slow_request(part: str, seconds: float, idle: float | None = None) -> ApiErr
 def busy() -> ApiError:
     return ApiError(
         503,
-        "as many connections are open as this server takes (max_connections); try again in a moment",
+        "this server's maximum of connections is open (max_connections); try again in a moment",
         kind="server_error",
         code="service_unavailable",
         retry_after=1,
@@ -168,7 +168,7 @@ def answer_too_large(limit: int) -> ApiError:
 def unauthorised() -> ApiError:
     return ApiError(
         401,
-        "this server asks for an API key: send it as 'Authorization: Bearer KEY'",
+        "this server requires an API key: send it as 'Authorization: Bearer KEY'",
         kind="authentication_error",
         code="invalid_api_key",
     )

@@ -1,4 +1,4 @@
-"""The deltas of a sample put together again."""
+"""Accumulates the deltas of a sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gathered:
         self.finish = delta.finish or self.finish
 
     def forget(self) -> None:
-        """Drop what is large: it was told."""
+        """Drop the large parts, once they have been written into the answer."""
         self.logprobs, self.prompt_logprobs = [], None
 
     @property
@@ -41,7 +41,7 @@ class Gathered:
 
 
 async def gather(generation: Generation) -> list[Gathered]:
-    """All samples, to their ends. Raises ApiError if the engine dies."""
+    """All samples, complete. Raises ApiError if the engine dies."""
     samples = [Gathered() for _ in generation.ids]
     while arrived := await generation.next(keep=True):
         for index, delta in arrived:
@@ -50,7 +50,7 @@ async def gather(generation: Generation) -> list[Gathered]:
 
 
 def speculation_of(metrics: RequestMetrics) -> dict[str, Any]:
-    """How a sample was drafted and what came of it, for answers: `lossless` says what the rule promises."""
+    """How a sample was drafted and how much was accepted, for answers; `lossless` is what the rule promises."""
     return {
         "drafter": metrics.drafter,
         "depth": metrics.depth,

@@ -1,4 +1,5 @@
-"""Routes whose bodies may be large: those are read by a worker (workers/bodies.py) and not on the loop."""
+"""Routes whose bodies may be large: a worker (workers/bodies.py) reads large bodies, to keep that off the event
+loop."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from stridelm.server.messages import unpacked
 from stridelm.server.replies import ClientGone, while_connected
 
 SMALL_BODY = 32 << 10
-"""Bytes; reading so much holds the loop for less than twenty milliseconds, whatever it is."""
+"""Bytes; reading this much holds the loop for less than twenty milliseconds, whatever it contains."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class LargeBodies(APIRoute):
-    """A route like any other. Of a large body it sees the small part alone; what else there was is in the request's
-    state, under `prompts` or `reply`."""
+    """A route like any other, except that it gets only the small part of a large body; the rest, as the worker read
+    it, is in the request's state, under `prompts` or `reply`."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -32,7 +33,7 @@ class LargeBodies(APIRoute):
 
         async def handle_large(request: Request) -> Response:
             try:
-                body = [part async for part in request.stream()]  # never joined: that takes milliseconds
+                body = [part async for part in request.stream()]  # not joined if large: that takes milliseconds
             except ClientDisconnect as error:
                 raise ClientGone from error
             if sum(map(len, body)) <= SMALL_BODY or not _is_json(request):
@@ -49,13 +50,13 @@ class LargeBodies(APIRoute):
 
 
 def prompts_read(request: Request) -> list[array[int]] | None:
-    """The token ids of the prompts, where a worker has read them."""
+    """The token ids of the prompts, if a worker has read them."""
     prompts: list[array[int]] | None = getattr(request.state, "prompts", None)
     return prompts
 
 
 def reply_read(request: Request) -> bytes | None:
-    """The answer as JSON, where a worker has made it."""
+    """The answer as JSON, if a worker has made it."""
     reply: bytes | None = getattr(request.state, "reply", None)
     return reply
 
@@ -66,14 +67,14 @@ def _is_json(request: Request) -> bool:
 
 
 def _with_body(body: bytes, receive: Receive) -> Receive:
-    """What a request hears: this body, and then what else comes."""
-    given = False
+    """A `receive` that returns this body first, then whatever `receive` returns."""
+    body_sent = False
 
-    async def heard() -> Message:
-        nonlocal given
-        if given:
+    async def receive_body() -> Message:
+        nonlocal body_sent
+        if body_sent:
             return await receive()
-        given = True
+        body_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return heard
+    return receive_body

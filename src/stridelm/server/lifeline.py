@@ -1,4 +1,4 @@
-"""A process that ends when its parent does, whatever it is doing: compiling a grammar, or a step that hangs."""
+"""Ends a process when its parent does, whatever it is doing: compiling a grammar, or a step that hangs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends; at once if that has happened already."""
+    """Have the kernel kill this process when the thread that started it ends; exit if the parent is gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

@@ -1,5 +1,5 @@
-"""Log lines: for people, or as JSON objects for machines. Nothing that a client sends can look like a line of its own,
-and nothing that clients do makes more than a line a minute of a kind."""
+"""Log lines: for people, or as JSON objects for machines. Nothing that a client sends can forge a log line, and nothing
+that clients do logs more than one line of a kind per minute."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import time
 from typing import Any
 
 ACCESS = logging.getLogger("stridelm.access")
-"""One line a request."""
+"""One line per request."""
 
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\\]")
-"""What ends a line, moves a terminal's cursor or turns text around; and the backslash, which stands for it."""
+"""What ends a line, moves a terminal's cursor or reverses text; and the backslash, which escapes it."""
 LONGEST = 4000
-OFTEN = ("asyncio", "uvicorn.error", "stridelm.server.limits")
-"""Loggers of which a client, or many, could make a flood."""
+RATE_LIMITED = ("asyncio", "uvicorn.error", "stridelm.server.limits")
+"""Loggers that a client, or many, could flood."""
 MINUTE_S = 60.0
 
 
 def escaped(text: str) -> str:
-    """On one line, with what a terminal would obey spelt out."""
-    return UNSAFE.sub(lambda found: found.group().encode("unicode_escape", "backslashreplace").decode(), text)
+    """On one line, with control characters escaped."""
+    return UNSAFE.sub(lambda match: match.group().encode("unicode_escape", "backslashreplace").decode(), text)
 
 
 class OneAMinute(logging.Filter):
-    """Lets the first line of a kind pass, and then one a minute that says how many were left out."""
+    """Lets the first line of a kind pass, and then one per minute that says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class OneAMinute(logging.Filter):
         self._left_out: dict[tuple[Any, ...], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name not in OFTEN:
+        if record.name not in RATE_LIMITED:
             return True
-        # asyncio puts the particulars into the message itself, behind its first line.
+        # asyncio puts details into the message itself, after its first line.
         error = record.exc_info[0] if record.exc_info else None
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0][:80], error)
         now, last = time.monotonic(), self._last.get(kind)
@@ -50,7 +50,7 @@ class OneAMinute(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """A line for a person; a traceback stands indented behind it."""
+    """A line for a person; a traceback follows it, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{record.levelname} {record.name}: {escaped(record.getMessage().rstrip()[:LONGEST])}"
@@ -61,7 +61,7 @@ class Lines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object a line. What is logged with extra={"fields": {...}} stands beside the message."""
+    """A JSON object per line. Fields logged with extra={"fields": {...}} are added to it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -73,7 +73,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # ASCII alone, so that JSON's own escapes are left to do: those of DEL, which JSON would let stand.
+        # json.dumps escapes everything unsafe, since its output is ASCII, except DEL.
         return json.dumps(line, default=str).replace("\x7f", "\\u007f")
 
 

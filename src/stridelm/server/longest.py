@@ -1,8 +1,9 @@
-"""How many bytes of text one token can stand for at most, so that a text can be too long before it is tokenised.
+"""The most bytes of text that one token can represent, so that a text can be refused as too long before it is
+tokenised.
 
-Only for tokenizers in which every byte of a text comes out as part of some token: BPE over bytes, or with a token for
-each byte that it does not know. Others may drop white space, make a single unknown token of any word, or let a special
-token swallow the space beside it; of those nothing is said, and a text of theirs is tokenised to be measured.
+Known only for tokenizers in which every byte of a text becomes part of some token: BPE over bytes, or with byte
+fallback. Others may drop white space, turn any word into a single unknown token, or let a special token absorb the
+space next to it; for them there is no such number, and a text must be tokenised to be measured.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 from stridelm.text.tokenizer import Tokenizer
 
 KEEPING = {"ByteLevel", "Digits", "Metaspace", "Split"}
-"""Pre-tokenizers that drop nothing, unless a Split is told to."""
+"""Pre-tokenizers that drop nothing, unless a Split is configured to."""
 SHRINKING = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 4, "Prepend": 1, "ByteLevel": 1}
-"""Normalizers -> how many times fewer bytes they may leave. Four composed bytes come of eleven at most (U+1F82 and its
-like); compatibility makes one byte of the four of a mathematical letter."""
+"""Normalizer -> an upper bound on the factor by which it shrinks a text's bytes. NFC composes at most eleven bytes into
+four (U+1F82 and the like); compatibility forms turn the four bytes of a mathematical letter into one."""
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
-    """None where no such number is known."""
+    """The bound in bytes; None where none is known."""
     rust = getattr(tokenizer.hf, "backend_tokenizer", None)
     if rust is None:
         return None
@@ -51,7 +52,7 @@ def _parts(step: Mapping[str, Any] | None, inside: str) -> Iterator[Mapping[str,
 
 
 def _lengthens(step: Mapping[str, Any]) -> bool:
-    """Whether it replaces a text by one that is no shorter."""
+    """Whether it replaces a text by one that is at least as long."""
     if step["type"] != "Replace":
         return False
     replaced = step["pattern"].get("String")

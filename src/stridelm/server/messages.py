@@ -1,4 +1,5 @@
-"""What passes between the HTTP process and the engine's: msgpack over ZeroMQ, one message a step for all requests."""
+"""The messages between the HTTP process and the engine's: msgpack over ZeroMQ, one message per step for all
+requests."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from stridelm.types import Logprob
 
 
 class Orders(msgspec.Struct):
-    """What the process is told on its standard input, as JSON."""
+    """What the engine's process reads from its standard input, as JSON."""
 
     config: dict[str, Any]
     """EngineConfig's fields."""
@@ -28,22 +29,22 @@ class Orders(msgspec.Struct):
     outbox: str
     """ZeroMQ addresses to connect to."""
     parent: int
-    """Process to live for."""
+    """Id of the process with which it ends."""
     log_level: int = logging.WARNING
     log_json: bool = False
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One prompt and all of its samples, so that neither it nor its parameters cross once for each."""
+    """One prompt and all of its samples, so that the prompt and its parameters are sent only once."""
 
     ids: list[str]
-    """Of its samples, in their order."""
+    """Of its samples, in order."""
     prompt_ids: bytes
-    """As `packed` makes them: what is in them costs nothing to encode."""
+    """The bytes of a `packed` array, which cost nothing to encode."""
     params: dict[str, Any]
-    """As `plain` makes it."""
+    """From `plain`."""
     seed: int | None = None
-    """Shared by the samples of a prompt whose parameters name none."""
+    """Shared by the samples of a prompt whose parameters have no seed."""
     tenant: str = ""
 
 
@@ -59,7 +60,7 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
 
 
 class Flush(msgspec.Struct, tag=True, array_like=True):
-    """Forget cached prefixes and what drafters learned."""
+    """Drop cached prefixes and what drafters have learned."""
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
@@ -82,9 +83,9 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     why: str
     """Why this drafter."""
     drafters: list[str]
-    """All that requests may ask for."""
+    """All that requests may choose."""
     context: int
-    """Most tokens of prompt and output."""
+    """Maximum tokens of prompt and output together."""
     vocab_size: int
     hidden_size: int
     device: str
@@ -95,7 +96,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
-    """The engine could not be loaded, and why."""
+    """The engine could not be loaded; `message` is the reason."""
 
     message: str
     user_error: bool
@@ -122,15 +123,15 @@ class Score(msgspec.Struct, array_like=True):
 
 
 Scores = list[Score]
-"""Of one position: the token that stands there first, then the likeliest, then those asked for by id."""
+"""Of one position: the token at it first, then the likeliest, then those requested by id."""
 
 
 SCORED = 64
-"""Positions of a prompt whose log-probabilities are read at a time."""
+"""Positions of a prompt whose log-probabilities are encoded and decoded at a time."""
 
 
 def likeliest(entry: Scores, top: int) -> Scores:
-    """The `top` likeliest of a position, the likeliest first."""
+    """The `top` likeliest tokens of a position, in order of rank."""
     ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
     return [one for _, one in sorted(ranked, key=itemgetter(0))][:top]
 
@@ -140,23 +141,23 @@ class Finish(msgspec.Struct, array_like=True):
     stop_reason: int | str | None
     metrics: RequestMetrics
     error: str | None = None
-    """What went wrong, where the reason is "error"."""
+    """What went wrong, if the reason is "error"."""
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """What one step gave one sample."""
+    """One step's output for one sample."""
 
     id: str
     token_ids: list[int]
     pieces: list[str]
-    """The text that each of the tokens made final."""
+    """For each token, the text that it made final."""
     accepted: int
     """How many of the tokens were guessed (types.StepOutput)."""
     logprobs: list[Scores] | None = None
     prompt_logprobs: list[bytes] | None = None
-    """Of SCORED positions each, as `encode` makes them of a list; whoever wants them reads one after another."""
+    """Lists of SCORED positions each, encoded with `encode`, to be decoded one after another."""
     hidden_states: bytes | None = None
-    """float32 in this machine's order, Ready.hidden_size numbers a row (types.StepOutput)."""
+    """float32 in native byte order, Ready.hidden_size numbers per row (types.StepOutput)."""
     finish: Finish | None = None
 
     @property
@@ -165,24 +166,24 @@ class Delta(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """The engine's own figures, at this moment."""
+    """A snapshot of the engine's own metrics."""
 
     stats: EngineStats
     running: int
     waiting: int
     pages: dict[str, dict[str, int]]
-    """Page group -> how many are free, cached (kept for their prefix alone) and held."""
+    """Page group -> numbers of pages that are free, cached (kept only for their prefix) and held."""
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True):
-    """What a step gave everybody, and now and then how the engine stands."""
+    """A step's output for all samples, and at intervals a report."""
 
     deltas: list[Delta]
     report: Report | None = None
 
 
 class Beat(msgspec.Struct, tag=True, array_like=True):
-    """The engine's loop goes round."""
+    """A heartbeat of the engine's loop."""
 
 
 FromEngine = Beat | Ready | Failed | Accepted | Refused | Outputs
@@ -194,19 +195,19 @@ from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
 def packed(ids: Iterable[int]) -> array[int]:
-    """Token ids in four bytes each. Raises OverflowError for those that no vocabulary has."""
+    """Token ids in four bytes each. Raises OverflowError for ids that do not fit, which no vocabulary has."""
     return array("i", ids)
 
 
 def unpacked(prompt_ids: bytes) -> array[int]:
-    """The token ids that were packed."""
+    """Token ids from the bytes of a packed array."""
     ids = array("i")
     ids.frombytes(prompt_ids)
     return ids
 
 
 def plain(params: SamplingParams) -> dict[str, Any]:
-    """Parameters of one sample, as a mapping of what is not at its default."""
+    """The parameters of one sample that are not at their defaults, by name."""
     given = {f.name: v for f in fields(params) if (v := getattr(params, f.name)) != f.default}
     given.pop("n", None)
     speculation = Speculation.of(given.pop("speculation", None)).given

@@ -1,12 +1,12 @@
-"""What /metrics says: everything is observed once, under Stride's names, and read off under vLLM's when somebody asks.
+"""The metrics of /metrics: everything is recorded once, under Stride's names, and also exported under vLLM's.
 
-vLLM's names are there for the clients and dashboards that know them. They carry the labels that vLLM gives them and no
-others, because many clients take the one line that begins with a name for the whole figure: what Stride tells apart by
-drafter and rule is summed. For the same reason no series says when it was created, which has the name in it too.
+vLLM's names are there for the clients and dashboards made for them. They have exactly the labels that vLLM gives them,
+because many clients take the one line that begins with a name for the total: what Stride distinguishes by drafter and
+rule is summed. For the same reason there are no `_created` series, whose names begin with the metric's name too.
 
 A "request" in a metric's name is one sample: an HTTP request may ask for several. A sample's speculation is counted
-when it ends, all of it at once, so that its figures belong together at every moment; what the engine counts
-(`stride_engine_...`) runs ahead of that.
+when it ends, all at once, so that these metrics are consistent with each other at any time; what the engine counts
+(`stride_engine_...`) runs ahead of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = ("stop", "length", "abort", "error")
 PAGE_STATES = ("free", "cached", "held")
 
-# Upper bounds in seconds. The second list begins far below vLLM's: a step that brings eight tokens takes a millisecond.
+# Upper bounds in seconds. The second list begins far below vLLM's: a step that emits eight tokens takes a millisecond.
 TO_FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 180.0)
 BETWEEN = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
@@ -40,7 +40,7 @@ BETWEEN = (
 WHOLE = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 
 SPECULATION = ("drafter", "acceptance", "lossless")
-"""Labels that tell apart how samples were drafted for, and by which rule drafts were accepted."""
+"""Labels: how samples were drafted, by which rule drafts were accepted, and whether that rule is lossless."""
 
 ENGINE_COUNTS = {
     "steps": ("steps", "Steps of the engine"),
@@ -48,18 +48,18 @@ ENGINE_COUNTS = {
     "emitted": ("emitted_tokens", "Tokens that steps emitted"),
     "drafted": ("drafted_tokens", "Tokens that were drafted"),
     "accepted": ("accepted_tokens", "Drafted tokens that were accepted"),
-    "finished": ("finished_requests", "Samples that ended by themselves"),
+    "finished": ("finished_requests", "Samples that finished on their own"),
     "aborted": ("aborted_requests", "Samples that were aborted"),
     "failed": ("failed_requests", "Samples that ended because of an error of their own"),
-    "failed_steps": ("failed_steps", "Steps that failed and were tried again"),
-    "preemptions": ("preemptions", "Times that a running sample lost its pages to another"),
+    "failed_steps": ("failed_steps", "Steps that failed and were retried"),
+    "preemptions": ("preemptions", "Times that a running sample was preempted and gave back its pages"),
 }
 """Field of EngineStats -> the middle of its metric's name, and what it counts."""
 
 
 @dataclass(slots=True)
 class _Spread:
-    """How many times lay at or below each bound and above the one before it; the last count is of those above all."""
+    """Per bound, how many times were at or below it and above the previous one; the last count is those above all."""
 
     bounds: Sequence[float]
     counts: list[int]
@@ -71,7 +71,7 @@ class _Spread:
 
 
 class _Histogram(Collector):
-    """A histogram in which one observation may count several times; prometheus_client's own would be told of each."""
+    """A histogram in which one observation may count several times; prometheus_client's own needs a call for each."""
 
     def __init__(self, name: str, documentation: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> None:
         self._name, self._documentation, self._label_names = name, documentation, labels
@@ -93,27 +93,27 @@ class _Histogram(Collector):
 
 @dataclass(slots=True)
 class _Progress:
-    """A sample under way: when its last tokens came (time.monotonic()), and how many have come."""
+    """A running sample: when its last tokens arrived (time.monotonic()), and how many have arrived."""
 
     last: float
     tokens: int
 
 
 class Metrics(Collector):
-    """Figures of one server. Nothing in it is shared with another, and all of it is called from one thread."""
+    """Metrics of one server. Nothing is shared between instances, and all methods are called from one thread."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._registry = CollectorRegistry()
         self._under_way: WeakKeyDictionary[Generation, dict[str, _Progress]] = WeakKeyDictionary()
-        """Sample id -> its progress. Ids come again after a restart and what a dead engine was working on never ends,
-        so that progress belongs to its request and goes with it."""
+        """Generation -> sample id -> progress. Ids repeat after a restart, and samples of a dead engine never end, so
+        progress is kept per generation and dropped with it."""
 
-        self._prompt = self._counter("prompt_tokens", "Tokens of the prompts of all samples asked for")
-        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that ended samples found in the cache")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of all requested samples")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens of ended samples found in the prefix cache")
         self._generated = self._counter("generation_tokens", "Tokens generated")
         first = self._histogram("time_to_first_token", "From the request to a sample's first tokens", TO_FIRST)
-        between = self._histogram("inter_token_latency", "From a sample's token to its next", BETWEEN)
+        between = self._histogram("inter_token_latency", "From one token of a sample to its next", BETWEEN)
         self._first, self._between = first.labels(), between.labels()
         self._whole = self._histogram(
             "request_latency", "From the request to a sample's end", WHOLE, ("finished_reason",)
@@ -125,9 +125,9 @@ class Metrics(Collector):
             self._whole.labels(reason)
             self._finished.labels(reason)
 
-        self._steps = self._counter("spec_steps", "Steps that gave ended samples tokens", *SPECULATION)
+        self._steps = self._counter("spec_steps", "Steps that emitted tokens of ended samples", *SPECULATION)
         self._tokens = self._counter("spec_tokens", "Tokens of ended samples", *SPECULATION)
-        self._drafts = self._counter("spec_drafts", "Drafts that were put to the test", *SPECULATION)
+        self._drafts = self._counter("spec_drafts", "Drafts that were verified", *SPECULATION)
         self._drafted = self._counter("spec_draft_tokens", "Tokens in drafts", *SPECULATION)
         self._accepted = self._counter("spec_accepted_tokens", "Drafted tokens that were accepted", *SPECULATION)
         by_position = (*SPECULATION, "position")
@@ -135,21 +135,21 @@ class Metrics(Collector):
             "spec_accepted_per_position", "Drafts accepted up to this position, from 0, or further", *by_position
         )
         self._reached_at = self._counter(
-            "spec_reached_per_position", "Drafts with this position, all before it accepted", *by_position
+            "spec_reached_per_position", "Drafts that have this position, with all before it accepted", *by_position
         )
 
         self._running = self._gauge("requests_running", "Samples that are being generated")
-        self._waiting = self._gauge("requests_waiting", "Samples that wait for their turn")
-        self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept for their prefix alone", "group", "state")
-        self._usage = self._gauge("kv_usage_ratio", "Part of the KV pages that samples hold, in the fullest group")
-        self._up = self._gauge("engine_up", "1 while the engine is there, 0 while it is not")
-        self._restarts = self._counter("engine_restarts", "Times that the engine was started again")
+        self._waiting = self._gauge("requests_waiting", "Samples that are waiting")
+        self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept only for their prefix", "group", "state")
+        self._usage = self._gauge("kv_usage_ratio", "Share of the KV pages that samples hold, in the fullest group")
+        self._up = self._gauge("engine_up", "1 while the engine is up, 0 while it is not")
+        self._restarts = self._counter("engine_restarts", "Restarts of the engine")
         self._engine = {
             field: self._counter(f"engine_{name}", documentation)
             for field, (name, documentation) in ENGINE_COUNTS.items()
         }
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
-        """What the engine last said of itself."""
+        """The engine's counts in its last report."""
 
         self._vllm: tuple[tuple[str, Collector, tuple[str, ...]], ...] = (
             ("num_requests_running", self._running, ()),
@@ -169,12 +169,12 @@ class Metrics(Collector):
             ("spec_decode_num_accepted_tokens", self._accepted, ()),
             ("spec_decode_num_accepted_tokens_per_pos", self._accepted_at, ("position",)),
         )
-        """vLLM's name, whose figures it shows, and the labels by which they stay apart."""
+        """vLLM's name, the collector that it exports, and the labels that are kept."""
 
     def watch(self, generation: Generation, delta: Delta, now: float) -> None:
-        """Count what a step gave a sample. now: time.monotonic().
+        """Count a step's output for a sample. now: time.monotonic().
 
-        Tokens that come together share the time since those before them equally.
+        Tokens that arrive together share the time since the previous ones equally.
         """
         samples = self._under_way.get(generation)
         if samples is None:
@@ -194,7 +194,7 @@ class Metrics(Collector):
             self._end(delta.finish, now - generation.began, 0 if sample is None else sample.tokens)
 
     def heard(self, report: Report) -> None:
-        """Take over what the engine says of itself."""
+        """Record a report of the engine."""
         self._up.set(1)
         self._running.set(report.running)
         self._waiting.set(report.waiting)
@@ -211,14 +211,14 @@ class Metrics(Collector):
         self._before = counts
 
     def engine_down(self) -> None:
-        """Nothing runs, waits or is held any more, and the next engine counts from 0."""
+        """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
         for gauge in (self._up, self._running, self._waiting, self._usage):
             gauge.set(0)
         self._pages.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
 
     def prompt(self, tokens: int) -> None:
-        """Count a sample's prompt, once."""
+        """Count the tokens of prompts."""
         self._prompt.inc(tokens)
 
     def refused(self, status: int) -> None:
@@ -226,11 +226,11 @@ class Metrics(Collector):
         self._refused.labels(str(status)).inc()
 
     def restarted(self) -> None:
-        """Count a start of the engine after its first."""
+        """Count a restart of the engine."""
         self._restarts.inc()
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format, of the type CONTENT_TYPE."""
+        """All metrics in Prometheus' text format, of the type CONTENT_TYPE."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -276,8 +276,8 @@ class Metrics(Collector):
 
 
 def _shown(family: Metric, name: str, labels: dict[str, str], kept: Sequence[str] | None = None) -> Metric:
-    """The figures under this name, with these labels beside their own. With `kept`, only those of their own stay, and
-    what they no longer tell apart is summed."""
+    """The metric under this name, with these labels added. With `kept`, only those of its own labels remain, and values
+    that they no longer distinguish are summed."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:
         suffix = sample.name.removeprefix(family.name)
@@ -285,7 +285,7 @@ def _shown(family: Metric, name: str, labels: dict[str, str], kept: Sequence[str
             own = tuple((k, v) for k, v in sample.labels.items() if kept is None or k in kept or k == "le")
             values[suffix, own] = values.get((suffix, own), 0) + sample.value
     if not values and kept == () and family.type == "counter":
-        values["_total", ()] = 0  # clients take the difference to what they read before the first sample ended
+        values["_total", ()] = 0  # clients compute differences from a value read before the first sample ended
     shown = Metric(name, family.documentation, family.type)
     shown.samples = [Sample(name + suffix, {**labels, **dict(own)}, value) for (suffix, own), value in values.items()]
     return shown

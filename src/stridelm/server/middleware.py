@@ -1,6 +1,6 @@
-"""What every request passes before a route sees it: whom it is for, who asks, what it bears, and the access line.
+"""Checks on every request before a route gets it (host, caller, origin, size of the body), and the access log.
 
-Plain ASGI, because it stands around streams too.
+Plain ASGI, because it wraps streams too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MIB = 1 << 20
 LONGEST_ROUTE = 200
 """Characters of a path that are logged."""
 OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
-"""Asked for without a key, unless metrics are protected; the page asks for one itself."""
+"""Routes that need no key, unless metrics are protected; the page itself asks for one."""
 
 
 class RequestMiddleware:
-    """refused: told the status of every answer that is no success."""
+    """refused: called with the status of every answer from 400 on."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RequestMiddleware:
 
 
 def _cost(generation: Generation) -> dict[str, Any]:
-    """What the samples that have ended came to: tokens, steps, and what became of their drafts."""
+    """Totals of the samples that have ended: tokens, steps, and drafted and accepted tokens."""
     ended = generation.ended
     steps, tokens = sum(one.steps for one in ended), generation.tokens
     return {

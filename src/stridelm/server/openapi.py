@@ -1,19 +1,19 @@
-"""The OpenAPI document's answers: FastAPI fills in what requests are, and knows of no status but 200 and 422."""
+"""The responses in the OpenAPI document: FastAPI documents the requests, but only the statuses 200 and 422."""
 
 from __future__ import annotations
 
 from typing import Any
 
 ERRORS = {
-    "400": "What was asked for cannot be had; the message says what to change",
-    "401": "The server has an API key, and the request bears none or another",
+    "400": "The request cannot be served as it stands; the message says what to change",
+    "401": "The server requires an API key, and the request has none or another",
     "403": "The key may not do this, or the request is not for this server",
     "404": "No such model",
     "408": "The request took longer than the server allows",
     "413": "The body is larger than the server allows",
-    "415": "The body does not say that it is JSON",
-    "429": "Too many samples are open, or too many large requests are being read; come again after Retry-After seconds",
-    "503": "The engine is being started again, or the server is shutting down; come again after Retry-After seconds",
+    "415": "The body is not declared as JSON",
+    "429": "Too many samples are open, or too many large requests are being read; try again after Retry-After seconds",
+    "503": "The engine is being restarted, or the server is shutting down; try again after Retry-After seconds",
 }
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
 TEXTS = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
@@ -25,14 +25,14 @@ MORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(TO_ENGINE, ("503",)),
     "/abort_request": ("429", "503"),
 }
-"""Errors of a route beside those that its place and its parameters bring."""
+"""Errors of a route in addition to those that follow from its path and its parameters."""
 TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GENERATING, ("application/json", "text/event-stream")),
     **dict.fromkeys(("/metrics", "/flush_cache"), ("text/plain",)),
     "/": ("text/html",),
     "/abort_request": (),
 }
-"""What a route's success is made of, where it is not JSON alone."""
+"""Content types of a route's success, if not only JSON."""
 
 _WORD = {"type": ["string", "null"]}
 _FAULT = {
@@ -45,7 +45,7 @@ ERROR = {"type": "object", "properties": {"error": _FAULT}, "required": ["error"
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Write into FastAPI's document what its routes answer."""
+    """Add the routes' responses to FastAPI's document."""
     schemas = document["components"]["schemas"]
     for fastapis in ("HTTPValidationError", "ValidationError"):
         del schemas[fastapis]
@@ -62,7 +62,7 @@ def _answers(path: str, operation: dict[str, Any]) -> None:
     if path in TYPES:
         responses["200"]["content"] = {kind: {"schema": {}} for kind in TYPES[path]}
     statuses = set(MORE.get(path, ()))
-    if responses.pop("422", None):  # FastAPI's for what is not valid; here it is 400
+    if responses.pop("422", None):  # FastAPI's status for invalid input; here it is 400
         statuses.add("400")
     if "requestBody" in operation:
         statuses |= {"413", "415"}

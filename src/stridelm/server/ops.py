@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
-    """200 while requests would be served, else 503 and why."""
+    """200 while requests are served, otherwise 503 with the reason."""
     service: Service = request.app.state.service
     why = service.why_unhealthy
     if why is not None:
@@ -25,6 +25,6 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Metrics for Prometheus."""
     service: Service = request.app.state.service
     return Response(service.metrics.render(), media_type=CONTENT_TYPE)

@@ -1,7 +1,7 @@
-"""Prompts become packed token ids, or an error, before anything is made of them.
+"""Turns prompts into packed token ids, or an error, before anything else is done with them.
 
-Whatever is too long for the context is refused here, once a prompt and not once a sample, and text before it is
-tokenised: that takes seconds and hundreds of bytes for each byte of it.
+A prompt that is too long for the context is refused here, once and not for each of its samples, and a text before it is
+tokenised, which could take seconds and hundreds of bytes of memory per byte.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stridelm.server.messages import packed
 from stridelm.text.tokenizer import Tokenizer
 
 Asked = str | Sequence[int]
-"""A prompt as requests have it: text or token ids."""
+"""A prompt as given in a request: text or token ids."""
 
 
 @dataclass(frozen=True)
 class PromptReader:
-    """context: most tokens of prompt and output. token_bytes: most bytes of text that one token can stand for
-    (longest.py); None where nobody can say."""
+    """context: maximum tokens of prompt and output. token_bytes: maximum bytes of text that one token can represent
+    (longest.py); None if unknown."""
 
     tokenizer: Tokenizer
     context: int
@@ -35,26 +35,26 @@ class PromptReader:
         param: str,
         going_on: Callable[[], bool] = lambda: True,
     ) -> list[array[int]]:
-        """The ids of each. Raises ApiError for one that cannot be served, all lengths being looked at first.
+        """The ids of each prompt. Raises ApiError for one that cannot be served; all lengths are checked first.
 
-        special: with the tokens that the tokenizer puts around a text. param: the field that errors name. going_on:
-        asked before each text is tokenised; false is as good as an error.
+        special: add the tokens that the tokenizer puts around a text. param: the field that errors name. going_on:
+        called before each prompt is read; if it returns false, ApiError is raised.
         """
         for prompt in prompts:
             self.check(prompt, param)
-        found = []
+        read = []
         for prompt in prompts:
             if not going_on():
                 raise bad_request("the client left", param)
-            found.append(self._ids(prompt, special, param))
-        return found
+            read.append(self._ids(prompt, special, param))
+        return read
 
     def without_limit(self) -> PromptReader:
-        """The same for texts that are measured and no more."""
+        """The same reader without a limit on length, for texts that are only tokenised."""
         return replace(self, context=2**31 - 1, token_bytes=None)
 
     def check(self, prompt: Asked, param: str) -> None:
-        """Raises ApiError for what is too long whatever its tokens turn out to be."""
+        """Raises ApiError for a prompt that is certain to be too long, before it is tokenised."""
         if not isinstance(prompt, str):
             self._check_length(len(prompt), "", param)
         elif self.token_bytes is not None and len(prompt) >= self.context:
@@ -72,16 +72,16 @@ class PromptReader:
         wrong = [] if max(prompt) < self.vocab_size else [token for token in prompt if token >= self.vocab_size]
         if wrong:
             raise bad_request(
-                f"the prompt: token ids must be from 0 to {self.vocab_size - 1}, the model's vocabulary; got "
+                f"the prompt: token ids must be within the model's vocabulary, 0 to {self.vocab_size - 1}; got "
                 f"{wrong[:4]}",
                 param,
             )
         return packed(prompt)
 
-    def _check_length(self, tokens: int, about: str, param: str) -> None:
+    def _check_length(self, tokens: int, qualifier: str, param: str) -> None:
         if tokens >= self.context:
             raise bad_request(
-                f"the prompt has {about}{tokens} tokens and the context {self.context}, prompt and output; shorten the "
-                "prompt or raise max_model_len",
+                f"the prompt has {qualifier}{tokens} tokens, but the context holds {self.context} for prompt and "
+                "output; shorten the prompt or raise max_model_len",
                 param,
             )

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds: on heads, on bodies, on time, on what a connection may hold.
+"""Uvicorn's HTTP/1.1 protocol with limits: on heads, on bodies, on time, on what a connection may hold.
 
-Uvicorn's parser and its callbacks are kept. Added is what each callback tells of how far a request has come in, from
-which `look` says twice a second whether it takes too long (limits.py).
+Uvicorn's parser and its callbacks are unchanged. The callbacks here also record how much of a request has arrived;
+`look`, called twice a second, closes a connection that takes too long (limits.py).
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_bytes = 0
         self._head_since: float | None = time.monotonic()
-        """When the first byte of a head came, or was first waited for. None for a connection that may be idle."""
-        self._body_since = self._moved = 0.0
-        self._held = 0
-        """Bytes of the request's body, kept until it is answered."""
-        self._why: ApiError | None = None
-        """What is wrong with a head, where that is found inside a callback of the parser."""
+        """When the first byte of a head arrived, or, on a new connection, when it opened. None for a connection that
+        may be idle."""
+        self._body_since = self._last_data = 0.0
+        self._body_bytes = 0
+        """Bytes of the request's body, held until it is answered."""
+        self._head_error: ApiError | None = None
+        """What is wrong with a head, if a callback of the parser found it."""
         if self.guard.has_room(len(self.connections) - 1):
             self.guard.waiting[self] = None
         else:
@@ -54,8 +55,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
-            return  # read so that the client can read, and dropped
-        self._moved = now = time.monotonic()
+            return  # data is received only so that the client can still read the answer, and dropped
+        self._last_data = now = time.monotonic()
         if not self._in_body:
             self._head_bytes += len(data)
             if self._head_since is None:
@@ -64,7 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_body and self._head_bytes > self.guard.limits.head_bytes and not self.transport.is_closing():
             self._refuse(head_too_large(self.guard.limits.head_bytes))
 
-    # What the parser calls
+    # Callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -86,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if not self.cycle.response_complete:
-            self._held += len(body)
+            self._body_bytes += len(body)
             self.guard.received(len(body), self.connections)  # type: ignore[arg-type]
 
     def on_message_complete(self) -> None:
@@ -99,29 +100,29 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not self._busy:
             self._release()
-            if self._in_body:  # nobody wants the rest
+            if self._in_body:  # the rest is not needed
                 self.transport.close()
             elif not self.transport.is_closing():
                 self.guard.waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._why or bad_request("this is no valid HTTP request"))
+        self._refuse(self._head_error or bad_request("this is not a valid HTTP request"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answered as if no upgrade had been asked for; what follows on the connection is no HTTP."""
+        """Answer as if no upgrade had been requested, then close: what follows may not be HTTP."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
-    # What is looked after
+    # What the guard calls (limits.Holder)
 
     @property
     def buffered(self) -> int:
-        """Bytes kept for it: of its request, and of answers that it has not taken."""
+        """Bytes held for it: of its request, and of answers that the client has not read."""
         generation = None if self.cycle is None else self.cycle.scope["state"].get("generation")
-        return self._held + self.transport.waiting + (0 if generation is None else generation.held)
+        return self._body_bytes + self.transport.waiting + (0 if generation is None else generation.held)
 
     def look(self, now: float) -> None:
-        """End it if it takes too long."""
+        """Close it if it has timed out."""
         limits, wire = self.guard.limits, self.transport
         if wire.idle_seconds(now) > limits.write_s:
             self.hang_up()
@@ -129,15 +130,15 @@ class BoundedProtocol(HttpToolsProtocol):
             if wire.lingers_until is not None and now > wire.lingers_until and not wire.waiting:
                 self.hang_up()
         elif self._in_body:
-            if self.flow.read_paused:  # it is not the client that takes its time
-                self._moved = self._body_since = now
-            if now - self._body_since > limits.body_s or now - self._moved > limits.body_idle_s:
+            if self.flow.read_paused:  # the server is not reading: the delay is not the client's
+                self._last_data = self._body_since = now
+            if now - self._body_since > limits.body_s or now - self._last_data > limits.body_idle_s:
                 self._refuse(slow_request("body", limits.body_s, limits.body_idle_s))
         elif self._head_since is not None and now - self._head_since > limits.head_s and not self._busy:
             self._refuse(slow_request("head", limits.head_s))
 
     def hang_up(self) -> None:
-        """End it at once."""
+        """Close it at once."""
         self._forget()
         self.connections.discard(self)
         self.transport.abort()
@@ -148,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what cannot be served, and close. Where another answer is due first, or has begun, there is none."""
+        """Send the error and close. If another answer is due first, or has begun, only close."""
         self._forget()
         cycle, silent = self.cycle, False
         if self._busy:
@@ -161,13 +162,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _fault(self, error: ApiError) -> None:
-        """From inside a callback: what the parser raises then ends in send_400_response."""
-        self._why = error
+        """Refuse from inside a callback: the parser turns the exception into a call of send_400_response."""
+        self._head_error = error
         raise error
 
     def _release(self) -> None:
-        self.guard.received(-self._held, ())
-        self._held = 0
+        self.guard.received(-self._body_bytes, ())
+        self._body_bytes = 0
 
     def _forget(self) -> None:
         self._release()
@@ -175,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def protocol_for(guard: Guard) -> type[BoundedProtocol]:
-    """For uvicorn, which makes one for each connection and passes on nothing of ours."""
+    """A protocol class bound to this guard, since uvicorn creates the instances and passes no arguments of ours."""
     return type("GuardedProtocol", (BoundedProtocol,), {"guard": guard})
 
 

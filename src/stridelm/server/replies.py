@@ -1,4 +1,4 @@
-"""Answers on their way out: JSON, streams of server-sent events, and what happens when the client is gone."""
+"""Sending answers: JSON, streams of server-sent events, and what happens when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None =
 
 
 def raw_json_reply(content: bytes) -> Response:
-    """What is JSON already."""
+    """A reply whose content is JSON already."""
     return Response(content, media_type="application/json")
 
 
 class PartsReply(Response):
-    """JSON in parts, which are never joined."""
+    """A reply of JSON in parts, which are never joined."""
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self.status_code = 200
@@ -45,7 +45,7 @@ class PartsReply(Response):
 
 
 def listed(items: Sequence[bytes]) -> list[bytes]:
-    """JSON's list of them, in parts."""
+    """A JSON list of the items, in parts."""
     parts = [b"["]
     for item in items:
         parts += (item, b",")
@@ -62,12 +62,12 @@ def event(content: Any) -> bytes:
 
 
 class ClientGone(Exception):
-    """Nobody is there to answer."""
+    """The client has disconnected."""
 
 
 class EventStream(Response):
-    """Sends events as they come. `close` is called at the end, which is at once when the client goes away, whether or
-    not there is anything to send: what the events come from is given back then."""
+    """Sends events as they come. `close` is called at the end, to release the source of the events. If the client
+    disconnects, that is at once, whether or not there is anything to send."""
 
     media_type = "text/event-stream"
 
@@ -91,8 +91,8 @@ class EventStream(Response):
 async def while_connected(
     request: Request, work: Coroutine[Any, Any, T], close: Callable[[], None] = lambda: None
 ) -> T:
-    """What `work` gives. Raises ClientGone, with the work cancelled, if the client goes away first. `close` is called
-    at the end in any case: a coroutine that is cancelled before its first line could not do it itself."""
+    """The result of `work`. Raises ClientGone, with the work cancelled, if the client disconnects first. `close` is
+    called at the end in any case: a coroutine that is cancelled before its first line could not do it itself."""
     return await _unless_gone(request.receive, work, close)
 
 

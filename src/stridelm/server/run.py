@@ -1,4 +1,4 @@
-"""From configuration to a server that listens, and from a signal to its end."""
+"""Starts the server from its configuration, and stops it on a signal."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from stridelm.server.service import Service
 logger = logging.getLogger(__name__)
 
 LAST_EVENTS_S = 5
-"""Seconds that streams have left to be sent once their requests have ended."""
+"""Seconds left for sending the last events of streams once their requests have ended."""
 
 
 async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[Service, str], None]) -> None:
-    """Serve until a signal says otherwise. `announce` is called with the address once requests are served.
+    """Serve until a signal. `announce` is called with the address once requests are served.
 
-    Raises ValueError for what cannot be served, RuntimeError if the engine cannot be loaded, OSError for an address
-    that cannot be listened at.
+    Raises ValueError for a configuration that cannot be served, RuntimeError if the engine cannot be loaded, OSError
+    for an address that cannot be listened on.
     """
     share_arenas()
     service = Service(config, engine)
-    with listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is known at once
+    with listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is reported at once
         try:
             await service.supervisor.start()
             host, port = listener.getsockname()[:2]
@@ -46,28 +46,28 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Raises ValueError if it cannot be had."""
+    """A socket bound to the address. Raises ValueError if it cannot be bound."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Only where the protocol is named does asyncio send small pieces at once (TCP_NODELAY). Else a body waits up to
-        # 40 ms, until its headers are acknowledged, and a token until the last one is.
+        # asyncio sends small pieces at once (TCP_NODELAY) only if the protocol is given. Otherwise a body waits up to
+        # 40 ms until its headers are acknowledged, and each token until the one before it is.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise ValueError(f"cannot listen at {host}:{port}: {error.strerror}; choose another host or port") from error
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; choose another host or port") from error
     return listener
 
 
 def _tidy() -> None:
-    """Give back what requests left. Tracebacks and what they hold, bodies of megabytes among it, are cycles, and
-    a server without traffic makes nothing new that would have them collected."""
+    """Free the memory that requests left. Tracebacks form cycles with what they hold, such as bodies of megabytes, and
+    a server without traffic allocates nothing that would trigger their collection."""
     gc.collect()
     give_back_memory()
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but a signal first lets what runs come to its end. `announce` is called once it listens."""
+    """Uvicorn, except that a signal first lets running requests finish. `announce` is called once it listens."""
 
     def __init__(self, service: Service, announce: Callable[[], None]) -> None:
         self._guard = Guard(Limits.of(service.config))
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
         self._announce()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second, while it serves."""
+        """Called ten times a second while it serves."""
         self._guard.sweep(self.server_state.connections)  # type: ignore[arg-type]
         now = time.monotonic()
         if now - self._tidied > TIDY_S:
@@ -107,7 +107,7 @@ class _Server(uvicorn.Server):
         if self._draining is not None:
             self.should_exit = self.force_exit = True
             return
-        logger.warning("%s: running requests are brought to their end", signal.Signals(sig).name)
+        logger.warning("%s: waiting for running requests to finish", signal.Signals(sig).name)
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:

@@ -1,4 +1,4 @@
-"""What all routes share: the model's names and tokenizer, the engine behind its supervisor, and who may come in."""
+"""What all routes share: the model's names and tokenizer, the supervised engine, and admission of requests."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ MIB = 1 << 20
 T = TypeVar("T")
 
 SIMULATED = frozenset(name for name in RULES if RULES.get(name).simulated)
-"""Rules that emit what the model did not say."""
+"""Rules that emit tokens that are not the model's."""
 SHORT_TEXTS = 4_000
-"""Characters, each text counting for TEXT_COSTS more: what is longer is tokenised beside the event loop, which goes on
-meanwhile. So much takes two milliseconds."""
+"""Characters, plus TEXT_COSTS per text: longer texts are tokenised on a thread, so that the event loop goes on. This
+much takes two milliseconds."""
 TEXT_COSTS = 200
 THREADS = 2
-"""Most requests that are worked on beside the loop at once, on threads."""
+"""Maximum requests processed on threads at once."""
 QUICK_READING_S, READING_S = 1.0, 10.0
-"""That a worker may take to read a large body: before it must make room for others, and at most."""
+"""How long a worker may take to read a large body before it moves to the slow lane, and at most."""
 
 
 class Service:
@@ -59,7 +59,7 @@ class Service:
         self.engine_config = engine
         path = Path(engine.model) if engine.model is not None else builtin_path()
         self.names: tuple[str, ...] = tuple(config.served_model_name or (_name_of(engine.model),))
-        """What the model may be called in requests; the first is what answers say."""
+        """The model's names in requests; answers have the first."""
         self.tokenizer = Tokenizer.load(path)
         self.defaults = read_generation_config(engine.generation_config, path)
         """For what a request leaves out."""
@@ -73,13 +73,13 @@ class Service:
             config.max_restarts,
             config.engine_timeout,
             watch=self.metrics.watch,
-            heard=self._hear,
-            gone=self._lose,
+            heard=self._on_report,
+            gone=self._on_engine_lost,
             restarted=self.metrics.restarted,
             log_json=config.log_json,
         )
         self.report: Report | None = None
-        """The engine's last word on itself."""
+        """The engine's last report."""
         self.draining = False
         self._sandbox: GrammarSandbox | None = None
         self._bodies: Pool | None = None
@@ -91,13 +91,13 @@ class Service:
 
     @property
     def ready(self) -> Ready:
-        """What the engine said when it was loaded."""
+        """What the engine reported when it was loaded."""
         assert self.supervisor.ready is not None, "the server is built before it serves"
         return self.supervisor.ready
 
     @property
     def engine_client(self) -> EngineClient:
-        """The line to the engine. Raises ApiError while there is none."""
+        """The connection to the engine. Raises ApiError while there is none."""
         return self.supervisor.engine_client
 
     @property
@@ -107,14 +107,14 @@ class Service:
 
     @property
     def open_samples(self) -> int:
-        """Samples that wait or run."""
+        """Number of samples that wait or run."""
         try:
             return len(self.engine_client.open)
         except ApiError:
             return 0
 
     def _body_workers(self) -> Pool:
-        """Those that read large bodies. The first is there seconds after it is asked for, others at once."""
+        """The workers that read large bodies. The first takes seconds to start, later ones start at once."""
         if self._bodies is not None:
             return self._bodies
         opening = Opening(
@@ -131,11 +131,12 @@ class Service:
 
     @property
     def reader(self) -> PromptReader:
-        """Makes token ids of prompts."""
+        """Turns prompts into token ids."""
         return PromptReader(self.tokenizer, self.ready.context, self.ready.vocab_size, self._token_bytes)
 
     async def read(self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt") -> list[array[int]]:
-        """Their token ids. Raises ApiError for one that cannot be served. If cancelled, none is begun any more."""
+        """The prompts' token ids. Raises ApiError for one that cannot be served. If cancelled, no further one is
+        begun."""
         reader = self.reader
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if sum(map(len, texts)) + TEXT_COSTS * len(texts) <= SHORT_TEXTS:
@@ -143,7 +144,7 @@ class Service:
         return await self.beside(lambda going_on: reader.read(prompts, special, param, going_on))
 
     async def beside(self, work: Callable[[Callable[[], bool]], T]) -> T:
-        """Do it on a thread, few at a time. It is told how to ask whether it is still wanted."""
+        """Run `work` on a thread, at most THREADS at a time. Its argument tells whether the result is still wanted."""
         async with self._threads:
             left = threading.Event()
             try:
@@ -152,7 +153,7 @@ class Service:
                 left.set()
 
     async def read_body(self, route: str, body: Sequence[bytes]) -> Read:
-        """What a worker makes of a large body. Raises ApiError for one that cannot be served."""
+        """A large body as read by a worker. Raises ApiError for one that cannot be served."""
         if self.why_unhealthy is not None:
             raise unavailable(self.why_unhealthy)
         with self.entering(1):
@@ -172,8 +173,8 @@ class Service:
 
     @contextmanager
     def entering(self, samples: int) -> Iterator[None]:
-        """Count samples as open while their way to the engine is prepared. Raises ApiError if they cannot be served
-        now, before anything is spent on them."""
+        """Count samples as open while they are prepared for the engine. Raises ApiError if they cannot be served now,
+        before any work is done for them."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
         if len(self.engine_client.open) + self._entering + samples > self.config.max_queue:
@@ -185,7 +186,7 @@ class Service:
             self._entering -= samples
 
     async def generate(self, prompts: Sequence[Prompt], caller: Caller = EVERYBODY) -> Generation:
-        """Start the prompts' samples, all or none. Raises ApiError if they cannot be served, or not now."""
+        """Start the prompts' samples, all or none. Raises ApiError if they cannot be served at all, or not now."""
         samples = sum(prompt.params.n for prompt in prompts)
         self._check_priority(prompts, caller)
         for prompt in prompts:
@@ -206,23 +207,23 @@ class Service:
         return generation
 
     def _check_priority(self, prompts: Sequence[Prompt], caller: Caller) -> None:
-        least = self.config.min_priority
-        if not caller.operator and any(prompt.params.priority < least for prompt in prompts):
+        min_priority = self.config.min_priority
+        if not caller.operator and any(prompt.params.priority < min_priority for prompt in prompts):
             raise forbidden(
-                f"priority: a client's key may ask for nothing more urgent than {least} (min_priority; smaller numbers "
-                "go first, at /generate larger ones); leave it out",
+                f"priority: with a client's key it may not be more urgent than {min_priority} (min_priority; smaller "
+                "numbers go first, at /generate larger ones); leave it out",
                 "priority",
             )
 
     def _check_places(self, engine_client: EngineClient, more: int, caller: Caller) -> None:
-        most = self.config.places_per_key
-        if not caller.operator and most < self.config.max_queue:
+        limit = self.config.places_per_key
+        if not caller.operator and limit < self.config.max_queue:
             own = sum(generation.tenant == caller.tenant for generation, _ in engine_client.open.values())
-            if own + more > most:
-                raise no_places(most)
+            if own + more > limit:
+                raise no_places(limit)
 
     def _check_scores(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ApiError for more log-probabilities than an answer may have of its prompts."""
+        """Raises ApiError for more prompt log-probabilities than an answer may have."""
         scores = 0
         for prompt in prompts:
             if prompt.params.prompt_logprobs is not None:
@@ -230,31 +231,31 @@ class Service:
                 scores += prompt.params.n * len(prompt.ids) * each
         if scores > self.config.max_prompt_scores:
             raise bad_request(
-                f"{scores} log-probabilities of prompts are asked for, more than this server's max_prompt_scores "
-                f"{self.config.max_prompt_scores}; ask for fewer likeliest tokens, or for fewer prompts at once",
+                f"the request asks for {scores} prompt log-probabilities, more than this server's max_prompt_scores "
+                f"{self.config.max_prompt_scores}; ask for fewer likeliest tokens, or send fewer prompts at once",
                 "prompt_logprobs",
             )
 
     def _check_rule(self, params: SamplingParams) -> None:
-        """Raises ApiError for a simulated rule where the operator has not allowed them: its tokens are nobody's."""
-        asked = Speculation.of(params.speculation).acceptance
-        if asked in SIMULATED and not self.config.enable_synthetic_acceptance:
+        """Raises ApiError for a simulated rule unless the operator has allowed them: its tokens are not the model's."""
+        rule = Speculation.of(params.speculation).acceptance
+        if rule in SIMULATED and not self.config.enable_synthetic_acceptance:
             raise bad_request(
-                f"acceptance {asked}: simulated acceptance is for benchmarks, and this server was not started for it; "
-                "leave it out, or start the server with --enable-synthetic-acceptance",
+                f"acceptance {rule}: simulated acceptance is for benchmarks, and this server does not allow it; leave "
+                "it out, or start the server with --enable-synthetic-acceptance",
                 "speculation",
             )
 
     async def _check_grammars(self, prompts: Sequence[Prompt]) -> None:
-        asked = {prompt.params.structured_outputs for prompt in prompts} - {None}
-        for structured in asked:
-            assert isinstance(structured, StructuredOutputs)
+        grammars = {prompt.params.structured_outputs for prompt in prompts} - {None}
+        for grammar in grammars:
+            assert isinstance(grammar, StructuredOutputs)
             if self._sandbox is None:
                 self._sandbox = GrammarSandbox(self.ready.model, self.ready.vocab_size)
-            await self._sandbox.check(structured)
+            await self._sandbox.check(grammar)
 
     async def stop(self) -> None:
-        """End the engine and whatever else was started."""
+        """End the engine and the workers."""
         if self._sandbox is not None:
             await self._sandbox.close()
         if self._bodies is not None:
@@ -262,13 +263,13 @@ class Service:
         await self.supervisor.stop()
 
     async def drain(self) -> None:
-        """Take nothing in any more, and wait until what runs has ended: by itself, or at the deadline by being cut."""
+        """Refuse new requests, wait until the running ones have finished, and abort those left at the deadline."""
         self.draining = True
         deadline = time.monotonic() + self.config.drain_timeout
         while self.open_samples and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         if self.open_samples:
-            logger.warning("%d samples still ran when their time was over; they are cut", self.open_samples)
+            logger.warning("aborted %d samples that still ran after drain_timeout", self.open_samples)
             for generation in {id(g): g for g, _ in self.engine_client.open.values()}.values():
                 self.engine_client.cut(generation)
 
@@ -276,11 +277,11 @@ class Service:
         engine_client.abandon(generation)
         generation.fail(timed_out(limit))
 
-    def _lose(self) -> None:
+    def _on_engine_lost(self) -> None:
         self.report = None
         self.metrics.engine_down()
 
-    def _hear(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         self.report = report
         self.metrics.heard(report)
 

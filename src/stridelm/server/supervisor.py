@@ -1,7 +1,7 @@
-"""Keeps an engine process alive: starts it, sees it die, tells those who wait, starts it again.
+"""Keeps an engine process alive: starts it, notices when it dies, fails the requests that wait, and restarts it.
 
-Whatever goes wrong on the way is survived: a machine that has no descriptors, memory or processes left for a moment has
-them again later. The task that does this is watched too, and started again should it end.
+It survives failures of the machine: descriptors, memory or processes that have run out for a moment are available again
+later. The task that does this is watched too, and restarted should it end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
-"""Deaths further back than this are forgiven."""
+"""Deaths longer ago than this do not count."""
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
 LOOKS = 10
-"""In the time that an engine may be silent."""
+"""Checks for a heartbeat within the time that an engine may be silent."""
 
 
 class EngineFailed(RuntimeError):
@@ -41,8 +41,8 @@ class EngineFailed(RuntimeError):
 
 
 class Supervisor:
-    """One engine process at a time. `watch` and `heard` are passed on to each link; `gone` is called when an engine has
-    ended, `restarted` when one is there again."""
+    """One engine process at a time. `watch` and `heard` are passed to each EngineClient; `gone` is called when an
+    engine has ended, `restarted` when a new one is up."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.ready: Ready | None = None
-        """What the engine said of itself when it was last loaded."""
+        """What the engine reported when it was last loaded."""
         self.why_down: str | None = "the engine is being loaded"
-        """None while it is there."""
+        """None while it is up."""
         self._max_restarts, self._timeout_s = max_restarts, timeout_s
         self._watch, self._heard, self._log_json = watch, heard, log_json
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
-        self._directory = tempfile.mkdtemp(prefix="stride-")  # mkdtemp's directories are for their owner alone
+        self._directory = tempfile.mkdtemp(prefix="stride-")  # accessible only to its owner
         self._context = zmq.asyncio.Context()
         self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -75,30 +75,30 @@ class Supervisor:
     def engine_client(self) -> EngineClient:
         """Raises ApiError while there is no engine."""
         if self._engine_client is None or self.why_down is not None:
-            raise unavailable(self.why_down or "the engine is not there")
+            raise unavailable(self.why_down or "the engine is not running")
         return self._engine_client
 
     @property
     def why_unhealthy(self) -> str | None:
-        """Why the engine cannot be relied on now: it is not there, or nobody watches over it."""
+        """Why the engine cannot be relied on now: it is down, or the task that watches it is."""
         if self.why_down is None and self._keeping is not None and self._keeping.done():
-            return "what watches over the engine stopped and is being started again"
+            return "the task that watches the engine stopped and is being restarted"
         return self.why_down
 
     @property
     def pid(self) -> int | None:
-        """The engine's process, if there is one."""
+        """The engine's process id, if there is one."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> Ready:
-        """Load the engine and keep it alive from now on. Raises ValueError if it refuses its options, RuntimeError if
+        """Load the engine and keep it alive from then on. Raises ValueError if it refuses its options, RuntimeError if
         it cannot be loaded for another reason."""
         ready = await self._start_process()
         self._keep_watch()
         return ready
 
     async def stop(self) -> None:
-        """End the engine, and all that waits for it."""
+        """End the engine, and fail whatever waits for it."""
         self._stopping = True
         self.why_down = "the server is shutting down"
         if self._keeping is not None:
@@ -117,7 +117,7 @@ class Supervisor:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _start_process(self) -> Ready:
-        """Whatever is raised, nothing of what was started is left."""
+        """Start the engine; on any exception, clean up everything that was started."""
         try:
             return await self._load()
         except BaseException:
@@ -136,7 +136,7 @@ class Supervisor:
             log_json=self._log_json,
         )
         command = (sys.executable, "-m", "stridelm.server.engine_process")
-        # A group of its own: Ctrl-C is the HTTP process's to hear.
+        # In a session of its own, so that Ctrl-C reaches only the HTTP process.
         self._process = process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -149,14 +149,14 @@ class Supervisor:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not engine_client.ready.done():
                 raise EngineFailed(f"the engine's process ended with code {died.result()} before it was loaded")
-            said = engine_client.ready.result()
-            if isinstance(said, Failed):
+            result = engine_client.ready.result()
+            if isinstance(result, Failed):
                 await died
-                raise (ValueError if said.user_error else EngineFailed)(said.message)
+                raise (ValueError if result.user_error else EngineFailed)(result.message)
         finally:
             died.cancel()
-        self.ready, self.why_down = said, None
-        return said
+        self.ready, self.why_down = result, None
+        return result
 
     async def _end_process(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -164,7 +164,7 @@ class Supervisor:
             await self._process.wait()
 
     def _keep_watch(self) -> None:
-        """Start the task that keeps the engine alive, and see to it that there is always one."""
+        """Start the task that keeps the engine alive, and restart it should it end."""
         if self._stopping:
             return
         self._keeping = asyncio.create_task(self._keep())
@@ -174,15 +174,15 @@ class Supervisor:
         if self._stopping:
             return
         error = None if task.cancelled() else task.exception()
-        logger.critical("what watches over the engine ended; it is started again", exc_info=error)
+        logger.critical("the task that watches the engine ended; restarting it", exc_info=error)
         task.get_loop().call_later(BACKOFF_S, self._keep_watch)
 
     async def _keep(self) -> None:
-        """Wait for the process to die, and start it again, as often as is allowed."""
+        """Wait for the process to die, and restart it, as often as is allowed."""
         while True:
             if self._process is not None:
                 code = await self._ended(self._process)
-                self.why_down = "the engine stopped and is being started again"
+                self.why_down = "the engine stopped and is being restarted"
                 logger.error("the engine's process ended with code %d", code)
                 self._process = None
                 self._note_death()
@@ -192,7 +192,7 @@ class Supervisor:
                 failures += 1
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """The code of the process once it has ended. One that is not heard any more is killed."""
+        """The exit code of the process once it has ended. A process that falls silent is killed."""
         listening = (
             None
             if self._engine_client is None
@@ -205,10 +205,10 @@ class Supervisor:
                 listening.cancel()
 
     async def _end_if_silent(self, process: asyncio.subprocess.Process, engine_client: EngineClient) -> None:
-        """Kill the process when its loop has not gone round for too long, or when nobody hears it any more.
+        """Kill the process when its loop sends no heartbeat for too long, or when its messages are no longer received.
 
-        Looks are counted and not seconds, so that a machine that slept, or a process that was stopped, finds an engine
-        that slept too.
+        Checks are counted instead of seconds, so that after a suspend of the machine, or of this process, the engine
+        does not seem to have hung.
         """
         silent, before = 0, engine_client.beats
         while silent < LOOKS and not engine_client.reading.done():
@@ -217,9 +217,9 @@ class Supervisor:
             before = engine_client.beats
         if engine_client.reading.done():
             error = None if engine_client.reading.cancelled() else engine_client.reading.exception()
-            logger.error("the engine cannot be heard any more; it is killed", exc_info=error)
+            logger.error("messages of the engine can no longer be received; killing it", exc_info=error)
         else:
-            logger.error("the engine has made no step for %g s (engine_timeout); it is killed", self._timeout_s)
+            logger.error("the engine has made no step for %g s (engine_timeout); killing it", self._timeout_s)
         process.kill()
 
     def _note_death(self) -> None:
@@ -229,30 +229,30 @@ class Supervisor:
             self._deaths.popleft()
 
     async def _restart(self, failures: int) -> bool:
-        """Whether the engine is there again. Waits longer after each death, and after each failure to start it.
+        """Try to restart the engine; whether it is up again. Waits longer after each death and each failed start.
 
-        An engine that dies too often stays down. A machine that cannot start a process is asked again and again: that
-        is nothing which another start would repeat.
+        An engine that dies too often stays down. If the machine could not start the process, it is tried without limit,
+        since a later start may well succeed.
         """
         if len(self._deaths) > self._max_restarts:
             self.why_down = "the engine stopped too often and is not started again; see the server's log"
-            logger.critical("the engine died %d times in %g s: it stays down", len(self._deaths), WINDOW_S)
+            logger.critical("the engine died %d times in %g s and is not restarted", len(self._deaths), WINDOW_S)
             await asyncio.get_running_loop().create_future()  # until stop
         doublings = min(max(len(self._deaths), 1) - 1 + failures, 10)
         await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))
         try:
             await self._start_process()
         except (ValueError, EngineFailed):
-            logger.exception("the engine could not be started again")
+            logger.exception("the engine could not be restarted")
             self._note_death()
             return False
         except Exception as error:
             why = (error.strerror if isinstance(error, OSError | zmq.ZMQError) else None) or type(error).__name__
-            self.why_down = f"the engine stopped and could not be started again yet ({why}); it is tried again"
-            logger.exception("the engine's process could not be started; it is tried again")
+            self.why_down = f"the engine stopped and could not be restarted yet ({why}); trying again"
+            logger.exception("the engine's process could not be started; trying again")
             return False
         self._restarted()
-        logger.warning("the engine is there again")
+        logger.warning("the engine was restarted")
         return True
 
     async def _drop_link(self) -> None:

@@ -1,7 +1,6 @@
-"""Long work on the loop, in slices: what cannot be given to another process because its result is large.
+"""Long work on the event loop, in slices, for work whose result is too large to hand over from another process.
 
-One slice is at work at a time, whoever it belongs to, and then the loop goes round: others wait for a slice, however
-many large answers are made.
+Only one slice runs between two turns of the loop, however many large answers are being made; the others wait.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ FEW = 16
 
 
 class Turns:
-    """All the long work of one loop."""
+    """The long work of one loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     def __call__(self) -> Turn:
-        """`async with turns() as turn`: what is done inside is one piece of long work."""
+        """`async with turns() as turn`: the block is one piece of long work."""
         return Turn(self._lock)
 
 
 async def in_turns(turns: Turns, items: Sequence[T], make: Callable[[T], bytes]) -> bytes:
-    """What is made of each, put together. A few are made at once, as each step's are."""
+    """`make` of each item, joined. Up to FEW, as a step usually has, are made without slicing."""
     if len(items) <= FEW:
         return b"".join(map(make, items))
     made = []
@@ -57,7 +56,7 @@ class Turn:
             self._lock.release()
 
     async def breathe(self) -> None:
-        """To be called every millisecond or so: lets others go on if the slice is over."""
+        """Call every millisecond or so: yields to the loop if the slice is over."""
         if time.perf_counter() - self._began < SLICE_S:
             return
         self._holding = False

@@ -1,4 +1,4 @@
-"""What pydantic says of a body, as an error of this API's: without what was sent, which may be a prompt."""
+"""Turns pydantic's errors into this API's, without the input, which may be a prompt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_FAULTS = 5
 
 
 def invalid(faults: Sequence[Any]) -> ApiError:
-    """faults: as `errors()` of pydantic's and FastAPI's exceptions gives them."""
+    """faults: from `errors()` of pydantic's and FastAPI's exceptions."""
     words = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:MAX_FAULTS]]
     more = f" (and {len(faults) - MAX_FAULTS} more)" if len(faults) > MAX_FAULTS else ""
     return bad_request("; ".join(words) + more, _place(faults[0]["loc"]) if faults else None)
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Where in the body: prompt.0 for its first item. Made-up keys are cut, tags of a body's forms (~each) left out."""
+    """The place in the body, such as prompt.0 for a first item. Long keys are cut; union tags (~each) are left out."""
     parts = [str(part)[:64] for part in loc if part != "body" and not str(part).startswith("~")]
     return ".".join(parts) or "body"

@@ -1,8 +1,8 @@
-"""A connection's transport as uvicorn sees it: how far it has got with writing is known, and closing is gentle.
+"""A connection's transport for uvicorn that tracks how much has been written, and closes without a reset.
 
-A socket that is closed while something it has received was not read resets the connection, and the client may lose the
-answer that stands on its way. So a connection whose request has not come in whole says that it writes no more, and
-takes for a moment longer what still comes (RFC 9112, 9.6).
+Closing a socket with unread received data resets the connection, and the client may lose an answer that is on its way.
+So a connection whose request has not arrived completely first closes only its sending side, and keeps receiving for a
+moment (RFC 9112, 9.6).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 PIECE = 16 << 10
-"""Bytes that must leave for the client to count as reading: a trickle is none."""
+"""Bytes that must leave for the client to count as reading: a trickle does not."""
 
 
 class Wire(asyncio.Transport):
-    """unread: whether the client is still sending what nobody wants any more."""
+    """unread: whether a part of the client's request has not been received yet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class Wire(asyncio.Transport):
 
     @property
     def waiting(self) -> int:
-        """Bytes that the client has not taken yet."""
+        """Bytes that the client has not read yet."""
         return self.inner.get_write_buffer_size()
 
     def idle_seconds(self, now: float) -> float:
-        """How long nothing worth the name was taken while something waited."""
+        """Seconds in which the client has read less than PIECE bytes while some were waiting."""
         left = self._written - self.waiting
         if not self.waiting or left - self._left_at_mark >= PIECE:
             self._left_at_mark, self._marked = left, now
@@ -44,7 +44,7 @@ class Wire(asyncio.Transport):
         self.inner.write(data)
 
     def close(self) -> None:
-        """Once what was written has left. While a request is still coming in: after LINGER_S at the latest."""
+        """Close once everything written has left. While a request is still arriving: after LINGER_S at the latest."""
         if not self.unread or self.inner.is_closing():
             self.inner.close()
         elif self.lingers_until is None:
