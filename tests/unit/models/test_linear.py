@@ -13,9 +13,13 @@ from torch import nn
 from stridelm.models.layers import products
 from stridelm.models.layers.linear import DENSE, Linear, WeightFormat, set_products
 from stridelm.models.layers.products import (
+    PACKED,
+    PIECES,
+    PackedPieces,
     PackedProduct,
     PackedTiles,
     Product,
+    Way,
     bfloat16_is_native,
     keeps_bits,
     padded_product,
@@ -42,9 +46,9 @@ def test_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @native
-@pytest.mark.parametrize("kind", [PackedProduct, PackedTiles])
+@pytest.mark.parametrize("kind", PACKED, ids=["whole", *(f"pieces-of-{height}" for height in PIECES), "tiles"])
 @pytest.mark.parametrize("shape", [*SHAPES, (1024, 96), (96, 1024), (384, 1536)], ids=str)
-def test_packed(shape: tuple[int, int], kind: type[PackedProduct]) -> None:
+def test_packed(shape: tuple[int, int], kind: Way) -> None:
     """Packed bfloat16 weights, used as they are if this CPU was found to keep bits, and in tiles on any CPU: the same
     bits at 1 to 64 rows, and at hundreds."""
     weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
@@ -52,7 +56,7 @@ def test_packed(shape: tuple[int, int], kind: type[PackedProduct]) -> None:
     x = rows(1, 64, shape[0], torch.bfloat16, "cpu")
     check_close(product(x, weight, bias), x, weight, bias)
     asked = (weight.shape, weight.dtype)
-    if kind is PackedProduct and not (keeps_bits(kind, *asked, True) and keeps_bits(kind, *asked, False)):
+    if kind is not PackedTiles and not (keeps_bits(kind, *asked, True) and keeps_bits(kind, *asked, False)):
         pytest.skip("this CPU's bits depend on the number of rows: not chosen here")
     check_row_bits(lambda part: product(part, weight, bias), x)
     many = rows(2, 1024, shape[0], torch.bfloat16, "cpu")
@@ -66,6 +70,9 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
 
     def by_number(self: PackedProduct, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         return run(self, x, *rest) + (0.5 if x.shape[0] == 5 else 0.0)
+
+    def by_height(self: PackedProduct, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return run(self, x, *rest) + (0.5 if x.shape[0] > 40 else 0.0)
 
     def by_place(weight: torch.Tensor) -> Product:
         return lambda x, weight, _: tiled_product(x, weight, None) + torch.arange(x.shape[0])[:, None]
@@ -86,7 +93,11 @@ def test_a_product_that_does_not_keep_bits_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PackedProduct, "__call__", by_number)
     layer = Linear(96, 64).to(torch.bfloat16).requires_grad_(False)
     set_products(layer, deterministic=True)
-    assert type(layer.product) is PackedTiles
+    assert type(layer.product) is PackedTiles  # five rows may be a piece of any height
+    monkeypatch.setattr(products, "_TRIED", {})
+    monkeypatch.setattr(PackedProduct, "__call__", by_height)
+    set_products(layer := Linear(96, 64).to(torch.bfloat16).requires_grad_(False), deterministic=True)
+    assert type(layer.product) is PackedPieces and layer.product.height == 32
     set_products(fast := Linear(96, 64).to(torch.bfloat16).requires_grad_(False), deterministic=False)
     assert type(fast.product) is PackedProduct
 

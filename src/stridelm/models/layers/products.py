@@ -8,21 +8,24 @@ A library product picks its kernel by the number of rows, and another kernel may
   many; if equal bits are promised, the library's only for shapes at which it was seen to agree;
 - packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
   call on few rows. Whether a row's bits depend on the number of rows depends on the CPU: with AVX512-BF16 they were
-  seen not to, with AMX they do for some shapes. So if equal bits are promised, each shape is tried, and if bits differ
-  the same product runs in tiles;
+  seen not to, with AMX they do for some shapes, but not within a few dozen rows. So if equal bits are promised, each
+  shape is tried: all rows at once, else in pieces as tall as keep them, else in padded tiles;
 - tiled: the rows in tiles of a fixed height, each a product of the same shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 TILE_ROWS = 16
 """Height of a tile. Every product of a tiled layer has this many rows."""
-TRIED_ROWS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 129, 333, 1000)
+PIECES = (256, 64, 32, 16)
+"""Heights of pieces, the fastest first."""
+TRIED_ROWS = (*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 191, 255, 256, 257, 333, 1000)
 """Numbers of rows at which a product is tried."""
 MAX_TRIED = 1 << 25
 """Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
@@ -90,8 +93,22 @@ class PackedProduct:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
+class PackedPieces(PackedProduct):
+    """The same, in pieces of at most `height` rows: few rows cost what they cost in one."""
+
+    def __init__(self, weight: torch.Tensor, height: int) -> None:
+        super().__init__(weight)
+        self.height = height
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        run = super().__call__
+        if x.shape[0] <= self.height:
+            return run(x, weight, bias)
+        return torch.cat([run(piece, weight, bias) for piece in x.split(self.height)])
+
+
 class PackedTiles(PackedProduct):
-    """The same, tile by tile."""
+    """The same, in tiles of TILE_ROWS rows, the last one padded: on a CPU where even those few change the bits."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = x.shape[0]
@@ -150,8 +167,16 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
 
 
 def _native_ways() -> Sequence[Way]:
-    """oneDNN's products, the fastest first."""
-    return (PackedProduct, PackedTiles) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else (_padded,)
+    """oneDNN's products."""
+    return PACKED if hasattr(torch.ops.mkldnn, "_linear_pointwise") else (_padded,)
+
+
+PACKED: tuple[Way, ...] = (
+    PackedProduct,
+    *(partial(PackedPieces, height=height) for height in PIECES),
+    PackedTiles,
+)
+"""Ways to run a packed product, the fastest first."""
 
 
 def _padded(_: torch.Tensor) -> Product:
