@@ -15,9 +15,11 @@ from contextlib import contextmanager
 import torch
 
 from stridelm.kernels.mass import UNIT, depths, masses, nucleus
-from stridelm.kernels.noise import gumbel
+from stridelm.kernels.noise import gumbel, gumbel_at
 from stridelm.kernels.step_ops import Asked, Cut, Past
 
+FEW = 8
+"""Few tokens of a row survive truncation if they are at most one in this many."""
 _PROMPT = 1 << 32
 """What a prompt token adds to a count, so that one pass counts prompt and output separately."""
 _NOTHING = -1
@@ -115,6 +117,8 @@ def _output_token(past: Past, place_GD: torch.Tensor) -> torch.Tensor:
 def _counts(vocab_size: int, past: Past) -> torch.Tensor:
     """[G, V] how often each token occurs in the row's output, plus _PROMPT per occurrence in its prompt."""
     slots_U, entry_G = past.slots_M.unique(return_inverse=True)  # a history that rows share is counted once
+    is_shared = len(slots_U) < len(entry_G)
+    slots_U = slots_U if is_shared else past.slots_M
     tokens_UL = past.tokens_SL[:, : past.longest].index_select(0, slots_U)
     index_L = torch.arange(tokens_UL.shape[1], device=tokens_UL.device)
     real_UL = index_L < past.known_S.index_select(0, slots_U)[:, None]
@@ -123,7 +127,8 @@ def _counts(vocab_size: int, past: Past) -> torch.Tensor:
     counts = weights_UL.new_zeros(tokens_UL.shape[0], vocab_size)
     # Entries after the known tokens are arbitrary: they are counted at token 0 with weight 0, which does no harm.
     counts.scatter_add_(1, tokens_UL * real_UL, weights_UL)
-    counts = counts.index_select(0, entry_G)
+    if is_shared:
+        counts = counts.index_select(0, entry_G)
     if past.extra_ME is not None and past.extra_ME.shape[1]:
         counts.scatter_add_(1, past.extra_ME.clamp(min=0), (past.extra_ME >= 0).long())
     return counts
@@ -195,10 +200,39 @@ def draw(
     elif log_min_p_S is not None:
         least_X1 = scaled_XV.amax(-1, keepdim=True).add_(log_min_p_S[slots_X][:, None])
         scaled_XV.masked_fill_(scaled_XV < least_X1, -math.inf)
-    streams = stream[index_X] if isinstance(stream, torch.Tensor) else stream
-    noise_XV = gumbel(seed_S[slots_X], positions_M[index_X], sample_index_S[slots_X], scaled_XV.shape[1], streams)
-    tokens_X = likeliest(scaled_XV.add_(noise_XV))
+    streams_X = stream[index_X] if isinstance(stream, torch.Tensor) else torch.full_like(index_X, stream)
+    keys_4X = torch.stack((seed_S[slots_X], positions_M[index_X], sample_index_S[slots_X], streams_X))
+    tokens_X = (_noisy if cut is None and log_min_p_S is None else _noisy_survivors)(scaled_XV, keys_4X)
     return tokens_X if len(index_X) == len(slots_M) else likeliest(logits_MV).index_copy_(0, index_X, tokens_X)
+
+
+def _noisy(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
+    """int64 [X] argmax of scores and noise. keys: seed, position, sample and stream. scaled is overwritten."""
+    seed_X, position_X, sample_X, stream_X = keys_4X
+    return likeliest(scaled_XV.add_(gumbel(seed_X, position_X, sample_X, scaled_XV.shape[1], stream_X)))
+
+
+def _noisy_survivors(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
+    """The same. Where truncation left few tokens, only these get noise, which is most of the work."""
+    survives_XV = scaled_XV != -math.inf
+    count_X = survives_XV.sum(1)
+    is_few_X = count_X * FEW <= scaled_XV.shape[1]
+    few_G, many_H = _where(is_few_X), _where(~is_few_X)
+    tokens_X = torch.empty_like(count_X)
+    if len(few_G):
+        count_G = count_X[few_G]
+        row, id = _pick(survives_XV, few_G).nonzero().unbind(1)  # ids ascend, so that the lowest of equals is first
+        place = torch.arange(len(row), device=row.device) - (count_G.cumsum(0) - count_G)[row]
+        ids_GK = row.new_zeros(len(few_G), int(count_G.max().clamp(min=1)))
+        ids_GK[row, place] = id
+        seed_G, position_G, sample_G, stream_G = keys_4X[:, few_G]
+        scores_GK = gumbel_at(seed_G, position_G, sample_G, ids_GK, stream_G).add_(scaled_XV[few_G[:, None], ids_GK])
+        is_padding_GK = torch.arange(ids_GK.shape[1], device=row.device) >= count_G[:, None]
+        chosen_G = likeliest(scores_GK.masked_fill_(is_padding_GK, -math.inf))
+        tokens_X[few_G] = ids_GK.gather(1, chosen_G[:, None])[:, 0]
+    if len(many_H):
+        tokens_X[many_H] = _noisy(_pick(scaled_XV, many_H), keys_4X[:, many_H])
+    return tokens_X
 
 
 def draw_weighted(
