@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import overload
 
 import torch
@@ -15,6 +15,8 @@ import torch
 from stridelm.kernels.mass import UNIT, depths, masses
 from stridelm.types import Logprob
 
+ROWS_AT_ONCE = 256
+"""Rows of which a report's intermediate values are held at once: a prompt may have thousands."""
 _LOW32 = 0xFFFFFFFF
 
 
@@ -45,6 +47,13 @@ def raw_logprobs(
     own_M1 = tokens_M[:, None]
     if chosen_MK is None:
         chosen_MK = own_M1[:, :0]
+    if len(tokens_M) > ROWS_AT_ONCE:
+        columns = (logits_MV, tokens_M, chosen_MK)
+        parts = [
+            raw_logprobs(logits, tokens, top, chosen)
+            for logits, tokens, chosen in zip(*(column.split(ROWS_AT_ONCE) for column in columns), strict=True)
+        ]
+        return RawLogprobs(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(RawLogprobs)))
     depth_MV = depths(logits_MV)
     log_total_M1 = (masses(depth_MV).sum(-1, keepdim=True).double().log() - math.log(UNIT)).float()
     own_logit_M1 = logits_MV.gather(1, own_M1)

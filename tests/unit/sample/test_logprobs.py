@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
-from stridelm.sample.logprobs import as_dicts, raw_logprobs, top_tokens
+from stridelm.sample.logprobs import ROWS_AT_ONCE, RawLogprobs, as_dicts, raw_logprobs, top_tokens
 from stridelm.types import Logprob
 
 
@@ -48,6 +49,17 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
         one = raw_logprobs(logits[m : m + 1], tokens[m : m + 1], top=3)
         assert torch.equal(one.logprobs, whole.logprobs[m : m + 1])
         assert torch.equal(one.top_logprobs, whole.top_logprobs[m : m + 1])
+
+
+def test_many_rows_are_reported_in_pieces() -> None:
+    """Each row as it is by itself, the last of an uneven number included."""
+    rows = 2 * ROWS_AT_ONCE + 7
+    logits, tokens, chosen = torch.randn(rows, 50), torch.randint(50, (rows,)), torch.randint(50, (rows, 3))
+    whole = raw_logprobs(logits, tokens, 4, chosen)
+    for row in (0, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, rows - 1):
+        alone = raw_logprobs(logits[row : row + 1], tokens[row : row + 1], 4, chosen[row : row + 1])
+        for each in fields(RawLogprobs):
+            assert torch.equal(getattr(whole, each.name)[row : row + 1], getattr(alone, each.name))
 
 
 def test_dictionaries_have_the_token_first_and_each_row_its_own_count() -> None:
