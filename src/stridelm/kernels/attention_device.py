@@ -32,6 +32,13 @@ PREFETCH = tl.constexpr(8)
 """Splits that `merge` prefetches from memory at once."""
 
 
+GEOMETRY = [
+    *("tables", "tile_span", "tile_row", "firsts", "counts", "starts", "reals", "ancestors", "positions", "paths"),
+    "table_stride_r",
+]
+"""Parameters whose addresses differ from step to step: compiled for any, as they are read once per tile."""
+
+
 @triton.jit
 def _tile_keys(row, rows, count, start, base, window, BLOCK_B: tl.constexpr, WINDOWED: tl.constexpr):
     """(first key block, one past the last, one past the last key) that any row of the tile sees.
@@ -175,7 +182,7 @@ def _visible(
     return seen_MB
 
 
-@triton.jit(do_not_specialize=["splits", "least", "window", "rows"])
+@triton.jit(do_not_specialize=["splits", "least", "window", "rows"], do_not_specialize_on_alignment=GEOMETRY)
 def attend(
     queries,
     keys,
@@ -339,7 +346,9 @@ def attend(
         _store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
 
 
-@triton.jit(do_not_specialize=["programs", "splits", "least", "window", "rows"])
+@triton.jit(
+    do_not_specialize=["programs", "splits", "least", "window", "rows"], do_not_specialize_on_alignment=GEOMETRY
+)
 def merge(
     out,
     sums,

@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel
 from stridelm.types import Draft
 
 _MAX_BLOCK = 1024
 """Rows that a program lays out at a time, at most."""
 
 
-@triton.jit
+@index_kernel
 def lay_spans(
     slots,
     known,

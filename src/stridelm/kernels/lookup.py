@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel
+
 _PLACES = 1024
 """Positions of the text that a program looks at."""
 _PLACE_BITS = 32
@@ -17,7 +19,7 @@ _PLACE_BITS = 32
 longest match and, of equally long ones, the latest."""
 
 
-@triton.jit
+@index_kernel
 def find_occurrence(
     slots, known, tokens, longest, best, nobody, stride_tokens, PLACES: tl.constexpr, PLACE_BITS: tl.constexpr
 ):
@@ -44,7 +46,7 @@ def find_occurrence(
     tl.atomic_max(best + request, tl.max((matched << PLACE_BITS) | place.to(tl.int64), 0))
 
 
-@triton.jit
+@index_kernel
 def take_followers(
     slots,
     known,

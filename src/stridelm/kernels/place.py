@@ -11,11 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel
+
 _MAX_BLOCK = 1024
 """Rows that a program places at a time, at most."""
 
 
-@triton.jit
+@index_kernel
 def place_lines(
     slots,
     starts,
@@ -107,7 +109,7 @@ def place(
     return laid[0], laid[1], pool_slots, about, last
 
 
-@triton.jit
+@index_kernel
 def find_sources(
     indices,
     spans,

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel
 from stridelm.kernels.step_ops import Sureness
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
 
@@ -60,7 +61,7 @@ def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, tok
         tl.store(known + slot, length + count)
 
 
-@triton.jit
+@index_kernel
 def walk_trees(
     verdict,
     tokens,
@@ -129,7 +130,7 @@ def walk_trees(
     tl.store(path + node_K, tl.zeros_like(depth_K), mask=(node_K >= kept) & (node_K < width))
 
 
-@triton.jit
+@index_kernel
 def cut_to_confident(
     verdict,
     tokens,
@@ -175,7 +176,7 @@ def cut_to_confident(
     tl.store(path + node_K, tl.zeros_like(token_K), mask=node_K < width)
 
 
-@triton.jit
+@index_kernel
 def advance_lengths(lengths, slots, rows):
     """Grid (R)."""
     request = tl.program_id(0).to(tl.int64)
