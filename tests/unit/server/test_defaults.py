@@ -68,6 +68,6 @@ def test_no_request_exceeds_the_operators_limit(recommending: Served, route: str
 
 
 def test_one_line_says_so(recommending: Served, served: Served) -> None:
-    lines = [line for line in recommending.log.read_text(encoding="utf-8").splitlines() if "leaves out" in line]
+    lines = [line for line in recommending.log.read_text(encoding="utf-8").splitlines() if "request omits" in line]
     assert len(lines) == 1 and "temperature 0.9" in lines[0] and f"{LIMIT} tokens" in lines[0]
-    assert "leaves out" not in served.log.read_text(encoding="utf-8")
+    assert "request omits" not in served.log.read_text(encoding="utf-8")
