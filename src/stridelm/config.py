@@ -60,7 +60,7 @@ class EngineConfig:
     )
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one, capture no steps")
     capture: str = option(
-        "lazy", "on a GPU, when steps are captured: lazy (when first needed) or startup (before the first request)"
+        "startup", "on a GPU, when steps are captured: startup (before the first request) or lazy (when first needed)"
     )
     capture_memory: float | None = option(
         None, "on a GPU: GiB that captured steps may take; once it is used up, further steps run eagerly; by default 2"
@@ -95,8 +95,8 @@ class EngineConfig:
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
         for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):
             check_flag(name, getattr(self, name))
-        if self.capture not in ("lazy", "startup"):
-            raise ValueError(f"unknown capture {self.capture!r}; choose lazy or startup")
+        if self.capture not in ("startup", "lazy"):
+            raise ValueError(f"unknown capture {self.capture!r}; choose startup or lazy")
         settle_number(self, "capture_memory", 0.0, 1024.0, open_low=True, optional=True)
         if not self.may_capture:
             self.refuse_capture_options("with enforce_eager or check_pages nothing is captured")
@@ -116,7 +116,7 @@ class EngineConfig:
 
     def refuse_capture_options(self, why: str) -> None:
         """Raise ValueError if a capture option is set although nothing will be captured."""
-        is_set = {"capture": self.capture != "lazy", "capture_memory": self.capture_memory is not None}
+        is_set = {"capture": self.capture != "startup", "capture_memory": self.capture_memory is not None}
         unused = [name for name, value in is_set.items() if value]
         if unused:
             raise ValueError(f"{why}, so {' and '.join(unused)} would have no effect; leave it out")

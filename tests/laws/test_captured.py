@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.device_step import Run
 from stridelm.llm import RequestOutput
@@ -99,6 +100,36 @@ def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, A
     assert len(proposed) == len(llm.engine.capture.proposals)
     proposes = drafter == "all" or not (DRAFTERS.get(drafter).host_bound or drafter == "none")
     assert any(graph.replays for graph in proposed) == proposes
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS])
+def test_nothing_is_captured_after_the_start(stand: LaggingStand, drafter: str) -> None:
+    """Requests that are drafted as the engine is configured, and requests without speculation, with whatever parameters
+    and prompts, find their graphs."""
+    reason = DRAFTERS.get(drafter).why_not(stand.target)
+    if reason:
+        pytest.skip(f"{drafter}: {reason}")
+    depth = None if drafter == "none" else 2
+    llm = stand.llm(page_size=4, max_num_seqs=4, drafter=drafter, depth=depth)
+    pool, capture = replays(llm.engine), llm.engine.capture
+    assert capture is not None
+    capture.at_start()
+    made = pool.graphs
+    assert made
+    for which in (None, "off"):
+        for number, prompt in enumerate(prompts(stand, 6)):
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=3 + 5 * number,
+                ignore_eos=True,
+                presence_penalty=number % 2,
+                speculation=which,
+            )
+            llm.engine.add(f"{which} {number}", prompt, params)
+        while llm.engine.busy:
+            llm.engine.step()
+    assert pool.graphs == made, "captured while a request waited"
+    assert sum(graph.replays for graph in pool.made)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, {"drafter": TREE}], ids=lambda kind: kind["drafter"])

@@ -135,20 +135,14 @@ class TritonAttention(AttentionBackend):
         # models whose tiles have room for only one row.
         if (self.deterministic and not geometry.is_chain) or 1 in most:
             return None
-        short = max((bound for bound in geometry.bounds if bound <= SHORT), default=0)
-        is_long = max(geometry.bounds) > SHORT
-        return tuple(
-            (rows, 0 if not short else 1 if short == 1 else min(SHORT, rows), rows if is_long else 0)
-            for rows in sorted(most)
-        )
+        return tuple((rows, min(SHORT, rows), rows) for rows in sorted(most))
 
     def static(self, kind: Hashable, rows: int, spans: int, reach: int, like: Geometry) -> StaticTiles:
         return StaticTiles(self, cast(Tiling, kind), rows, spans, reach, like)
 
 
 Tiling = tuple[tuple[int, int, int], ...]
-"""For each maximum of rows per tile: (that maximum, rows per tile of short spans, rows per tile of long spans); 0 where
-there are no such spans."""
+"""For each maximum of rows per tile: (that maximum, rows per tile of short spans, rows per tile of long spans)."""
 
 
 class StaticTiles:

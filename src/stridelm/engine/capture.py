@@ -9,7 +9,8 @@ and the forward pass (run/segments.py) are captured separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,12 +20,13 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
 from stridelm.engine.device_step import DeviceStep, Run
-from stridelm.engine.kinds import DRAFTING, REQUESTS, Inputs, Kind, padded_size
+from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, padded_size
 from stridelm.engine.proposals import FromHost, Proposing
+from stridelm.engine.stats import EngineStats
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
 from stridelm.run.batch import RowLayout, row_layout
-from stridelm.run.graphs import GraphPool, reach_of
+from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule.limits import Budget
 from stridelm.schedule.rows import window_leftover
@@ -33,6 +35,8 @@ from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
 
+MAX_ENDING = 4
+"""Most requests whose shallower drafts are captured at the start."""
 MIN_ROWS = 64
 """Rows, padding included, that a captured step may have even if the step budget is smaller."""
 
@@ -84,6 +88,7 @@ class Capture:
         segments: Segments | None,
         typical: Callable[[SamplingParams], Request],
         budget: Budget,
+        stats: EngineStats,
     ) -> None:
         """segments: the forward passes of steps that are not captured whole. typical: makes a representative request
         with these parameters, which is never queued. budget: limits of a step."""
@@ -96,6 +101,7 @@ class Capture:
         self._graphs: dict[Kind, Graph | None] = {}
         """None: there was no memory for it."""
         self._proposing: dict[Kind, Proposing | None] = {}
+        self._stats = stats
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -120,8 +126,10 @@ class Capture:
         """Replay the step; None if its kind cannot be captured, or graphs may take no more memory. draft: what the host
         proposed, if it drafts."""
         kind = self._kind(plan.spans, draft)
-        graph = None if kind is None else self._graph(kind, _like(plan.spans))
+        graph = None if isinstance(kind, str) else self._graph(kind, plan.spans[0].request)
         if graph is None:
+            reason = kind if isinstance(kind, str) else "memory"
+            self._stats.uncaptured[reason] = self._stats.uncaptured.get(reason, 0) + 1
             return None
         graph.replay(plan.spans, draft)
         run = graph.run
@@ -129,19 +137,25 @@ class Capture:
 
     def propose(self, drafter: Drafter, group: Group) -> Draft:
         """What the drafter proposes, by replay if possible."""
-        kind = None if drafter.host_bound else self._about(group.spans)
-        graph = None if kind is None else self._proposing_of(kind, _like(group.spans))
+        kind = "host" if drafter.host_bound else self._about(group.spans, None)
+        graph = None if isinstance(kind, str) else self._proposing_of(kind, group.spans[0].request)
         return drafter.propose(group) if graph is None else graph.replay(group.spans)
 
     def at_start(self) -> None:
-        """Capture the steps of requests with default speculation, greedy and sampled, for every batch size: the largest
-        first, and as many as the pool's memory allows."""
+        """Capture the steps of requests with default speculation, and of those without, for every batch size and class
+        of parameters, and the parts of steps with prompts: the largest first, and as many as the pool's memory
+        allows."""
         wanted = list(self._expected())
-        with bar("capturing steps", len(wanted), "graphs") as advance:
+        segments = [] if self._segments is None else self._segments.expected(self._budget.requests)
+        with bar("capturing steps", len(wanted) + len(segments), "graphs") as advance:
             for kind, like in wanted:
                 self._graph(kind, like)
                 if kind.draft and not like.host_bound:
                     self._proposing_of(kind, like)
+                advance(1)
+            for segment in segments:
+                assert self._segments is not None
+                self._segments.prepare(segment, self.device.pages, self.device.page_size)
                 advance(1)
 
     def _graph(self, kind: Kind, like: Request) -> Graph | None:
@@ -162,77 +176,81 @@ class Capture:
         return made[kind]
 
     def _expected(self) -> Iterator[tuple[Kind, Request]]:
+        params = SamplingParams(max_tokens=1)
+        requests = [self._typical(params), self._typical(replace(params, speculation="off"))]
         largest = padded_size(min(self._budget.requests, REQUESTS[-1]))
         for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
-            for temperature, features in ((0.0, Feature(0)), (1.0, Feature.SAMPLED)):
-                like = self._typical(SamplingParams(temperature=temperature, max_tokens=1))
-                depth = len(like.rows_by_depth) - 1
-                kind = Kind(
-                    requests=size,
-                    real=depth + 1 if like.all_or_nothing else 1,  # tokens emitted by a trusted window are run again
-                    draft=like.rows_by_depth[-1],
-                    depth=depth,
-                    reach=self._reach(1),
-                    speculation=like.speculation,
-                    features=features,
-                )
-                for is_chain in (True, False) if like.host_bound and kind.draft else (None,):
-                    yield replace(kind, is_chain=is_chain), like
+            for features in CLASSES:
+                for like in requests if requests[0].rows_by_depth[-1] else requests[1:]:
+                    # A draft made on the host may be a chain, a tree, or missing.
+                    shapes = (True, False, None) if like.host_bound else (None,)
+                    # Shallow drafts are those of requests that are about to end: rarely of many at once.
+                    depths = _depths(like)[: None if size <= MAX_ENDING else 1]
+                    for depth, is_chain in itertools.product(depths, shapes):
+                        yield self._kind_of(like, size, depth, features, is_chain), like
 
-    def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | None:
-        """The kind of a whole step; None if it cannot be captured."""
+    def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | str:
+        """The kind of a whole step, or why it cannot be captured."""
         if draft is not None and draft.probs is not None:
-            return None
+            return "draft_probabilities"
         for span in spans:
             request = span.request
             if not span.decides or span.real > (window_leftover(request) if request.all_or_nothing else 1):
-                return None  # a prompt, or its end: all other requests would be padded to as many rows
+                return "prompt"  # or its end: all other requests would be padded to as many rows
             if request.params.reads_rows:
-                return None
-        kind = self._about(spans)
-        if kind is None:
-            return None
-        padded = kind.requests * (kind.real + kind.draft)
-        if padded > max(self._budget.tokens, MIN_ROWS):
-            return None
-        return kind if draft is None else replace(kind, is_chain=draft.is_chain)
+                return "logprobs"
+        kind = self._about(spans, None if draft is None else draft.is_chain)
+        if not isinstance(kind, str) and kind.requests * (kind.real + kind.draft) > max(self._budget.tokens, MIN_ROWS):
+            return "size"
+        return kind
 
-    def _about(self, spans: tuple[Span, ...]) -> Kind | None:
-        """The kind that the spans have in common; None if there are too many or they speculate differently."""
-        speculation = spans[0].request.speculation
-        if len(spans) > REQUESTS[-1] or any(span.request.speculation != speculation for span in spans):
-            return None
-        features = Feature(0)
+    def _about(self, spans: tuple[Span, ...], is_chain: bool | None) -> Kind | str:
+        """The kind that the spans have in common, or why there is none."""
+        like = spans[0].request
+        if len(spans) > REQUESTS[-1]:
+            return "size"
+        if any(span.request.speculation != like.speculation for span in spans):
+            return "mixed_speculation"
+        needed = Feature(0)
         for span in spans:
-            features |= self._sampling.features(span.request.slot)
-        if features & Feature.GRAMMAR:  # its matchers run on the host
-            return None
-        deepest = max(spans, key=lambda span: span.depth)
+            needed |= self._sampling.features(span.request.slot)
+        features = next((each for each in CLASSES if not needed & ~each), None)
+        if features is None:
+            return "grammar"
+        depth = max(span.depth for span in spans)
+        return self._kind_of(like, padded_size(len(spans)), depth, features, is_chain)
+
+    def _kind_of(self, like: Request, requests: int, depth: int, features: Feature, is_chain: bool | None) -> Kind:
+        depths = _depths(like)
+        if like.host_bound and is_chain is None:  # nothing was drafted
+            depth = 0
+        elif len(depths) == 1:
+            (depth,) = depths
         return Kind(
-            requests=padded_size(len(spans)),
-            real=max(span.real for span in spans),
-            draft=deepest.draft,
-            depth=deepest.depth,
-            reach=self._reach(max(span.end for span in spans)),
-            speculation=speculation,
+            requests=requests,
+            real=window_leftover(like) if like.all_or_nothing else 1,
+            draft=like.rows_by_depth[depth],
+            depth=depth,
+            speculation=like.speculation,
             features=features,
             lists=self._sampling.generation if features & Feature.LISTED else 0,
+            is_chain=is_chain,
         )
 
-    def _reach(self, end: int) -> int:
-        return reach_of(end, self.device.tokens.tokens.shape[1])
 
-
-def _like(spans: Sequence[Span]) -> Request:
-    """A representative request. All are of one kind, but if any reads histories, this one does, and so the graph."""
-    return max((span.request for span in spans), key=lambda request: request.params.uses_history)
+def _depths(like: Request) -> range:
+    """Depths that the request's drafts may have in a graph, the deepest first. Of chains only that one: a shallower
+    chain is its first rows, and the bounds on rows cut the others off."""
+    deepest = len(like.rows_by_depth) - 1
+    is_chain = all(rows == depth for depth, rows in enumerate(like.rows_by_depth))
+    return range(deepest, deepest - 1 if is_chain or like.all_or_nothing else -1, -1)
 
 
 def _half(
     device: DeviceStep, kind: Kind, like: Request, inputs: Inputs, layout: RowLayout, proposed: FromHost | None
 ) -> Run:
     """The step of `kind.requests` requests like `like`, read from `inputs`. proposed: the host's proposals, if any."""
-    spans, slots = kind.stand_ins(like), inputs.slots
+    spans, slots = kind.stand_ins(like, device.reach), inputs.slots
     layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
 
     def propose() -> Draft:
@@ -241,6 +259,6 @@ def _half(
     def lay_out(draft: Draft) -> ForwardBatch:
         if draft.width:
             draft.valid = inputs.within(draft)
-        return device.on_layout(spans, layout, draft, slots, kind.reach)
+        return device.on_layout(spans, layout, draft, slots, device.reach)
 
     return device.half(spans, slots, propose, lay_out, device.runner.forward)

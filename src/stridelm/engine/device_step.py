@@ -66,6 +66,8 @@ class DeviceStep:
         self.on_bounds = runner.attention.reads_device
         """The device reads lengths and pages itself, and steps are planned on bounds."""
         self._drops_padding = self.device.type == "cpu" and not self.on_bounds
+        self.reach = tokens.tokens.shape[1]
+        """A bound on the end of any span."""
         self.timed = False
         self.verifier = verifier
 

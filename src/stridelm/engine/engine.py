@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -21,9 +22,11 @@ from stridelm.engine.introspect import Introspection
 from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
 from stridelm.engine.step import Steps, Tracer
+from stridelm.engine.warm_up import warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
-from stridelm.kernels import step_ops_for
+from stridelm.kernels import compilations, step_ops_for
 from stridelm.params import SamplingParams
+from stridelm.progress import bar
 from stridelm.run.eager import EagerRunner
 from stridelm.run.graphs import GraphPool
 from stridelm.run.heads import TargetRuntime
@@ -110,17 +113,35 @@ class Engine:
         self.capture: Capture | None = None
         if self.device.on_bounds and loaded.device.type == "cuda" and config.may_capture:
             self._capture_steps()
+            if config.capture == "startup":
+                self._get_ready()
 
     def _capture_steps(self) -> None:
         from stridelm.run.segments import Segments
 
+        compilations.watch()
         budget = DEFAULT_CAPTURE_MEMORY if self.config.capture_memory is None else self.config.capture_memory
         pool = GraphPool(int(budget * 2**30), self.loaded.device)
         longest = self.tokens.tokens.shape[1]
         self.capture_into(pool, Segments(self.runner, pool, longest))
-        if self.config.capture == "startup":
-            assert self.capture is not None
-            self.capture.at_start()
+
+    def _get_ready(self) -> None:
+        """Capture what ordinary requests need, and serve some of the engine's own, which leave only kernels."""
+        assert self.capture is not None
+        self.capture.at_start()
+        target = self.loaded.target
+        requests = list(warm_up_requests(target.vocab_size, target.max_length))
+        with bar("warming up", len(requests), "requests") as advance:
+            for number, (prompt, params) in enumerate(requests):
+                with suppress(ValueError):  # too long for the pool
+                    self.add(f"{PROBE} {number}", prompt, params)
+                self.step()
+                advance(1)
+        while self.busy:
+            self.step()
+        self.forget()
+        self.stats.reset()
+        self._count_made()
 
     def capture_into(self, pool: GraphPool, segments: Segments | None) -> None:
         """From now on, capture steps into this pool and replay them."""
@@ -128,7 +149,8 @@ class Engine:
         def typical(params: SamplingParams) -> Request:
             return self.intake.request("", [0], params)
 
-        self.steps.device = self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget)
+        self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats)
+        self.steps.device = self.capture
 
     def time_steps(self, timed: bool) -> None:
         """Start or stop recording in `stats.part_ms` how long the device takes for each part of a step. For benchmarks:
@@ -206,8 +228,14 @@ class Engine:
             raise
         if self.ledger.strict:
             self.ledger.check(self.queue.running)
+        self._count_made()
         outputs, self.roster.outputs = self.roster.outputs, []
         return outputs
+
+    def _count_made(self) -> None:
+        """Graphs and kernels made so far, in the statistics."""
+        if self.capture is not None:
+            self.stats.captures, self.stats.compilations = self.capture.pool.graphs, compilations.count()
 
     @property
     def busy(self) -> bool:

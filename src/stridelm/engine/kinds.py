@@ -21,6 +21,11 @@ BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
 
+CLASSES = (Feature.SAMPLED, Feature.SAMPLED | Feature.TRUNCATED, Feature.ALL & ~Feature.GRAMMAR)
+"""What a graph provides for: the first that has all that a step's requests need. A request that needs less costs an
+empty launch per feature. Grammars are matched on the host, so their steps are not captured."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """What all steps that replay one graph have in common."""
@@ -29,19 +34,21 @@ class Kind:
     real: int
     draft: int
     depth: int
-    reach: int
-    """Upper bound on every request's tokens."""
     speculation: Speculation
     features: Feature
+    """One of CLASSES. Whose rows need which of them, a graph reads on the device."""
     lists: int = 0
     """Generation of the sampling table, if the step reads lists of it: a graph of an older generation reads tensors
     that no longer exist, and is never replayed again."""
     is_chain: bool | None = None
     """Whether the host's proposals are chains; None: the device drafts, or there is no drafter."""
 
-    def stand_ins(self, like: Request) -> tuple[Span, ...]:
-        """Placeholder spans, for host code that inspects spans during capture."""
-        span = Span(replace(like, slot=-1), self.reach - self.real, self.real, self.depth, self.draft)
+    def stand_ins(self, like: Request, reach: int) -> tuple[Span, ...]:
+        """Placeholder spans, for host code that inspects spans during capture. reach: a bound on every span's end."""
+        params = like.params
+        if self.features & Feature.PENALTIES:  # rows of any request in such a step may look back
+            params = replace(params, presence_penalty=1.0)
+        span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, self.depth, self.draft)
         return (span,) * self.requests
 
 

@@ -41,8 +41,7 @@ class FromHost:
         return unpacked(self._rows, self._candidates, self._is_chain, max_depth=self._rows.shape[2])
 
     def fill(self, draft: Draft) -> None:
-        assert draft.width == self._rows.shape[2]
-        self._rows[:, : len(draft.tokens)] = packed(draft, draft.valid)
+        self._rows[:, : len(draft.tokens), : draft.width] = packed(draft, draft.valid)
 
 
 class Proposing:
@@ -55,7 +54,7 @@ class Proposing:
         self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=where)
         """As made by `packed`; outside the memory that graphs share, since another runs before the draft is
         verified."""
-        spans = kind.stand_ins(like)
+        spans = kind.stand_ins(like, device.reach)
         sampling.assume(kind.features)
 
         def body() -> Draft:

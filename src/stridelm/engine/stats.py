@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 
 from stridelm.types import Request
 
@@ -23,8 +23,19 @@ class EngineStats:
     """Requests that ended because of an error of their own."""
     failed_steps: int = 0
     """Steps that failed and were retried because no request could be blamed yet."""
+    captures: int = 0
+    """Graphs captured, those at the start included."""
+    compilations: int = 0
+    """Kernels compiled, those at the start included."""
+    uncaptured: dict[str, int] = field(default_factory=dict)
+    """Steps that ran part by part on a GPU that captures steps, by reason."""
     part_ms: dict[str, float] = field(default_factory=dict)
     """Device milliseconds by part of a step (engine/step_timer.py), while `Engine.time_steps` is on."""
+
+    def reset(self) -> None:
+        """Count from 0 again, in place."""
+        for own in fields(self):
+            setattr(self, own.name, own.default if own.default_factory is MISSING else own.default_factory())
 
 
 def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:

@@ -14,14 +14,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORTEST_REACH = 1024
-
-
-def reach_of(end: int, most: int) -> int:
-    """A bound on storage coarse enough that many steps share a graph: a power of four, at least SHORTEST_REACH and at
-    most `most`."""
-    return min(max(SHORTEST_REACH, 4 ** -(-(end - 1).bit_length() // 2)), most)
-
 
 class GraphPool:
     """All graphs share their memory: no two run at once, and the outputs of one are read before another starts."""

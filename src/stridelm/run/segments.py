@@ -10,18 +10,20 @@ With many rows the device is busy for about as long as the host needs to launch 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 
 from stridelm.run.eager import EagerRunner, Logits
-from stridelm.run.graphs import GraphPool, reach_of
+from stridelm.run.graphs import GraphPool
+from stridelm.run.state import PageTables
 from stridelm.types import ForwardBatch, Geometry, States
 
 ROWS = (32, 64, 128, 192, 256, 384, 512)
-"""Sizes that a step's rows are padded to. Few, because each is captured while a request waits."""
-SPANS = (4, 16, 64, 256, 512)
+"""Sizes that a step's rows are padded to."""
+SPANS = (16, 64, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,15 @@ class Kind:
     spans: int
     attention: Hashable
     """Key chosen by the attention backend."""
-    reach: int
-    """Upper bound on every span's end."""
     taps: tuple[int, ...]
 
 
 class Segment:
     """One captured forward pass with its inputs."""
 
-    def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: Geometry) -> None:
-        self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, kind.reach, like)
+    def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: Geometry, reach: int) -> None:
+        """reach: an upper bound on every span's end."""
+        self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, reach, like)
         self._groups = tuple(like.tables)
         self._rows = torch.zeros(1 + len(self._groups), kind.rows, dtype=torch.int64, device=like.firsts.device)
         """Token ids, then pool slots of each page group."""
@@ -82,22 +83,52 @@ class Segments:
             return self._runner.forward(batch)
         return self._runner.logits(segment.replay(batch), batch)
 
+    def expected(self, requests: int) -> list[tuple[int, int]]:
+        """(rows, spans) of what steps of at most so many requests may need, the largest first."""
+        fewest = dict(zip(SPANS, (1, *(size + 1 for size in SPANS))))
+        sizes = itertools.product(reversed(ROWS), reversed(SPANS))
+        return [(rows, spans) for rows, spans in sizes if fewest[spans] <= min(rows, requests)]
+
+    def prepare(self, size: tuple[int, int], pages: PageTables, page_size: int) -> None:
+        """Capture forward passes of such a size, if the backend can."""
+        self._captured(*size, _no_rows(pages, page_size, self._max_length))
+
     def _segment(self, batch: ForwardBatch) -> Segment | None:
-        geometry, pool = batch.geometry, self._runner.pool
-        rows, spans = batch.ids.shape[0], len(geometry.bounds)
+        rows, spans = batch.ids.shape[0], len(batch.geometry.bounds)
         if rows > ROWS[-1]:
             return None
-        attention = self._runner.attention.static_kind(geometry, pool.states, pool.dtype)
+        rows, spans = (next(size for size in sizes if size >= n) for sizes, n in ((ROWS, rows), (SPANS, spans)))
+        return self._captured(rows, spans, batch.geometry)
+
+    def _captured(self, rows: int, spans: int, like: Geometry) -> Segment | None:
+        pool = self._runner.pool
+        attention = self._runner.attention.static_kind(like, pool.states, pool.dtype)
         if attention is None:
             return None
-        kind = Kind(
-            rows=next(size for size in ROWS if size >= rows),
-            spans=next(size for size in SPANS if size >= spans),
-            attention=attention,
-            reach=reach_of(geometry.max_keys, self._max_length),
-            taps=self._runner.taps,
-        )
+        kind = Kind(rows, spans, attention, self._runner.taps)
         if kind not in self._segments:
-            segment = Segment(self._runner, self._pool, kind, geometry)
+            segment = Segment(self._runner, self._pool, kind, like, self._max_length)
             self._segments[kind] = segment if segment.is_captured else None
         return self._segments[kind]
+
+
+def _no_rows(pages: PageTables, page_size: int, reach: int) -> Geometry:
+    """The geometry of a step without rows, whose tables are as wide as those of any step."""
+    tables = {group: table[:0] for group, table in pages.tables.items()}
+    device = next(iter(tables.values())).device
+    nobody = torch.zeros(0, dtype=torch.int32, device=device)
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    return Geometry(
+        bounds=(),
+        firsts=nobody,
+        counts=nobody,
+        starts=nobody,
+        reals=nobody,
+        draft_rows=nothing,
+        ancestors=nothing,
+        positions=nothing,
+        tables=tables,
+        page_size=page_size,
+        max_keys=reach,
+        is_chain=True,
+    )

@@ -25,6 +25,9 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the most likely token, without noise."""
 _ROOM = 8
 """Entries per slot of a list when it is first needed."""
+_CAPTURED_ROOM = {"stop_ids": 1280, "bias_ids": 4096, "bias": 4096, "bad_tokens": 8192, "bad_ends": 1024}
+"""The same from the start, where steps are captured: a list that grows invalidates graphs. As much as parameters may
+list, but for bad words of many tokens per character."""
 
 
 class Feature(enum.IntFlag):
@@ -67,14 +70,15 @@ class SamplingTable:
         # needs: the slot's features, as bits, for kernels.
         self.sampled = torch.zeros(slots, dtype=torch.bool, device=self.device)
         """[S] whether the slot's tokens are drawn with noise (Feature.SAMPLED)."""
-        self.stop_ids = self._list(slots, 0, fill=-1)
+        room = _CAPTURED_ROOM if self.device.type == "cuda" else dict.fromkeys(_CAPTURED_ROOM, 0)
+        self.stop_ids = self._list(slots, room["stop_ids"], fill=-1)
         """[S, P] int64, padded with -1."""
-        self.bias_ids = self._list(slots, 0)
-        self.bias = self._list(slots, 0, dtype=torch.float32)
+        self.bias_ids = self._list(slots, room["bias_ids"])
+        self.bias = self._list(slots, room["bias"], dtype=torch.float32)
         """[S, C] float32 to be added at bias_ids [S, C] int64; padding adds 0 to token 0."""
-        self.bad_tokens = self._list(slots, 0)
+        self.bad_tokens = self._list(slots, room["bad_tokens"])
         """[S, L] int64 the bad words' tokens, concatenated, so that no word is padded to the longest."""
-        self.bad_ends = self._list(slots, 0)
+        self.bad_ends = self._list(slots, room["bad_ends"])
         """[S, B] int64 end of each word in `bad_tokens`; 0: no word."""
         self.generation = 0
         """Counts how often a list has grown, which replaces its tensor: a captured step that reads lists

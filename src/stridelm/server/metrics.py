@@ -53,6 +53,8 @@ ENGINE_COUNTS = {
     "failed": ("failed_requests", "Samples that ended because of an error of their own"),
     "failed_steps": ("failed_steps", "Steps that failed and were retried"),
     "preemptions": ("preemptions", "Times that a running sample was preempted and gave back its pages"),
+    "captures": ("captures", "Graphs captured; after the start, a request waited for each"),
+    "compilations": ("compilations", "Kernels compiled; after the start, a request waited for each"),
 }
 """Field of EngineStats -> the middle of its metric's name, and what it counts."""
 
@@ -150,6 +152,10 @@ class Metrics(Collector):
         }
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
         """The engine's counts in its last report."""
+        self._uncaptured = self._counter(
+            "engine_uncaptured_steps", "Steps of a GPU that ran part by part, not as one graph", "reason"
+        )
+        self._uncaptured_before: dict[str, int] = {}
 
         self._vllm: tuple[tuple[str, Collector, tuple[str, ...]], ...] = (
             ("num_requests_running", self._running, ()),
@@ -209,6 +215,10 @@ class Metrics(Collector):
         for field, counter in self._engine.items():
             counter.inc(counts[field] - (0 if restarted else self._before[field]))
         self._before = counts
+        for reason, steps in report.stats.uncaptured.items():
+            had = 0 if restarted else self._uncaptured_before.get(reason, 0)
+            self._uncaptured.labels(reason).inc(steps - had)
+        self._uncaptured_before = dict(report.stats.uncaptured)
 
     def engine_down(self) -> None:
         """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
@@ -216,6 +226,7 @@ class Metrics(Collector):
             gauge.set(0)
         self._pages.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
+        self._uncaptured_before = {}
 
     def prompt(self, tokens: int) -> None:
         """Count the tokens of prompts."""

@@ -29,9 +29,11 @@ class ReplayPool:
 
     def __init__(self) -> None:
         self.made: list[Replay] = []
+        self.graphs = 0
 
     def capture(self, body: Callable[[], Run | Draft], inputs: int = 0) -> tuple[Replay, Run | Draft]:
         self.made.append(Replay(body, body()))
+        self.graphs += 1
         return self.made[-1], self.made[-1].left
 
 

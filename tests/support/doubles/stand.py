@@ -38,6 +38,10 @@ DEEP = 9
 """Maximum depth tried for a drafter that runs its own layers once per level."""
 
 
+CAPTURE_NOTHING = {"attention", "enforce_eager", "check_pages"}
+"""Options with which nothing is captured, so that to say when has no effect."""
+
+
 @dataclass
 class Job:
     """A prompt, its sampling parameters, and its speculation."""
@@ -75,6 +79,8 @@ class Stand:
             "max_num_seqs": 16,
             "num_pages": ROOM // options.get("page_size", 16),
         }
+        if self.device != "cpu" and not CAPTURE_NOTHING & {*self.options, *options}:
+            settings["capture"] = "lazy"  # most tests need few graphs
         return LLM(str(self.path), **{**settings, **self.options, **options})
 
     @cached_property

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,26 +12,19 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm import SamplingParams
-from stridelm.attention import BACKENDS
 from stridelm.engine import capture
 from stridelm.engine.capture import Capture
-from stridelm.engine.kinds import Kind
-from stridelm.kernels import STEP_OPS
+from stridelm.engine.kinds import CLASSES, Kind
+from stridelm.engine.stats import EngineStats
 from stridelm.kernels.draw import PADDING
 from stridelm.kernels.edit import BLOCK
 from stridelm.params import Speculation
-from stridelm.sample.rows import Rows
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule import Budget
 from stridelm.types import Request, Span, StepPlan
-from stridelm.verify import exact
 from support.checks.draw_kernels import TRUNCATED
 from support.checks.edit_kernels import ALL, EDITS, KINDS, make_case
-from support.checks.identity import check_identity, mixed_jobs, trusting_neighbours
-from support.doubles.bounds import BoundsAttention
 from support.doubles.interpreter import INTERPRETED
-from support.doubles.stand import Stand
-from support.doubles.tree_drafter import registered
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SAMPLED = ({"temperature": 0.8}, {"temperature": 0.0}, *TRUNCATED[5:])
@@ -233,20 +224,45 @@ def step_of(table: SamplingTable, *asked: dict[str, Any]) -> StepPlan:
 def capture_of(table: SamplingTable) -> Capture:
     device: Any = SimpleNamespace(tokens=SimpleNamespace(tokens=torch.zeros(3, 100)))
     unused: Any = None
-    return Capture(device, table, unused, None, unused, Budget(64, 3))
+    return Capture(device, table, unused, None, unused, Budget(64, 3), EngineStats())
 
 
-def test_edited_steps_are_captured(made: list[tuple[Kind, Request]]) -> None:
-    """One graph for all with the same features; it is captured for a request that reads histories if any does."""
+def test_few_graphs_serve_all_parameters(made: list[tuple[Kind, Request]]) -> None:
+    """One graph for requests that are greedy or sampled, one that truncates, and one for everything else."""
+    table = SamplingTable(3, 50)
+    grown = Request("wide", [1], SamplingParams(logit_bias={3: 1.0}), Speculation(), slot=2)
+    table.set(2, grown, [3])
+    steps = capture_of(table)
+
+    def features(one: dict[str, Any], other: dict[str, Any]) -> Feature:
+        assert steps.replay(step_of(table, one, other)) is not None
+        return made[-1][0].features
+
+    greedy = {"temperature": 0.0}
+    assert features(greedy, greedy) == features({}, greedy) == features({}, {}) == CLASSES[0] and len(made) == 1
+    assert features({"top_p": 0.5}, {}) == features({"min_p": 0.1}, {"top_k": 3}) == CLASSES[1] and len(made) == 2
+    assert features({"presence_penalty": 1.0}, {}) == features({"logit_bias": {4: 1.0}}, {"top_p": 0.5}) == CLASSES[2]
+    assert len(made) == 3
+
+
+def test_a_graph_for_everything_looks_back(made: list[tuple[Kind, Request]]) -> None:
+    """Whoever it was captured for: the stand-ins read histories, as any request in such a step may."""
+    table = SamplingTable(3, 50)
+    capture_of(table).replay(step_of(table, {"logit_bias": {3: 1.0}}))
+    ((kind, like),) = made
+    assert not like.params.uses_history
+    assert all(span.request.params.uses_history for span in kind.stand_ins(like, 100))
+
+
+def test_why_a_step_is_not_captured(made: list[tuple[Kind, Request]]) -> None:
     table = SamplingTable(3, 50)
     steps = capture_of(table)
-    bias: dict[str, Any] = {"logit_bias": {3: 1.0}}
-    for number in range(2):
-        assert steps.replay(step_of(table, {}, {"presence_penalty": 1.0 + number}, bias)) is not None
-    ((kind, like),) = made
-    assert kind.features == Feature.PENALTIES | Feature.BIAS | Feature.SAMPLED and like.id == "1"
-    steps.replay(step_of(table, {}, bias))
-    assert [request.id for _, request in made] == ["1", "0"]
+    assert steps.replay(step_of(table, {"logprobs": 1}, {})) is None
+    plan = step_of(table, {}, {})
+    steps.replay(replace(plan, spans=(replace(plan.spans[0], real=3), plan.spans[1])))
+    other = replace(plan.spans[1].request, speculation=Speculation(drafter="ngram"))
+    steps.replay(replace(plan, spans=(plan.spans[0], replace(plan.spans[1], request=other))))
+    assert steps._stats.uncaptured == {"logprobs": 1, "prompt": 1, "mixed_speculation": 1} and not made
 
 
 def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> None:
@@ -260,52 +276,11 @@ def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> 
         return len(made)
 
     few, many = {3: 1.0}, dict.fromkeys(range(20), 1.0)
-    assert run(presence_penalty=1.0) == 1 and run(logit_bias=few) == 2
+    assert run() == 1 and run(logit_bias=few) == 2
     read = table.bias
     assert run(logit_bias={4: 2.0, 5: 1.0}) == 2 and table.bias is read
     assert run(logit_bias=many) == 3 and table.bias is not read
-    assert run(logit_bias=few) == 3 and run(presence_penalty=0.5) == 3
-    assert run(logit_bias=few, bad_words_token_ids=[[1, 2, 3]]) == 4
+    assert run(logit_bias=few) == 3 and run(top_p=0.5) == 4 and run() == 4
+    assert run(logit_bias=few, bad_words_token_ids=[[1, 2, 3]]) == 5
     assert run(logit_bias=few) == 5
     assert run(min_tokens=2) == 6
-
-
-# In an engine
-
-
-@pytest.fixture
-def lagging() -> Iterator[str]:
-    """An attention backend with which an engine on a CPU plans on bounds."""
-    BACKENDS.add("bounds", BoundsAttention)
-    with registered():
-        yield "bounds"
-    BACKENDS.remove("bounds")
-
-
-@INTERPRETED
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_an_engine_says_the_same(
-    checkpoint: Callable[..., Path], lagging: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trees and chains that the kernels draw from and walk down, all rows of a step at once, give plain decoding's
-    output in torch; also beside a trusted window, which emits what it emits alone."""
-    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
-    features = ["repetition_penalty", "bad_words", "min_tokens", "frequency_penalty", "logit_bias", "nothing"]
-    jobs = mixed_jobs(stand, 6, temperature, features, seed=2)
-    lossy = trusting_neighbours(stand, temperature)[:1] if temperature else []
-    for job in [*jobs, *lossy]:
-        job.params = replace(job.params, max_tokens=9, min_tokens=min(job.params.min_tokens, 9), presence_penalty=0.3)
-    llm = stand.llm(attention=lagging, page_size=4)
-    sampler = llm.engine.device.verifier._sampler
-    drawn, with_extra = sampler.draw, []
-
-    def draw(logits: torch.Tensor, rows: Rows, slots: list[int], stream: int = 0) -> torch.Tensor:
-        with_extra.append(rows.extra is not None)
-        return drawn(logits, rows, slots, stream)
-
-    monkeypatch.setattr(sampler, "draw", draw)
-    monkeypatch.setattr(sampler, "ops", STEP_OPS.get("triton")())
-    if not lossy:
-        monkeypatch.setattr(exact, "_drawn_rows", None)
-    check_identity(stand, jobs, lossy, llm=llm)
-    assert any(with_extra)

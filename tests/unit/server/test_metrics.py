@@ -281,6 +281,17 @@ def test_the_engines_counts_go_on_when_it_starts_again(metrics: Metrics) -> None
     assert value(metrics, "vllm:num_preemptions_total") == 3
 
 
+def test_why_steps_are_not_captured(metrics: Metrics) -> None:
+    """By reason, and on and on when the engine starts again, from whatever it counts."""
+    for uncaptured in ({"prompt": 3}, {"prompt": 5, "grammar": 1}):
+        metrics.heard(report(stats=EngineStats(steps=9, captures=2, compilations=1, uncaptured=uncaptured)))
+    metrics.engine_down()
+    metrics.heard(report(stats=EngineStats(steps=1, captures=2, uncaptured={"prompt": 1})))
+    assert value(metrics, "stride_engine_uncaptured_steps_total", reason="prompt") == 6
+    assert value(metrics, "stride_engine_uncaptured_steps_total", reason="grammar") == 1
+    assert value(metrics, "stride_engine_captures_total") == 4
+
+
 def test_the_servers_own_counts(metrics: Metrics) -> None:
     for status in (400, 503, 400):
         metrics.refused(status)
