@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stridelm.bench.drive import Job, Run, drive
-from stridelm.bench.figures import Percentiles
+from stridelm.bench.metrics import Percentiles
 from stridelm.bench.prompts import load_prompts
 from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP

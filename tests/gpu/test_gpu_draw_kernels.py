@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence, draw
-from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.step_ops import Cut
 from stridelm.kernels.truncate import truncate
@@ -101,7 +101,7 @@ def test_equals_go_to_the_lowest_id() -> None:
         logits = make_logits(rows, VOCAB, torch.bfloat16, "cuda", seed=rows, step=4.0)
         first = (logits == logits.amax(1, keepdim=True)).int().argmax(1)
         assert torch.equal(drawn(logits, [0] * rows, positions_of(rows), table), first)
-        assert torch.equal(likeliest(logits), first)
+        assert torch.equal(argmax(logits), first)
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, 0x123456789ABCDEF0])

@@ -14,7 +14,7 @@ from typing import Any
 
 from stridelm.bench.drive import Timeline, drive
 from stridelm.bench.environment import device_name, dtype_name
-from stridelm.bench.figures import Acceptance, acceptance_of
+from stridelm.bench.metrics import Acceptance, acceptance_of
 from stridelm.bench.prompts import PromptSet
 from stridelm.bench.repetition import BUCKETS, SHORTEST, Bucket, bucket_of, distinct_share, loop_start
 from stridelm.bench.settings import AcceptanceSettings

@@ -17,7 +17,7 @@ from typing import Any
 
 from stridelm.bench.drive import Run, drive
 from stridelm.bench.environment import device_name, dtype_name
-from stridelm.bench.figures import Acceptance, Times, acceptance_of
+from stridelm.bench.metrics import Acceptance, Times, acceptance_of
 from stridelm.bench.prompts import PromptSet
 from stridelm.bench.settings import LatencySettings
 from stridelm.bench.stand import check_variants, checkpoint_name, encode, make_jobs

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stridelm.bench.acceptance import AcceptanceReport, AcceptanceRow, PlainText
-from stridelm.bench.figures import Percentiles
 from stridelm.bench.latency import LatencyRow
+from stridelm.bench.metrics import Percentiles
 
 LOSSY = "* lossy: the output may differ from plain decoding's"
 SIMULATED = "synthetic: simulated acceptance; the output is not the model's, for benchmarks only"

@@ -173,9 +173,9 @@ def grow_static(
     tokens: list[torch.Tensor] = []
     for level in range(1, tree.depth + 1):
         nodes = tuple(path for path in tree.paths if len(path) == level)
-        likeliest = scores(hidden_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
+        top = scores(hidden_REH, level).topk(1 + max(path[-1] for path in nodes)).indices
         plan = arena.keep(_plan, nodes, mothers, grown, tree)
-        here = likeliest[:, plan.mother, plan.rank]
+        here = top[:, plan.mother, plan.rank]
         tokens.append(here)
         if level == tree.depth:
             break

@@ -36,13 +36,13 @@ class Guessing(Enum):
 
     COUPLED = "with the noise that the target's token will be drawn with"
     DRAWN = "with noise of their own; the draft carries their distributions"
-    LIKELIEST = "without noise"
+    ARGMAX = "without noise"
 
     @classmethod
     def of(cls, speculation: Speculation) -> Guessing:
         """What the request asks for and its rule needs."""
-        if speculation.read(GuessOptions).takes_likeliest:
-            return cls.LIKELIEST
+        if speculation.read(GuessOptions).takes_argmax:
+            return cls.ARGMAX
         return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
 
 
@@ -67,8 +67,8 @@ class Chain:
         """Guess the next level. Penalties see the earlier guesses."""
         extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
         rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
-        if self._guessing is Guessing.LIKELIEST:
-            self.tokens.append(self.sampler.likeliest(logits_RV, rows, self._slots))
+        if self._guessing is Guessing.ARGMAX:
+            self.tokens.append(self.sampler.argmax(logits_RV, rows, self._slots))
             return
         drawn = self._guessing is Guessing.DRAWN
         stream = attempt_stream(DRAFT, self.known) if drawn else 0

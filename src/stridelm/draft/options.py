@@ -29,7 +29,7 @@ class GuessOptions(Options):
     )
 
     @property
-    def takes_likeliest(self) -> bool:
+    def takes_argmax(self) -> bool:
         """Whether guesses are the drafter's most likely tokens instead of being drawn."""
         return self.draft_sample_method == "greedy"
 

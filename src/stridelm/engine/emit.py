@@ -46,7 +46,7 @@ class Emitter:
         roster, stats = self._roster, self._roster.stats
         stats.steps += 1
         stats.rows += run.rows
-        told = {} if run.detail is None else roster.inside.read(run.detail)
+        extras = {} if run.detail is None else roster.inside.read(run.detail)
         for i, span in enumerate(spans):
             if not alive[i]:
                 continue
@@ -58,7 +58,9 @@ class Emitter:
                 continue
             had = len(request.output_ids)
             try:
-                output = self._emit_span(request, outcome.tokens[i], outcome.accepted[i], told.get(i, OfTokens()), now)
+                output = self._emit_span(
+                    request, outcome.tokens[i], outcome.accepted[i], extras.get(i, OfTokens()), now
+                )
             except Exception as error:
                 del request.output_ids[had:]  # they were never emitted
                 output = roster.fail(request, error)
@@ -69,7 +71,7 @@ class Emitter:
         request: Request,
         tokens: list[int],
         accepted: int,
-        told: OfTokens,
+        extras: OfTokens,
         now: float,
     ) -> StepOutput:
         first = not request.output_ids
@@ -87,8 +89,8 @@ class Emitter:
         output = StepOutput(
             request,
             tokens[:taken],
-            logprobs=None if told.logprobs is None else told.logprobs[:taken],
-            hidden_states=None if told.states is None else told.states[:taken],
+            logprobs=None if extras.logprobs is None else extras.logprobs[:taken],
+            hidden_states=None if extras.states is None else extras.states[:taken],
             accepted=min(accepted, taken - request.all_or_nothing),  # the first token of a window is not drafted
             finished=end is not None,
             silent=end is not None and end.silent,

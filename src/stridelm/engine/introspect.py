@@ -52,7 +52,7 @@ class Introspection:
 
     def _read_tokens(self, detail: Detail) -> dict[int, OfTokens]:
         batch, verdict = detail.batch, detail.verdict
-        told: dict[int, OfTokens] = {}
+        reported: dict[int, OfTokens] = {}
         scored = _deciding(batch, [s.request.params.logprobs is not None for s in batch.spans])
         if scored:
             index = upload(scored, verdict.tokens.device)
@@ -63,14 +63,14 @@ class Introspection:
             found, width = self._scores(logits, tokens.flatten(), each, counts), rows.shape[1]
             for place, i in enumerate(scored):
                 mine = range(place * width, (place + 1) * width)
-                told.setdefault(i, OfTokens()).logprobs = [found.row(m) for m in mine]
+                reported.setdefault(i, OfTokens()).logprobs = [found.row(m) for m in mine]
         shown = _deciding(batch, [s.request.params.return_hidden_states for s in batch.spans])
         if shown:
             decisions = verdict.rows[upload(shown, verdict.rows.device)].clamp(min=0)
             states = detail.logits.states.final[batch.decisions[decisions]].float().cpu()
             for i, mine in zip(shown, states):
-                told.setdefault(i, OfTokens()).states = mine
-        return told
+                reported.setdefault(i, OfTokens()).states = mine
+        return reported
 
     def _read_prompts(self, detail: Detail) -> None:
         batch, logits = detail.batch, detail.logits

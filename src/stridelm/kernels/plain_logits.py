@@ -192,7 +192,7 @@ def draw(
 ) -> torch.Tensor:
     index_X = _where(sampled_S[slots_M])
     if not len(index_X):
-        return likeliest(logits_MV)
+        return argmax(logits_MV)
     slots_X = slots_M[index_X]
     scaled_XV = _scaled(logits_MV, index_X, temperature_S[slots_X])
     if cut is not None:
@@ -203,13 +203,13 @@ def draw(
     streams_X = stream[index_X] if isinstance(stream, torch.Tensor) else torch.full_like(index_X, stream)
     keys_4X = torch.stack((seed_S[slots_X], positions_M[index_X], sample_index_S[slots_X], streams_X))
     tokens_X = (_noisy if cut is None and log_min_p_S is None else _noisy_survivors)(scaled_XV, keys_4X)
-    return tokens_X if len(index_X) == len(slots_M) else likeliest(logits_MV).index_copy_(0, index_X, tokens_X)
+    return tokens_X if len(index_X) == len(slots_M) else argmax(logits_MV).index_copy_(0, index_X, tokens_X)
 
 
 def _noisy(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
     """int64 [X] argmax of scores and noise. keys: seed, position, sample and stream. scaled is overwritten."""
     seed_X, position_X, sample_X, stream_X = keys_4X
-    return likeliest(scaled_XV.add_(gumbel(seed_X, position_X, sample_X, scaled_XV.shape[1], stream_X)))
+    return argmax(scaled_XV.add_(gumbel(seed_X, position_X, sample_X, scaled_XV.shape[1], stream_X)))
 
 
 def _noisy_survivors(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ def _noisy_survivors(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Te
         seed_G, position_G, sample_G, stream_G = keys_4X[:, few_G]
         scores_GK = gumbel_at(seed_G, position_G, sample_G, ids_GK, stream_G).add_(scaled_XV[few_G[:, None], ids_GK])
         is_padding_GK = torch.arange(ids_GK.shape[1], device=row.device) >= count_G[:, None]
-        chosen_G = likeliest(scores_GK.masked_fill_(is_padding_GK, -math.inf))
+        chosen_G = argmax(scores_GK.masked_fill_(is_padding_GK, -math.inf))
         tokens_X[few_G] = ids_GK.gather(1, chosen_G[:, None])[:, 0]
     if len(many_H):
         tokens_X[many_H] = _noisy(_pick(scaled_XV, many_H), keys_4X[:, many_H])
@@ -243,14 +243,14 @@ def draw_weighted(
     sample_index_S: torch.Tensor,
     stream: int | torch.Tensor,
 ) -> torch.Tensor:
-    return likeliest(logs_MV + gumbel(seed_S[slots_M], positions_M, sample_index_S[slots_M], logs_MV.shape[1], stream))
+    return argmax(logs_MV + gumbel(seed_S[slots_M], positions_M, sample_index_S[slots_M], logs_MV.shape[1], stream))
 
 
 def confidence(logits_MV: torch.Tensor) -> torch.Tensor:
     return (UNIT / masses(depths(logits_MV)).sum(-1).double()).float()
 
 
-def likeliest(logits_MV: torch.Tensor) -> torch.Tensor:
+def argmax(logits_MV: torch.Tensor) -> torch.Tensor:
     """The argmax of each row, the lowest id among equals: int64 [M].
 
     `max` returns the same index as `argmax` and is three times faster on the CPU in bfloat16.

@@ -258,9 +258,9 @@ class HeadRunner:
         MemoryBudget(device, free_memory(device)).check(runtime.pages[FULL], page_bytes)
         self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
 
-    def mix(self, rows: HeadRows, leaves: LastRows | None = None) -> PagedMix:
-        """What the head calls to mix its own layer i for these rows. All rows write their entries; if `leaves` is
+    def mix(self, rows: HeadRows, last_rows: LastRows | None = None) -> PagedMix:
+        """What the head calls to mix its own layer i for these rows. All rows write their entries; if `last_rows` is
         given, only those attend, and the result is theirs."""
-        geometry, wanted = (rows.geometry, None) if leaves is None else (leaves.geometry, leaves.rows_R)
+        geometry, wanted = (rows.geometry, None) if last_rows is None else (last_rows.geometry, last_rows.rows_R)
         prepared = self._serving.attention.prepare(geometry)
         return PagedMix(self.pool, self._head.ops, prepared, rows.slots, wanted)

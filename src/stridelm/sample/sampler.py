@@ -17,7 +17,7 @@ import torch
 from stridelm.faults import on_behalf_of
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.noise import gumbel
-from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.step_ops import Asked, Cut, Past, StepOps
 from stridelm.sample.grammar import Guide, allowed
 from stridelm.sample.grammar_watch import WATCH
@@ -73,16 +73,16 @@ class Sampler:
             scaled_MV.masked_fill_(self._cut(logits_MV, rows, wanted).drops(scaled_MV), -math.inf)
         return scaled_MV
 
-    def likeliest(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
+    def argmax(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """int64 [M] the token that each row draws without noise: a valid id, for padding too."""
         # The argmax is the same at any temperature, and truncation never removes it.
-        return likeliest(self._edited(logits_MV, rows, row_slots, self._wanted(row_slots)))
+        return argmax(self._edited(logits_MV, rows, row_slots, self._wanted(row_slots)))
 
     def probabilities(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
         """float32 [M, V] probabilities with which each row's token is drawn. A greedy row has 1 at its argmax; a row
         of nothing but -inf has nan."""
         scores_MV = self.processed(logits_MV, rows, row_slots)
-        certain_MV = torch.zeros_like(scores_MV).scatter_(1, likeliest(scores_MV)[:, None], 1.0)
+        certain_MV = torch.zeros_like(scores_MV).scatter_(1, argmax(scores_MV)[:, None], 1.0)
         if not self._wanted(row_slots) & Feature.SAMPLED:
             return certain_MV
         return torch.where(self.table.sampled[rows.slots][:, None], scores_MV.softmax(-1), certain_MV)

@@ -82,7 +82,7 @@ class ServerConfig:
         64.0, "how much a stream of /generate may send before events with all of its text so far become less frequent"
     )
     max_prompt_scores: int = option(
-        1 << 21, "maximum prompt log-probabilities per request: prompt tokens x likeliest tokens x samples"
+        1 << 21, "maximum prompt log-probabilities per request: prompt tokens x most likely tokens x samples"
     )
     access_log: bool = option(True, "log a line for each request, with its acceptance")
     log_json: bool = option(False, "write log lines as JSON objects")

@@ -123,15 +123,15 @@ class Score(msgspec.Struct, array_like=True):
 
 
 Scores = list[Score]
-"""Of one position: the token at it first, then the likeliest, then those requested by id."""
+"""Of one position: the token at it first, then the most likely, then those requested by id."""
 
 
 SCORED = 64
 """Positions of a prompt whose log-probabilities are encoded and decoded at a time."""
 
 
-def likeliest(entry: Scores, top: int) -> Scores:
-    """The `top` likeliest tokens of a position, in order of rank."""
+def top_scores(entry: Scores, top: int) -> Scores:
+    """The `top` most likely tokens of a position, in order of rank."""
     ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
     return [one for _, one in sorted(ranked, key=itemgetter(0))][:top]
 

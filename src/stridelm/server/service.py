@@ -232,7 +232,7 @@ class Service:
         if scores > self.config.max_prompt_scores:
             raise bad_request(
                 f"the request asks for {scores} prompt log-probabilities, more than this server's max_prompt_scores "
-                f"{self.config.max_prompt_scores}; ask for fewer likeliest tokens, or send fewer prompts at once",
+                f"{self.config.max_prompt_scores}; ask for fewer most likely tokens, or send fewer prompts at once",
                 "prompt_logprobs",
             )
 

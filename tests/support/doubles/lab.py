@@ -125,10 +125,10 @@ class SampledChain(SampledTree):
         return (0, 1, 2, 3)
 
 
-class LikeliestTree(SampledTree):
+class ArgmaxTree(SampledTree):
     """The most likely tokens of the same distribution, without randomness."""
 
-    name = "likeliest_tree"
+    name = "argmax_tree"
     noise = 0.0
     claims = False
 

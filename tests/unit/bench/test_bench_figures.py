@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stridelm.bench.drive import Timeline
-from stridelm.bench.figures import Acceptance, Percentiles, Times
+from stridelm.bench.metrics import Acceptance, Percentiles, Times
 from stridelm.params import SamplingParams, Speculation
 from stridelm.types import Request, RequestStats
 

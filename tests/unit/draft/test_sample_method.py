@@ -126,7 +126,7 @@ def test_greedy_trees(tmp_path: Path, name: str) -> None:
             if float(ranked.values[1] - ranked.values[2]) > CLOSE:
                 first = set(draft.tokens[row][draft.parents[row] == -1].tolist())
                 differs = first != set(wanted.ids_V[ranked.indices[:2]].tolist())
-                assert not (differs and span.request.speculation.read(GuessOptions).takes_likeliest)
+                assert not (differs and span.request.speculation.read(GuessOptions).takes_argmax)
                 checked, leant = checked + 1, leant + differs
 
     plain = outputs(llm, replace(SAMPLED, speculation="off"))

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import logit_rows, noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence
-from stridelm.kernels.plain_logits import likeliest
+from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.step_ops import Cut
 from support.checks.draw_kernels import (
     KINDS,
@@ -107,7 +107,7 @@ def test_equals_go_to_the_lowest_id() -> None:
     logits[2, 2000], logits[2, 1000] = 0.0, -0.0
     got = drawn(logits, [0] * 4, torch.arange(4), table)
     assert got.tolist() == [17, 2099, 1000, 0]
-    assert torch.equal(got, likeliest(logits))
+    assert torch.equal(got, argmax(logits))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

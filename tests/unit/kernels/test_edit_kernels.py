@@ -145,15 +145,15 @@ def test_probabilities() -> None:
 
 
 @INTERPRETED
-def test_likeliest() -> None:
+def test_argmax() -> None:
     """The same tokens as in torch, sampled or not, with and without edits."""
     for edited, dtype in ((False, torch.bfloat16), (True, torch.float32)):
         kinds = [() for _ in TRUNCATED] + [ALL] * edited
         case = make_case(7, 200, kinds=kinds, others=(*TRUNCATED, {}), dtype=dtype, rows_each=1)
         real = case.part(case.real)
         wanted = case.plain.processed(real.logits, real.rows, real.slots).argmax(-1)
-        assert torch.equal(case.plain.likeliest(real.logits, real.rows, real.slots), wanted)
-        got = case.sampler.likeliest(case.logits, case.rows, case.slots)
+        assert torch.equal(case.plain.argmax(real.logits, real.rows, real.slots), wanted)
+        got = case.sampler.argmax(case.logits, case.rows, case.slots)
         assert torch.equal(got[case.real], wanted) and int(got.min()) >= 0
 
 

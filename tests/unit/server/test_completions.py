@@ -130,7 +130,7 @@ def test_echo_scores_the_prompt(served: Served) -> None:
 
 
 def test_likeliest_of_tokens_that_look_alike() -> None:
-    """Parts of characters have one text; the likeliest token's number stands by it, whichever token was said."""
+    """Parts of characters have one text; the most likely token's number stands by it, whichever token was said."""
     entry = [Score(7, -3.0, 2, "\ufffd"), Score(9, -0.1, 1, "\ufffd")]
     found = legacy_logprobs([entry], 1, 0)
     assert (found["token_logprobs"], found["top_logprobs"]) == ([-3.0], [{"\ufffd": -0.1}])

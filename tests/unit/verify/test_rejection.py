@@ -20,7 +20,7 @@ from stridelm.verify import RULES, attempt, block, rejection
 from support.checks.attempts import CPU, P, every_output, give, inputs, plainly, weigh
 from support.doubles import lab
 from support.doubles.interpreter import INTERPRETED
-from support.doubles.lab import LENGTH, Lab, LikeliestTree, check_joint, trees_registered
+from support.doubles.lab import LENGTH, ArgmaxTree, Lab, check_joint, trees_registered
 from support.doubles.tree_drafter import registered
 
 SAMPLES = 200_000
@@ -32,7 +32,7 @@ ON_GPU = [("sampled_tree", "rejection"), ("sampled_chain", "block"), ("noisy_tre
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees() -> Iterator[None]:
-    with trees_registered(), registered(LikeliestTree):
+    with trees_registered(), registered(ArgmaxTree):
         yield
 
 
@@ -216,7 +216,7 @@ def random_chains(spans: int, width: int) -> Draft:
 
 @pytest.mark.parametrize(
     ("drafter", "rule", "samples"),
-    [*((*case, SAMPLES) for case in SEEN), ("likeliest_tree", "rejection", SAMPLES // 5)],
+    [*((*case, SAMPLES) for case in SEEN), ("argmax_tree", "rejection", SAMPLES // 5)],
 )
 def test_joint(drafter: str, rule: str, samples: int) -> None:
     """The first three tokens of 200,000 requests have the target's joint distribution."""
@@ -279,7 +279,7 @@ def no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ratio_of_certain_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that were not drawn at random are accepted as if they were."""
-    monkeypatch.setattr(LikeliestTree, "claims", True)
+    monkeypatch.setattr(ArgmaxTree, "claims", True)
 
 
 def whole_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ CAUGHT: list[tuple[Mutation, str, str]] = [
     (drafts_noise, "sampled_chain", "block"),
     (chances_noise, "sampled_chain", "rejection"),
     (no_attempts, "sampled_chain", "block"),
-    (ratio_of_certain_rows, "likeliest_tree", "rejection"),
+    (ratio_of_certain_rows, "argmax_tree", "rejection"),
     (whole_target, "sampled_chain", "rejection"),
     (whole_target, "sampled_chain", "block"),
 ]

@@ -107,7 +107,7 @@ class MaskDrafter(Drafter):
         # proposals treats it as a point mass, and then the most likely token is best. Penalties see only the known
         # tokens, not the proposals in between: an approximation that can only lower acceptance.
         coupled = Guessing.of(group.spans[0].request.speculation) is Guessing.COUPLED
-        guess = self.sampler.draw if coupled else self.sampler.likeliest
+        guess = self.sampler.draw if coupled else self.sampler.argmax
         guesses = guess(
             logits.decisions.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
         )

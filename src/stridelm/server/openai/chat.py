@@ -15,7 +15,7 @@ from stridelm.server.engine_client import Generation, Prompt
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest
+from stridelm.server.messages import SCORED, Delta, Score, Scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
@@ -129,7 +129,8 @@ class _Answer:
         top = self._body.top_logprobs or 0
         return {
             "content": [
-                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in likeliest(entry, top)]} for entry in scores
+                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in top_scores(entry, top)]}
+                for entry in scores
             ]
         }
 

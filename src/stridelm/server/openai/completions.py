@@ -15,7 +15,7 @@ from stridelm.server.engine_client import Generation, Prompt
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
-from stridelm.server.messages import SCORED, Delta, Score, Scores, likeliest, prompt_scores
+from stridelm.server.messages import SCORED, Delta, Score, Scores, prompt_scores, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
 from stridelm.server.replies import DONE, event, to_json, while_connected
@@ -211,8 +211,8 @@ def legacy_logprobs(scores: Sequence[Scores | None], top: int, offset: int) -> d
         found["text_offset"].append(offset)
         found["tokens"].append(own.text or "")
         found["token_logprobs"].append(None if unscored else finite(own.logprob))
-        # The token itself is listed even if it is not among the likeliest, as in OpenAI's API.
-        found["top_logprobs"].append(None if unscored else _by_text([*likeliest(entry, top), own]))
+        # The token itself is listed even if it is not among the most likely, as in OpenAI's API.
+        found["top_logprobs"].append(None if unscored else _by_text([*top_scores(entry, top), own]))
         offset += len(own.text or "")
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.server.gather import Gathered
-from stridelm.server.messages import Delta, Finish, Score, Scores, likeliest, prompt_scores
+from stridelm.server.messages import Delta, Finish, Score, Scores, prompt_scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.replies import to_json
 from stridelm.server.turns import Turn
@@ -40,7 +40,7 @@ class Task:
     """First position of the prompt whose log-probability is returned. None: no log-probabilities, not even
     the output's."""
     top: int
-    """Number of likeliest tokens returned per position."""
+    """Number of most likely tokens returned per position."""
     with_text: bool
 
 
@@ -175,10 +175,10 @@ class SampleResponse:
         return {"type": "stop", "matched": ids[-1] if finish.stop_reason is None else finish.stop_reason}
 
     def _add(self, columns: Columns, entry: Scores) -> None:
-        columns.add(self._triple(entry[0]), self._likeliest(entry), self._chosen(entry))
+        columns.add(self._triple(entry[0]), self._top(entry), self._chosen(entry))
 
-    def _likeliest(self, entry: Scores) -> list[Triple] | None:
-        return [self._triple(one) for one in likeliest(entry, self._task.top)] or None
+    def _top(self, entry: Scores) -> list[Triple] | None:
+        return [self._triple(one) for one in top_scores(entry, self._task.top)] or None
 
     def _chosen(self, entry: Scores) -> list[Triple] | None:
         by_id = {one.token: one for one in entry}
