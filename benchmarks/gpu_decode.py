@@ -240,6 +240,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         enforce_eager=mode.endswith("eager"),
+        capture="startup" if mode.endswith("eager") else "lazy",  # a first run captures, or nothing does
         deterministic=mode.startswith("deterministic"),
         max_num_seqs=largest,
         max_num_batched_tokens=8192,

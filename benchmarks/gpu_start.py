@@ -28,8 +28,8 @@ from stridelm.bench.settings import JSON_HELP
 
 STARTS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
-    "captured when needed": {},
-    "captured at start": {"capture": "startup"},
+    "captured when needed": {"capture": "lazy"},
+    "captured at start": {},
     "deterministic": {"deterministic": True},
 }
 PROMPTS, PROMPT = 64, 512

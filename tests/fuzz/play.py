@@ -24,6 +24,7 @@ from stridelm.text_engine import TextEngine
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
 from support.doubles import bounds
 from support.doubles.faults import guilty_from, plant
+from support.doubles.stand import CAPTURE_NOTHING
 from support.doubles.tree_drafter import NAME as TREE
 from support.doubles.tree_drafter import RandomTreeDrafter
 from support.doubles.tree_drafter import registered as trees_registered
@@ -136,6 +137,8 @@ def engine_options(case: Case) -> dict[str, Any]:
         "skip_tokenizer_init": not case.checkpoint.speaks,
         "num_pages": ROOM // case.engine.get("page_size", 16),
     }
+    if case.device != "cpu" and not CAPTURE_NOTHING & case.engine.keys():
+        defaults["capture"] = "lazy"  # a case needs few graphs
     return defaults | case.engine
 
 

@@ -187,7 +187,9 @@ class Capture:
                     # Shallow drafts are those of requests that are about to end: rarely of many at once.
                     depths = _depths(like)[: None if size <= MAX_ENDING else 1]
                     for depth, is_chain in itertools.product(depths, shapes):
-                        yield self._kind_of(like, size, depth, features, is_chain), like
+                        kind = self._kind_of(like, size, depth, features, is_chain)
+                        if self._fits(kind):
+                            yield kind, like
 
     def _kind(self, spans: tuple[Span, ...], draft: Draft | None) -> Kind | str:
         """The kind of a whole step, or why it cannot be captured."""
@@ -200,9 +202,10 @@ class Capture:
             if request.params.reads_rows:
                 return "logprobs"
         kind = self._about(spans, None if draft is None else draft.is_chain)
-        if not isinstance(kind, str) and kind.requests * (kind.real + kind.draft) > max(self._budget.tokens, MIN_ROWS):
-            return "size"
-        return kind
+        return kind if isinstance(kind, str) or self._fits(kind) else "size"
+
+    def _fits(self, kind: Kind) -> bool:
+        return kind.requests * (kind.real + kind.draft) <= max(self._budget.tokens, MIN_ROWS)
 
     def _about(self, spans: tuple[Span, ...], is_chain: bool | None) -> Kind | str:
         """The kind that the spans have in common, or why there is none."""
