@@ -126,22 +126,27 @@ class Engine:
         self.capture_into(pool, Segments(self.runner, pool, longest))
 
     def _get_ready(self) -> None:
-        """Capture what ordinary requests need, and serve some of the engine's own, which leave only kernels."""
+        """Capture and compile what ordinary requests need."""
         assert self.capture is not None
         self.capture.at_start()
+        self._warm_up()
+        self._count_made()
+
+    def _warm_up(self) -> None:
+        """Serve some of the engine's own requests, and keep nothing of them."""
         target = self.loaded.target
-        requests = list(warm_up_requests(target.vocab_size, target.max_length))
-        with bar("warming up", len(requests), "requests") as advance:
-            for number, (prompt, params) in enumerate(requests):
-                with suppress(ValueError):  # too long for the pool
-                    self.add(f"{PROBE} {number}", prompt, params)
+        waves = list(warm_up_requests(target.vocab_size, target.max_length, self.budget))
+        with bar("warming up", len(waves), "steps") as advance:
+            for number, wave in enumerate(waves):
+                for place, (prompt, params) in enumerate(wave):
+                    with suppress(ValueError):  # too long for the pool
+                        self.add(f"{PROBE} {number} {place}", prompt, params)
                 self.step()
                 advance(1)
         while self.busy:
             self.step()
         self.forget()
         self.stats.reset()
-        self._count_made()
 
     def capture_into(self, pool: GraphPool, segments: Segments | None) -> None:
         """From now on, capture steps into this pool and replay them."""

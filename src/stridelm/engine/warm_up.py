@@ -4,9 +4,11 @@ prompts of several lengths with every class of parameters, drafted as configured
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from stridelm.params import SamplingParams
+from stridelm.schedule import Budget
 
 LENGTHS = (1, 9, 20, 40, 100, 150, 300, 700, 1500, 4000, 8000)
 """Tokens of the prompts. One arrives at each step, so that they also run beside decodes."""
@@ -27,10 +29,22 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def warm_up_requests(vocab_size: int, max_length: int) -> Iterator[tuple[list[int], SamplingParams]]:
-    """Prompts and parameters; the engine may have no room for the longest."""
+Wave = list[tuple[list[int], SamplingParams]]
+"""Prompts and parameters of requests that arrive together."""
+
+
+def warm_up_requests(vocab_size: int, max_length: int, budget: Budget) -> Iterator[Wave]:
+    """One wave per step; the engine may have no room for all of a wave. The last waves fill a step with prompts, since
+    kernels are launched in another form where there is work for every processor."""
+
+    def wave(variant: dict[str, Any], length: int, count: int) -> Wave:
+        prompt = [index * 7919 % vocab_size for index in range(length)]
+        params = SamplingParams(**variant, max_tokens=OUTPUT, ignore_eos=True, seed=0)
+        return [(prompt, replace(params, speculation=which)) for which in ("off", None) for _ in range(count)]
+
+    lengths = [length for length in LENGTHS if length + OUTPUT <= max_length]
     for variant in VARIANTS:
-        for length in LENGTHS:
-            for speculation in ("off", None) if length + OUTPUT <= max_length else ():
-                params = SamplingParams(**variant, max_tokens=OUTPUT, ignore_eos=True, seed=0, speculation=speculation)
-                yield [index * 7919 % vocab_size for index in range(length)], params
+        for length in lengths:
+            yield wave(variant, length, 1)
+    for length in lengths:
+        yield wave(VARIANTS[0], length, min(budget.requests // 2, budget.tokens // (2 * length)))
