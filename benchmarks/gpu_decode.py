@@ -166,7 +166,7 @@ def main() -> int:
         LlamaConfig(
             **{**LLAMA_8B, "num_hidden_layers": settings.layers}, architectures=["LlamaForCausalLM"]
         ).save_pretrained(folder)
-        head = write_eagle3(Path(folder) / "eagle3", settings) if "eagle" in args.decoding else None
+        head = write_eagle3(Path(folder) / "eagle3", settings.layers) if "eagle" in args.decoding else None
         for mode in settings.modes:
             engine = open_engine(folder, head, mode, settings)
             for batch in settings.batch:
@@ -192,7 +192,7 @@ def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
     return rows
 
 
-def write_eagle3(folder: Path, settings: Settings) -> Path:
+def write_eagle3(folder: Path, layers: int) -> Path:
     """A head in the shape of the published Llama-3.1-8B heads, whose weights are not read."""
     width, inner, vocab = (LLAMA_8B[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
     keys = LLAMA_8B["num_key_value_heads"] * LLAMA_8B["head_dim"]
@@ -214,7 +214,6 @@ def write_eagle3(folder: Path, settings: Settings) -> Path:
     tensors = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     folder.mkdir()
     save_file({**tensors, "d2t": torch.arange(DRAFT_VOCAB) * (vocab // DRAFT_VOCAB - 1)}, folder / "model.safetensors")
-    layers = settings.layers
     config = {
         **LLAMA_8B,
         "architectures": ["LlamaForCausalLMEagle3"],

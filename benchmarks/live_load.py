@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gpu_decode import LLAMA_8B, Settings, speculation, write_eagle3
+from gpu_decode import LLAMA_8B, speculation, write_eagle3
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
@@ -126,7 +126,6 @@ def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
     config.save_pretrained(folder)
     asked = speculation(decoding)
     asked = Speculation(drafter="none") if isinstance(asked, str) else asked
-    shape = Settings((1,), 1, 1, settings.layers, 1, (), (), 1.0)
     own = EngineConfig(
         model=str(folder),
         load_format="dummy",
@@ -135,7 +134,7 @@ def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
         drafter=asked.drafter or "none",
         depth=asked.depth,
         acceptance=asked.rule,
-        drafter_model=str(write_eagle3(folder / "eagle3", shape)) if decoding.startswith("eagle") else None,
+        drafter_model=str(write_eagle3(folder / "eagle3", settings.layers)) if decoding.startswith("eagle") else None,
         mask_token_id=5,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,

@@ -35,7 +35,7 @@ def main() -> int:
         LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
         batch = int(args.batch)
         settings = Settings((batch,), args.prompt, args.output, 32, 1, (args.mode,), (args.decoding,), 4.28)
-        head = write_eagle3(Path(folder) / "eagle3", settings) if "eagle" in args.decoding else None
+        head = write_eagle3(Path(folder) / "eagle3", settings.layers) if "eagle" in args.decoding else None
         engine = open_engine(folder, head, args.mode, settings)
     rng = random.Random(0)
     params = SamplingParams(

@@ -217,7 +217,7 @@ class Capture:
         needed = Feature(0)
         for span in spans:
             needed |= self._sampling.features(span.request.slot)
-        features = next((each for each in CLASSES if not needed & ~each), None)
+        features = next((each for each in CLASSES if needed in each), None)
         if features is None:
             return "grammar"
         depth = max(span.depth for span in spans)

@@ -11,7 +11,7 @@ from stridelm.params import SamplingParams
 from stridelm.schedule import Budget
 
 LENGTHS = (1, 9, 20, 40, 100, 150, 300, 700, 1500, 4000, 8000)
-"""Tokens of the prompts. One arrives at each step, so that they also run beside decodes."""
+"""Tokens of the prompts. A wave arrives at each step, so that prompts also run beside the decodes of earlier ones."""
 OUTPUT = 4
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},

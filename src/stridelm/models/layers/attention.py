@@ -63,11 +63,8 @@ class Attention(ModelPart):
         self.heads, self.kv_heads, self.head_dim = state.heads, state.kv_heads, spec.head_dim
         reads, stored = site.reads or site.width, site.weight_format
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        outs, rows, columns = (
-            {"q_proj": q, "k_proj": kv, "v_proj": kv},
-            Split.rows(site.shard),
-            Split.columns(site.shard),
-        )
+        rows, columns = Split.rows(site.shard), Split.columns(site.shard)
+        outs = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         self.qkv = Linear(reads, outs, bias=spec.qkv_bias, weight_format=stored, split=rows)
         self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored, split=columns)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
