@@ -72,6 +72,11 @@ class EngineConfig:
     )
     max_num_seqs: int = option(32, "maximum number of requests running at once")
     max_num_batched_tokens: int = option(1024, "maximum rows of one step: prompt, decode and draft rows together")
+    itl_target_ms: float = option(
+        40.0,
+        "milliseconds between tokens to stay within while prompts arrive: beside requests that decode, prompts get as "
+        "many rows of a step as fit, or as double the step's time; 0 for no limit",
+    )
     max_model_len: int | None = option(None, "maximum context length, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of shared prefixes")
     strict: bool = option(False, "check that the ledger balances at every step")
@@ -97,6 +102,7 @@ class EngineConfig:
             check_flag(name, getattr(self, name))
         if self.capture not in ("startup", "lazy"):
             raise ValueError(f"unknown capture {self.capture!r}; choose startup or lazy")
+        settle_number(self, "itl_target_ms", 0.0, 1e6)
         settle_number(self, "capture_memory", 0.0, 1024.0, open_low=True, optional=True)
         if not self.may_capture:
             self.refuse_capture_options("with enforce_eager or check_pages nothing is captured")

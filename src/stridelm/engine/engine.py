@@ -22,7 +22,7 @@ from stridelm.engine.introspect import Introspection
 from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
 from stridelm.engine.step import Steps, Tracer
-from stridelm.engine.warm_up import warm_up_requests
+from stridelm.engine.warm_up import Wave, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
 from stridelm.kernels import compilations, step_ops_for
 from stridelm.params import SamplingParams
@@ -35,7 +35,7 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Budget, Planner, Queue
+from stridelm.schedule import Budget, Planner, Queue, StepCost, Timed, Unbounded
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
@@ -107,7 +107,10 @@ class Engine:
         self.stats = self.roster.stats
         self.budget = Budget(config.max_num_batched_tokens, config.max_num_seqs)
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
-        self.steps = Steps(Planner(self.budget), self.roster, self.device, emitter, lag=int(self.device.on_bounds))
+        cost = StepCost()
+        prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
+        planner = Planner(self.budget, prompts=prompts)
+        self.steps = Steps(planner, self.roster, self.device, emitter, int(self.device.on_bounds), cost)
         self.doubts = Doubts()
         self._arrivals = 0
         self.capture: Capture | None = None
@@ -133,20 +136,30 @@ class Engine:
         self._count_made()
 
     def _warm_up(self) -> None:
-        """Serve some of the engine's own requests, and keep nothing of them."""
+        """Serve some of the engine's own requests, and keep nothing of them but what prompts cost."""
         target = self.loaded.target
         waves = list(warm_up_requests(target.vocab_size, target.max_length, self.budget))
         with bar("warming up", len(waves), "steps") as advance:
             for number, wave in enumerate(waves):
-                for place, (prompt, params) in enumerate(wave):
-                    with suppress(ValueError):  # too long for the pool
-                        self.add(f"{PROBE} {number} {place}", prompt, params)
+                self._serve_own(f"{PROBE} {number}", wave)
                 self.step()
                 advance(1)
+        self._finish_own()
+        self.steps.cost.clear()  # those steps compiled kernels
+        for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
+            self._serve_own(f"{PROBE} {number}", wave)
+            self._finish_own()
+        self.stats.reset()
+
+    def _serve_own(self, id: str, wave: Wave) -> None:
+        for place, (prompt, params) in enumerate(wave):
+            with suppress(ValueError):  # too long for the pool
+                self.add(f"{id} {place}", prompt, params)
+
+    def _finish_own(self) -> None:
         while self.busy:
             self.step()
         self.forget()
-        self.stats.reset()
 
     def capture_into(self, pool: GraphPool, segments: Segments | None) -> None:
         """From now on, capture steps into this pool and replay them."""

@@ -9,6 +9,7 @@ propose to observe runs on the device (engine/device_step.py).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from stridelm.engine.emit import Emitter
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
-from stridelm.schedule import Planner
+from stridelm.schedule import Planner, StepCost
 from stridelm.types import Draft, ForwardBatch, StepPlan
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
@@ -36,6 +37,13 @@ class Flight:
     transaction: Transaction
     run: Run
     reading: Reading
+    launched: float
+    """time.perf_counter() before it was planned."""
+
+    @property
+    def prompts(self) -> bool:
+        """Whether it has prompt rows."""
+        return any(span.real > 1 or not span.decides for span in self.plan.spans)
 
 
 class Device(Protocol):
@@ -47,13 +55,18 @@ class Device(Protocol):
 
 
 class Steps:
-    def __init__(self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int) -> None:
-        """lag: number of launched steps that the host leaves unread while it plans the next."""
+    def __init__(
+        self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int, cost: StepCost
+    ) -> None:
+        """lag: number of launched steps that the host leaves unread while it plans the next. cost: where the durations
+        of steps with prompts are noted."""
         self.planner = planner
         self.roster = roster
         self.device = device
         self.emitter = emitter
         self.lag = lag
+        self.cost = cost
+        self._landed = 0.0
         self.flights: deque[Flight] = deque()
         self.tracer: Tracer | None = None
 
@@ -70,7 +83,7 @@ class Steps:
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
-        roster = self.roster
+        roster, launched = self.roster, time.perf_counter()
         plan = self.planner.plan(roster.queue, roster.ledger)
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
         assert not idle, "requests are queued and none can run"
@@ -81,15 +94,22 @@ class Steps:
             run = self.device.run(plan, transaction, detailed=self.tracer is not None)
             reading = Reading(run.table)
             transaction.hold()
-        return Flight(plan, transaction, run, reading)
+        return Flight(plan, transaction, run, reading, launched)
 
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
         outcome = flight.reading.outcome()
+        self._note(flight)
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
         self._trace(flight.plan, flight.run, outcome)
         self.emitter.emit(flight.plan.spans, flight.run, outcome, alive)
+
+    def _note(self, flight: Flight) -> None:
+        """Record what the step added to everybody's time between tokens: steps in flight overlap."""
+        began, self._landed = max(flight.launched, self._landed), time.perf_counter()
+        if flight.prompts:
+            self.cost.note(flight.run.rows, self._landed - began)
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Log-probabilities, hidden states and traces are

@@ -38,7 +38,7 @@ def warm_up_requests(vocab_size: int, max_length: int, budget: Budget) -> Iterat
     kernels are launched in another form where there is work for every processor."""
 
     def wave(variant: dict[str, Any], length: int, count: int) -> Wave:
-        prompt = [index * 7919 % vocab_size for index in range(length)]
+        prompt = _prompt(length, vocab_size)
         params = SamplingParams(**variant, max_tokens=OUTPUT, ignore_eos=True, seed=0)
         return [(prompt, replace(params, speculation=which)) for which in ("off", None) for _ in range(count)]
 
@@ -48,3 +48,16 @@ def warm_up_requests(vocab_size: int, max_length: int, budget: Budget) -> Iterat
             yield wave(variant, length, 1)
     for length in lengths:
         yield wave(VARIANTS[0], length, min(budget.requests // 2, budget.tokens // (2 * length)))
+
+
+def prompts_to_measure(vocab_size: int, max_length: int, budget: Budget) -> Iterator[Wave]:
+    """Waves that each make one step of prompts, to learn what prompt rows cost: several sizes, each twice."""
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    for share in (16, 4, 1) * 2:
+        rows = min(budget.tokens // share, max_length - 1)
+        if rows:
+            yield [(_prompt(rows, vocab_size), params)]
+
+
+def _prompt(length: int, vocab_size: int) -> list[int]:
+    return [index * 7919 % vocab_size for index in range(length)]

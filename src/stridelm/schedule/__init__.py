@@ -3,7 +3,20 @@
 from stridelm.schedule.depth import DepthPolicy
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.planner import Planner
+from stridelm.schedule.prompt_rows import PromptPolicy, Timed, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import smallest_budget
+from stridelm.schedule.step_cost import StepCost
 
-__all__ = ["Budget", "DepthPolicy", "PageView", "Planner", "Queue", "smallest_budget"]
+__all__ = [
+    "Budget",
+    "DepthPolicy",
+    "PageView",
+    "Planner",
+    "PromptPolicy",
+    "Queue",
+    "StepCost",
+    "Timed",
+    "Unbounded",
+    "smallest_budget",
+]

@@ -3,7 +3,8 @@
 There are no phases. Every running request first gets the smallest span worth running, in order of service
 (fairness.py), so that a long prompt never stalls the decodes after it; to make room, requests later in the order may be
 preempted. The remaining rows go to known tokens, of running requests and of newcomers, and last to drafts, each again
-in order of service, so that drafting never delays known tokens. A newcomer that finds no room replaces a running
+in order of service, so that drafting never delays known tokens. If some requests decode, prompts get only as many rows
+as leave the step short enough for them (prompt_rows.py). A newcomer that finds no room replaces a running
 request after it in the order, and only a tenant that has at least two more requests running gives one up. A draft grows
 from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
 request is allocated together with them.
@@ -16,6 +17,7 @@ from collections import deque
 from stridelm.schedule.depth import Configured, DepthPolicy, worth_drafting
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
+from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import blocked, least_span
 from stridelm.schedule.step_budget import Allocation, StepBudget
@@ -23,9 +25,10 @@ from stridelm.types import PageCounts, Request, StepPlan
 
 
 class Planner:
-    def __init__(self, budget: Budget, depths: DepthPolicy | None = None) -> None:
+    def __init__(self, budget: Budget, depths: DepthPolicy | None = None, prompts: PromptPolicy | None = None) -> None:
         self.budget = budget
         self.depths: DepthPolicy = Configured() if depths is None else depths
+        self.prompts: PromptPolicy = Unbounded() if prompts is None else prompts
 
     def plan(self, queue: Queue, pages: PageView) -> StepPlan:
         """The next step. Spans are in order of service: those of running requests, then those of admitted ones.
@@ -37,6 +40,8 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
+        if decoding := sum(_decode_rows(allocation, self.depths) for allocation in allocations):
+            budget.reading = min(budget.reading, self.prompts.rows(decoding))
         admitted: list[Allocation] = []
         # Running requests that lack pages come before any newcomer.
         if preempted or short or not waiting:
@@ -85,7 +90,7 @@ def _read_all(
             promised -= budget.promised(earlier)
             _read_on(earlier, budget)
             promised += budget.promised(earlier)
-        if budget.rows == 0:
+        if budget.rows == 0 or budget.reading < 1:
             break
         allocation = budget.open_waiting(request)
         real, depth = least_span(request, allocation.uncomputed)
@@ -151,6 +156,15 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
     return []
 
 
+def _decode_rows(allocation: Allocation, depths: DepthPolicy) -> int:
+    """Rows that a request which decides may have in this step; 0 for one that still reads its prompt."""
+    if not allocation.decides:
+        return 0
+    if allocation.request.all_or_nothing:
+        return allocation.rows
+    return allocation.real + allocation.request.rows_by_depth[worth_drafting(depths, allocation.request)]
+
+
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
     """Allocate the request's remaining real rows, as far as rows and pages allow."""
     if allocation.request.all_or_nothing:
@@ -161,9 +175,11 @@ def _read_on(allocation: Allocation, budget: StepBudget) -> None:
 
 def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
     """All real rows and the full window, or a chunk that leaves a row for the window to grow from."""
-    if not allocation.decides and not budget.take(
-        allocation, allocation.uncomputed, len(allocation.request.rows_by_depth) - 1
-    ):
+    if allocation.decides:
+        return
+    whole = allocation.uncomputed - allocation.real
+    fits = budget.readable(allocation, allocation.uncomputed) == whole
+    if not (fits and budget.take(allocation, allocation.uncomputed, len(allocation.request.rows_by_depth) - 1)):
         budget.take(allocation, budget.most_real(allocation, allocation.uncomputed - 1), 0)
 
 

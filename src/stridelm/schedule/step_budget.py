@@ -49,6 +49,9 @@ class StepBudget:
 
     def __init__(self, rows: int, view: PageView) -> None:
         self.rows = rows
+        self.reading = float(rows)
+        """How many of them `most_real` may still give to known tokens. The smallest span of a request may exceed it,
+        so that every request proceeds."""
         self.view = view
         self.pages = view.available()
 
@@ -72,9 +75,13 @@ class StepBudget:
             return False
         return self.pages.cover(self._more(allocation, self._pages(allocation, rows)))
 
+    def readable(self, allocation: Allocation, wanted: int) -> int:
+        """Further real rows, up to `wanted` in all, that the rows of the step allow."""
+        return int(max(0, min(wanted - allocation.real, self.rows, self.reading)))
+
     def most_real(self, allocation: Allocation, wanted: int) -> int:
         """Maximum affordable real rows, up to `wanted`. Page need grows with rows, so bisect."""
-        low, high = allocation.real, min(wanted, allocation.real + self.rows)
+        low, high = allocation.real, allocation.real + self.readable(allocation, wanted)
         if high <= low or self.affords(allocation, high):
             return max(low, high)
         while high - low > 1:
@@ -94,6 +101,7 @@ class StepBudget:
                 return False
             self.pages -= more
         self.rows -= more_rows
+        self.reading -= real - allocation.real
         allocation.real, allocation.depth, allocation.pages, allocation.idle = real, depth, pages, None
         return True
 

@@ -77,6 +77,7 @@ class Stand:
             "mask_token_id": self.mask_token_id,
             "drafter_model": self.heads,
             "max_num_seqs": 16,
+            "itl_target_ms": 0,  # what a step does must not depend on how busy the machine is
             "num_pages": ROOM // options.get("page_size", 16),
         }
         if self.device != "cpu" and not CAPTURE_NOTHING & {*self.options, *options}:

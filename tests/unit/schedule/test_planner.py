@@ -8,6 +8,7 @@ happens.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from stridelm.schedule.planner import Planner
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import least_span, smallest_budget
 from stridelm.types import PageCounts, Request, Span, Status, StepPlan
+from support.doubles.prompt_rows import AtMostRows
 
 LAW = settings(max_examples=400, deadline=None, database=None, derandomize=True)
 
@@ -185,6 +187,8 @@ class Scenario:
     pages: int
     shortages: list[int]
     luck: int
+    prompt_rows: float
+    """What the policy for prompts beside decodes answers."""
 
     def bound(self) -> int:
         """The number of steps by which all must be done. The best-ranked running request advances by a token in at
@@ -229,6 +233,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         pages=pages + draw(st.integers(0, 12)),
         shortages=draw(st.lists(st.integers(0, 10), max_size=20)),
         luck=draw(st.integers(0, 2**32)),
+        prompt_rows=draw(st.one_of(st.just(math.inf), st.integers(1, 8))),
     )
 
 
@@ -245,7 +250,7 @@ class Simulation:
         self.requests = [life.request(i) for i, life in enumerate(self.scenario.lives)]
         self.cache = SimulatedCache(self.scenario.pages, self.scenario.page_size)
         self.queue = Queue(self.scenario.budget.requests)
-        self.planner = Planner(self.scenario.budget)
+        self.planner = Planner(self.scenario.budget, prompts=AtMostRows(self.scenario.prompt_rows))
         self.luck = random.Random(self.scenario.luck)
         self.idled = False
 
@@ -356,6 +361,7 @@ def check_plan(plan: StepPlan, sim: Simulation) -> None:
     check_fairness(plan, sim)
     check_turns(plan, sim)
     check_drafts_come_last(plan, sim)
+    check_prompts_leave_time(plan, sim)
 
 
 def place(request: Request, sim: Simulation) -> int:
@@ -421,6 +427,20 @@ def check_fairness(plan: StepPlan, sim: Simulation) -> None:
         if rows == 1 and sim.cache.missing(request, request.computed + 1) == 0:
             for span in plan.spans:
                 assert (span.real, span.depth) == least_span(span.request, span.request.known - span.request.computed)
+
+
+def check_prompts_leave_time(plan: StepPlan, sim: Simulation) -> None:
+    """Beside a decode, prompts have at most the rows that the policy allows, and the smallest span of each."""
+    least = {id(span): least_span(span.request, span.request.known - span.start)[0] for span in plan.spans}
+    stayed = [span for span in plan.spans if span.request not in plan.admitted]
+    if not any(span.start + least[id(span)] == span.request.known for span in stayed):
+        return
+    beyond = sum(span.real - least[id(span)] for span in stayed)
+    for request in plan.admitted:
+        assert beyond < sim.scenario.prompt_rows, "a newcomer came although prompts had all their rows"
+        beyond += next(span.real for span in plan.spans if span.request is request)
+    last = least[id(plan.spans[-1])] if plan.admitted else 0
+    assert beyond <= max(sim.scenario.prompt_rows, sim.scenario.prompt_rows - 1 + last)
 
 
 def check_turns(plan: StepPlan, sim: Simulation) -> None:
@@ -503,6 +523,7 @@ def crowd(seed: int) -> Scenario:
         pages=max(-(-life.longest() // page_size) for life in group) + rng.randrange(6),
         shortages=[rng.randrange(8) for _ in range(rng.randrange(30))],
         luck=seed,
+        prompt_rows=rng.choice([math.inf, rng.randint(1, 8)]),
     )
 
 

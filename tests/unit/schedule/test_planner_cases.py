@@ -12,6 +12,7 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, Planner, Queue, smallest_budget
 from stridelm.types import PageCounts, Request, Status, StepPlan
 from support.doubles.depths import AtMost
+from support.doubles.prompt_rows import AtMostRows
 
 
 @dataclass
@@ -413,3 +414,31 @@ def test_budgets_are_refused_with_a_remedy() -> None:
 def test_the_planner_needs_no_torch() -> None:
     for source in Path(stridelm.schedule.__file__).parent.glob("*.py"):
         assert "torch" not in source.read_text(), source.name
+
+
+def test_prompts_beside_decodes_get_the_rows_that_the_policy_allows() -> None:
+    """It is told how many rows the decodes have, drafts included; those get theirs although the prompt is older."""
+    _, queue, pages = setup(64)
+    policy = AtMostRows(20)
+    start(queue, pages, request("long", 500, 0), computed=0)
+    start(queue, pages, request("b", 8, 1, draft=4, emitted=1))
+    plan = Planner(Budget(64, 8), prompts=policy).plan(queue, pages)
+    assert shape(plan) == [("long", 21, 0, False), ("b", 1, 4, True)]
+    assert policy.asked == [5]
+
+
+def test_a_newcomer_waits_while_prompts_have_all_their_rows() -> None:
+    _, queue, pages = setup(64)
+    start(queue, pages, request("long", 500, 0), computed=0)
+    start(queue, pages, request("b", 8, 1, emitted=1))
+    queue.add(request("new", 30, 2))
+    assert not Planner(Budget(64, 8), prompts=AtMostRows(20)).plan(queue, pages).admitted
+
+
+def test_prompts_have_the_whole_step_while_nobody_decodes() -> None:
+    _, queue, pages = setup(64)
+    policy = AtMostRows(1)
+    start(queue, pages, request("long", 500, 0), computed=0)
+    queue.add(request("new", 30, 1))
+    plan = Planner(Budget(64, 8), prompts=policy).plan(queue, pages)
+    assert shape(plan) == [("long", 64, 0, False)] and not policy.asked
