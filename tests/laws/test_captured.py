@@ -7,6 +7,7 @@ in tests/gpu.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from support.checks.identity import check_identity, mixed_jobs, prompts, samplin
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.poison import KINDS, POOL, check_pages, requests
 from support.doubles.replays import replays
-from support.doubles.stand import Job, accepted, speculation
+from support.doubles.stand import Job, Stand, accepted, speculation
 from support.doubles.tree_drafter import NAME as TREE
 from support.doubles.tree_drafter import registered
 
@@ -102,6 +103,42 @@ def test_beside_prompts(stand: LaggingStand, drafter: str, branches: dict[str, A
     assert any(graph.replays for graph in proposed) == proposes
 
 
+def mixtures(stand: Stand) -> dict[str, list[dict[str, Any]]]:
+    """Name -> the ways in which the requests of one batch are drafted. None is `all_or_nothing`, and all are exact."""
+    able = [name for name in DRAFTERS if DRAFTERS.get(name).why_not(stand.target) is None]
+    kinds = {name: speculation(stand, name) for name in able}
+    plain = kinds["none"]
+    found = {f"{name} and plain": [kind, plain] for name, kind in kinds.items() if name != "none"}
+    found |= {f"{name} at two depths": [kind, {**kind, "depth": 1}] for name, kind in kinds.items() if name != "none"}
+    found |= {f"{one} and {other}": [kinds[one], kinds[other], plain] for one, other in combinations(able[:4], 2)}
+    trees = [{**kinds["eagle"], **BRANCHES}, kinds["ngram"], {**kinds["mtp"], **BRANCHES}, plain]
+    return {**found, "everything": list(kinds.values()), "trees and chains": trees}
+
+
+NAMES = ("and plain", "at two depths", "mask and", "eagle and m", "everything", "trees and chains")
+"""Parts of names, so that the tests can be told apart without loading a model."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", NAMES)
+def test_mixtures(stand: LaggingStand, name: str, temperature: float) -> None:
+    """Requests that are drafted in different ways share a captured step, and each is drafted as it would be alone."""
+    ways = {key: kinds for key, kinds in mixtures(stand).items() if name in key}
+    assert ways
+    for key, kinds in ways.items():
+        jobs = [
+            Job(prompt, sampling(stand, prompt, temperature, "nothing"), kinds[i % len(kinds)])
+            for i, prompt in enumerate(prompts(stand, 9))
+        ]
+        llm = stand.llm(page_size=4)
+        pool = replays(llm.engine)
+        outputs = check_identity(stand, jobs, llm=llm)
+        assert costs(outputs) == costs(stand.run(jobs, page_size=4)), key
+        assert "mixed_speculation" not in llm.engine.stats.uncaptured, key
+        whole = [graph for graph in pool.made if isinstance(graph.left, Run)]
+        assert sum(graph.replays for graph in whole) > llm.engine.stats.steps / 2, key
+
+
 @pytest.mark.parametrize("drafter", [*DRAFTERS])
 def test_nothing_is_captured_after_the_start(stand: LaggingStand, drafter: str) -> None:
     """Requests that are drafted as the engine is configured, and requests without speculation, with whatever parameters
@@ -116,16 +153,16 @@ def test_nothing_is_captured_after_the_start(stand: LaggingStand, drafter: str) 
     capture.at_start()
     made = pool.graphs
     assert made
-    for which in (None, "off"):
+    for choice in ((None,), ("off",), (None, "off")):
         for number, prompt in enumerate(prompts(stand, 6)):
             params = SamplingParams(
                 temperature=0.0,
                 max_tokens=3 + 5 * number,
                 ignore_eos=True,
                 presence_penalty=number % 2,
-                speculation=which,
+                speculation=choice[number % len(choice)],
             )
-            llm.engine.add(f"{which} {number}", prompt, params)
+            llm.engine.add(f"{choice} {number}", prompt, params)
         while llm.engine.busy:
             llm.engine.step()
     assert pool.graphs == made, "captured while a request waited"

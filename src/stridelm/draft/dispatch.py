@@ -16,7 +16,7 @@ from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
-_TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "valid")
+TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "valid")
 
 
 class Drafters:
@@ -52,25 +52,41 @@ class Drafters:
         for drafter in self._made.values():
             drafter.forget()
 
-    def on_host(self, spans: tuple[Span, ...]) -> bool:
-        """Whether there is a draft, and all of it is made on the host."""
-        return any(span.draft for span in spans) and all(self._of(span.request).host_bound for span in spans)
+    def propose_on_host(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft | None:
+        """What drafters of the host propose, empty for all other spans; None if they propose nothing. slots: [R] rows
+        of the request table."""
+        drafting = [i for i, span in enumerate(spans) if span.draft and self._of(span.request).host_bound]
+        return self._proposed(spans, slots, drafting, None, None) if drafting else None
 
     def propose(
         self,
         spans: tuple[Span, ...],
         slots: torch.Tensor,
         ask: Callable[[Drafter, Group], Draft] | None = None,
+        hosted: Draft | None = None,
     ) -> Draft:
-        """One Draft for all spans of the step. slots: [R] rows of the request table. ask: replaces the call of a
-        drafter's `propose`, if there is a quicker way."""
-        drafting = [i for i, span in enumerate(spans) if span.draft]
-        if not drafting:
-            return empty_draft(len(spans), self._table.arena)
+        """One Draft for all spans of the step. ask: replaces the call of a drafter's `propose`, if there is a quicker
+        way. hosted: what `propose_on_host` has returned for these spans."""
+        drafting = [i for i, span in enumerate(spans) if span.draft and not self._of(span.request).host_bound]
+        if drafting:
+            return self._proposed(spans, slots, drafting, ask, hosted)
+        return empty_draft(len(spans), self._table.arena) if hosted is None else hosted
+
+    def _proposed(
+        self,
+        spans: tuple[Span, ...],
+        slots: torch.Tensor,
+        drafting: list[int],
+        ask: Callable[[Drafter, Group], Draft] | None,
+        hosted: Draft | None,
+    ) -> Draft:
         groups = self._groups(spans, slots, drafting)
         proposed = [(group, ask(drafter, group) if ask else drafter.propose(group)) for drafter, group in groups]
         if len(groups) == 1 and len(drafting) == len(spans):
             return proposed[0][1]
+        if hosted is not None:  # first, so that the others' rows are written over its empty ones
+            indices = self._table.arena.keep(everyone, len(spans))
+            proposed.insert(0, (Group(spans, list(range(len(spans))), indices, slots, self._table), hosted))
         return _merge(len(spans), proposed)
 
     def observe(
@@ -120,7 +136,7 @@ def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
     width = max(draft.width for _, draft in parts)
     device = parts[0][1].tokens.device
     merged = {
-        name: torch.zeros(rows, width, dtype=getattr(parts[0][1], name).dtype, device=device) for name in _TREE_FIELDS
+        name: torch.zeros(rows, width, dtype=getattr(parts[0][1], name).dtype, device=device) for name in TREE_FIELDS
     }
     candidates = np.zeros((rows, width), dtype=bool)
     for group, draft in parts:

@@ -76,11 +76,9 @@ class DeviceStep:
         return self.finish(plan, self.begin(plan, transaction))
 
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
-        """What the host has to do first: update page tables, and draft if all the drafters run on the host."""
+        """What the host has to do first: update page tables, and draft for the requests whose drafters run there."""
         self.pages.update(plan.spans, transaction)
-        if not self.drafters.on_host(plan.spans):
-            return None
-        return self.drafters.propose(plan.spans, self._slots(plan.spans))
+        return self.drafters.propose_on_host(plan.spans, self._slots(plan.spans))
 
     def finish(
         self,
@@ -89,19 +87,22 @@ class DeviceStep:
         ask: Callable[[Drafter, Group], Draft] | None = None,
         forward: Forward | None = None,
     ) -> Run:
-        """The rest. draft: proposed by the host, or None if it is still to be proposed. ask, forward: faster
-        replacements for `Drafter.propose` and for the runner's forward pass, if there are any."""
+        """The rest. draft: what the host has proposed. ask, forward: faster replacements for `Drafter.propose` and for
+        the runner's forward pass, if there are any."""
         spans, slots = plan.spans, self._slots(plan.spans)
 
         def propose() -> Draft:
-            return self.drafters.propose(spans, slots, ask) if draft is None else draft
+            return self.drafters.propose(spans, slots, ask, draft)
 
         def lay_out(draft: Draft) -> ForwardBatch:
             layout = self.tokens.arena.recent(row_layout, shape_of(spans), draft.width)
             batch = self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
             return without_padding(batch) if self._drops_padding else batch
 
-        return self.half(spans, slots, propose, lay_out, forward or self.runner.forward)
+        def observe(batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
+            self.drafters.observe(spans, slots, batch, logits, verdict)
+
+        return self.half(slots, propose, lay_out, forward or self.runner.forward, observe)
 
     def on_layout(
         self, spans: tuple[Span, ...], layout: RowLayout, draft: Draft, slots: torch.Tensor, reach: int
@@ -111,11 +112,11 @@ class DeviceStep:
 
     def half(
         self,
-        spans: tuple[Span, ...],
         slots: torch.Tensor,
         propose: Callable[[], Draft],
         lay_out: Callable[[Draft], ForwardBatch],
         forward: Forward,
+        observe: Callable[[ForwardBatch, Logits, Verdict], None],
     ) -> Run:
         """Propose, forward, verify, commit, observe. slots: [R] int64 each span's row of the request table."""
         timer = StepTimer(self.timed)
@@ -129,7 +130,7 @@ class DeviceStep:
         self.tokens.advance(slots, batch.reals + verdict.kept)
         table = tabulate(verdict, batch.reals)
         timer.end("sampling")
-        self.drafters.observe(spans, slots, batch, logits, verdict)
+        observe(batch, logits, verdict)
         timer.end("draft")
         return Run(batch.ids.shape[0], table, timer, Detail(draft, batch, logits, verdict))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from stridelm.engine.ways import Way
 from stridelm.params import Speculation
 from stridelm.sample.table import Feature
 from stridelm.types import Draft, Request, Span
@@ -34,21 +35,26 @@ class Kind:
     real: int
     draft: int
     depth: int
-    speculation: Speculation
+    rule: Speculation
+    """The acceptance rule and its options, and nothing else."""
+    ways: tuple[Way, ...]
+    """How the device drafts for those requests that it drafts for; which way is whose, a graph reads on the device."""
     features: Feature
     """One of CLASSES. Whose rows need which of them, a graph reads on the device."""
     lists: int = 0
     """Generation of the sampling table, if the step reads lists of it: a graph of an older generation reads tensors
     that no longer exist, and is never replayed again."""
     is_chain: bool | None = None
-    """Whether the host's proposals are chains; None: the device drafts, or there is no drafter."""
+    """Whether the host's proposals are chains; None: the host proposes nothing."""
 
-    def stand_ins(self, like: Request, reach: int) -> tuple[Span, ...]:
-        """Placeholder spans, for host code that inspects spans during capture. reach: a bound on every span's end."""
+    def stand_ins(self, like: Request, reach: int, way: Way | None = None) -> tuple[Span, ...]:
+        """Placeholder spans, for host code that inspects spans during capture. reach: a bound on every span's end.
+        way: as its drafter sees them."""
         params = like.params
         if self.features & Feature.PENALTIES:  # rows of any request in such a step may look back
             params = replace(params, presence_penalty=1.0)
-        span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, self.depth, self.draft)
+        depth, rows = (self.depth, self.draft) if way is None else (way.depth, way.rows)
+        span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, depth, rows)
         return (span,) * self.requests
 
 
@@ -57,20 +63,20 @@ def padded_size(requests: int, sizes: Sequence[int] = REQUESTS) -> int:
 
 
 class Inputs:
-    """Slot, maximum real rows and maximum draft rows of each request, where a graph reads them."""
+    """Slot, maximum real rows, maximum draft rows and way of drafting of each request, where a graph reads them."""
 
     def __init__(self, requests: int, device: torch.device) -> None:
-        self._rows = torch.zeros(3, requests, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(4, requests, dtype=torch.int64, device=device)
         self._rows[0] = -1  # the padding slot, until it is filled
         self._rows[1] = 1
-        self._staging = [staging(3, requests, device=device) for _ in range(BUFFERS)]
+        self._staging = [staging(4, requests, device=device) for _ in range(BUFFERS)]
         self._turn = 0
-        self._last: list[tuple[int, int, int]] | None = None
-        self.slots, self.reals, self.drafts = self._rows.unbind(0)
+        self._last: list[tuple[int, int, int, int]] | None = None
+        self.slots, self.reals, self.drafts, self.ways = self._rows.unbind(0)
 
-    def fill(self, spans: tuple[Span, ...]) -> None:
-        """Write the spans' inputs, padded to the captured size."""
-        rows = [(span.request.slot, span.real, span.draft) for span in spans]
+    def fill(self, spans: tuple[Span, ...], numbers: dict[int, int]) -> None:
+        """Write the spans' inputs, padded to the captured size. numbers: as in Ways."""
+        rows = [(span.request.slot, span.real, span.draft, numbers[id(span.request.speculation)]) for span in spans]
         if rows == self._last:
             return
         staged = self._staging[self._turn]
@@ -78,7 +84,7 @@ class Inputs:
         staged[:, : len(rows)] = torch.tensor(rows, dtype=torch.int64).t()
         staged[0, len(rows) :] = -1
         staged[1, len(rows) :] = 1
-        staged[2, len(rows) :] = 0
+        staged[2:, len(rows) :] = 0
         self._rows.copy_(staged, non_blocking=True)
         self._last = rows
 

@@ -11,9 +11,10 @@ import torch
 
 from stridelm.engine.device_step import DeviceStep
 from stridelm.engine.kinds import Inputs, Kind
+from stridelm.engine.ways import Ways
 from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import SamplingTable
-from stridelm.types import Draft, Request, Span
+from stridelm.types import Draft, Span
 
 
 def packed(draft: Draft, valid: torch.Tensor) -> torch.Tensor:
@@ -48,13 +49,14 @@ class Proposing:
     """One drafter's captured `propose`, for steps that are not captured whole. Drafts with probabilities are excluded,
     since those are too large to keep a copy of."""
 
-    def __init__(self, device: DeviceStep, sampling: SamplingTable, kind: Kind, like: Request, pool: GraphPool) -> None:
+    def __init__(self, device: DeviceStep, sampling: SamplingTable, kind: Kind, ways: Ways, pool: GraphPool) -> None:
+        """kind: of one way."""
         where = device.device
         self._inputs = inputs = Inputs(kind.requests, where)
         self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=where)
         """As made by `packed`; outside the memory that graphs share, since another runs before the draft is
         verified."""
-        spans = kind.stand_ins(like, device.reach)
+        spans = kind.stand_ins(ways.likes[0], device.reach, kind.ways[0])
         sampling.assume(kind.features)
 
         def body() -> Draft:
@@ -73,9 +75,9 @@ class Proposing:
     def is_captured(self) -> bool:
         return self._graph is not None
 
-    def replay(self, spans: tuple[Span, ...]) -> Draft:
+    def replay(self, spans: tuple[Span, ...], ways: Ways) -> Draft:
         assert self._graph is not None
-        self._inputs.fill(spans)
+        self._inputs.fill(spans, ways.numbers)
         self._graph.replay()
         candidates, is_chain, max_depth = self._facts
         # Clone at the captured size before slicing: so each tensor starts at an aligned address, for which the kernels

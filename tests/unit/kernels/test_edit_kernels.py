@@ -16,6 +16,7 @@ from stridelm.engine import capture
 from stridelm.engine.capture import Capture
 from stridelm.engine.kinds import CLASSES, Kind
 from stridelm.engine.stats import EngineStats
+from stridelm.engine.ways import Ways
 from stridelm.kernels.draw import PADDING
 from stridelm.kernels.edit import BLOCK
 from stridelm.params import Speculation
@@ -188,14 +189,17 @@ def test_the_cases_matter() -> None:
 # Captured steps
 
 
+PLAIN = Speculation(drafter="none", acceptance="exact")
+
+
 class Recorder:
     """Stands in for a Graph."""
 
     made: ClassVar[list[tuple[Kind, Request]]] = []
     is_captured = True
 
-    def __init__(self, device: Any, sampling: Any, kind: Kind, like: Request, pool: Any) -> None:
-        self.made.append((kind, like))
+    def __init__(self, device: Any, sampling: Any, kind: Kind, ways: Ways, pool: Any) -> None:
+        self.made.append((kind, ways.like))
         self.run = SimpleNamespace(table=torch.zeros(kind.requests))
 
     def replay(self, *inputs: Any) -> None:
@@ -215,7 +219,7 @@ def step_of(table: SamplingTable, *asked: dict[str, Any]) -> StepPlan:
     """A step of decoding requests, whose parameters are written to the table."""
     spans = []
     for slot, params in enumerate(asked):
-        request = Request(str(slot), [1, 2], SamplingParams(**params), Speculation(), slot=slot)
+        request = Request(str(slot), [1, 2], SamplingParams(**params), PLAIN, slot=slot)
         table.set(slot, request, [3], params.get("bad_words_token_ids", ()))
         spans.append(Span(request, 1, 1))
     return StepPlan(tuple(spans))
@@ -260,7 +264,7 @@ def test_why_a_step_is_not_captured(made: list[tuple[Kind, Request]]) -> None:
     assert steps.replay(step_of(table, {"logprobs": 1}, {})) is None
     plan = step_of(table, {}, {})
     steps.replay(replace(plan, spans=(replace(plan.spans[0], real=3), plan.spans[1])))
-    other = replace(plan.spans[1].request, speculation=Speculation(drafter="ngram"))
+    other = replace(plan.spans[1].request, speculation=replace(PLAIN, acceptance="typical"))
     steps.replay(replace(plan, spans=(plan.spans[0], replace(plan.spans[1], request=other))))
     assert steps._stats.uncaptured == {"logprobs": 1, "prompt": 1, "mixed_speculation": 1} and not made
 

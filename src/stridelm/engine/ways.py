@@ -1,0 +1,153 @@
+"""The ways in which the requests of one step are drafted.
+
+A captured step provides for all of them: every drafter of the device proposes for every request, and a number on the
+device selects whose proposal a request gets. To the others' drafters it is padding. So a batch whose requests differ
+in drafter or depth is one replay, as is one in which all are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from stridelm.draft import DRAFTERS
+from stridelm.draft.dispatch import TREE_FIELDS
+from stridelm.options import is_of_rules
+from stridelm.params import Speculation
+from stridelm.run.eager import Logits
+from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+
+OTHERS = 0
+"""Number of requests that no drafter of the device serves: plain ones, and those that the host drafts for."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One drafter of the device, with its options."""
+
+    speculation: Speculation
+    """Without the depth if its drafts are chains: a shallower chain is the first rows of a deeper one, and the bounds
+    on rows cut the others off."""
+    depth: int
+    rows: int
+    """Rows of a draft of this depth."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What the requests of one step want."""
+
+    like: Request
+    """One of the step's requests."""
+    rule: Speculation
+    """The acceptance rule of all of them, with its options and nothing else."""
+    device: tuple[Way, ...] = ()
+    """Numbered from 1."""
+    likes: tuple[Request, ...] = ()
+    """A request of each."""
+    host_rows: int = 0
+    host_depth: int = 0
+    """Rows and depth of the largest draft that the host can make."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """id(speculation) -> its number."""
+
+
+def ways_of(spans: Sequence[Span]) -> Ways | None:
+    """The ways of a step's spans; None if they cannot be captured as one step: their rules differ, or the windows of
+    `all_or_nothing` requests would be mixed with other rows."""
+    first = spans[0].request
+    likes = {id(span.request.speculation): span.request for span in spans}
+    rules = {_rule(like.speculation) for like in likes.values()}
+    if len(rules) > 1 or (first.all_or_nothing and len({like.speculation for like in likes.values()}) > 1):
+        return None
+    depths = dict.fromkeys(likes, 0)
+    for span in spans:
+        depths[id(span.request.speculation)] = max(depths[id(span.request.speculation)], span.depth)
+    found: dict[Speculation, tuple[Way, Request]] = {}
+    keys: dict[int, Speculation] = {}
+    host_rows = host_depth = 0
+    for key, like in likes.items():
+        kind = DRAFTERS.get(like.speculation.drafter or "")
+        if kind.host_bound:
+            host_rows = max(host_rows, like.rows_by_depth[-1])
+            host_depth = max(host_depth, len(like.rows_by_depth) - 1)
+        elif like.rows_by_depth[-1] or kind.keeps_kv:
+            way = _way(like, depths[key])
+            keys[key] = way.speculation
+            if way.speculation not in found or found[way.speculation][0].rows < way.rows:
+                found[way.speculation] = way, like
+    # In one order, so that steps with the same ways are of one kind.
+    ordered = sorted(found, key=repr) if len(found) > 1 else list(found)
+    numbers = {key: ordered.index(keys[key]) + 1 if key in keys else OTHERS for key in likes}
+    device, chosen = zip(*(found[each] for each in ordered), strict=True) if ordered else ((), ())
+    return Ways(first, rules.pop(), device, chosen, host_rows, host_depth, numbers)
+
+
+def depths_of(like: Request) -> range:
+    """Depths that the request's drafts may have in a graph, the deepest first. Of chains only that one."""
+    deepest = len(like.rows_by_depth) - 1
+    return range(deepest, deepest - 1 if _is_chain(like) or like.all_or_nothing else -1, -1)
+
+
+def combined(parts: Sequence[tuple[torch.Tensor, Draft]]) -> Draft:
+    """One draft for all requests. parts: [R] bool, and the draft that these requests get; None of the drafts has
+    probabilities, unless there is only one."""
+    if len(parts) == 1:
+        return parts[0][1]
+    drafts = [draft for _, draft in parts]
+    rows, width = len(drafts[0].tokens), max(draft.width for draft in drafts)
+    merged = {}
+    for name in TREE_FIELDS:
+        merged[name] = _widened(torch.zeros_like(getattr(drafts[0], name)), width)
+        for mine_R, draft in parts:
+            merged[name] = torch.where(mine_R[:, None], _widened(getattr(draft, name), width), merged[name])
+    candidates = np.zeros((rows, width), dtype=bool)
+    for draft in drafts:
+        candidates[:, : draft.width] |= draft.candidates
+    return Draft(
+        **merged,
+        candidates=candidates,
+        is_chain=all(draft.is_chain for draft in drafts),
+        max_depth=max(draft.max_depth for draft in drafts),
+    )
+
+
+def share_of(
+    mine_R: torch.Tensor, batch: ForwardBatch, logits: Logits, verdict: Verdict
+) -> tuple[ForwardBatch, Logits, Verdict]:
+    """The step as one way's drafter observes it: requests that are not its own have no rows, and nothing that was
+    accepted beyond what its drafts have room for."""
+    own = replace(batch, reals=batch.reals.where(mine_R, 0))
+    return own, logits, replace(verdict, kept=verdict.kept.where(mine_R, 0), leaf=verdict.leaf.where(mine_R, -1))
+
+
+def _widened(rows_RW: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(rows_RW, (0, width - rows_RW.shape[1]))
+
+
+def _way(like: Request, depth: int) -> Way:
+    if len(depths_of(like)) == 1:
+        depth = len(like.rows_by_depth) - 1
+    speculation = like.speculation
+    if _is_chain(like) and not like.all_or_nothing:
+        speculation = _without_depth(speculation)
+    return Way(speculation, depth, like.rows_by_depth[depth])
+
+
+def _is_chain(like: Request) -> bool:
+    return all(rows == depth for depth, rows in enumerate(like.rows_by_depth))
+
+
+@lru_cache(maxsize=256)
+def _without_depth(speculation: Speculation) -> Speculation:
+    return replace(speculation, depth=None)
+
+
+@lru_cache(maxsize=256)
+def _rule(speculation: Speculation) -> Speculation:
+    options = {name: value for name, value in speculation.options if is_of_rules(name)}
+    return Speculation(acceptance=speculation.acceptance, acceptance_length=speculation.acceptance_length, **options)
