@@ -1,0 +1,89 @@
+"""Ready means ready: once an engine has started, ordinary traffic captures and compiles nothing, and each request of a
+random mix gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stridelm import SamplingParams
+from stridelm.engine.engine import Engine
+from support.doubles.stand import Stand
+from support.gpu import NEEDS_GPU
+
+pytestmark = NEEDS_GPU
+CONTEXT = 700
+STREAMS = 12
+PARAMS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.9, "top_k": 7, "min_p": 0.02},
+    {"temperature": 0.8, "presence_penalty": 0.6, "frequency_penalty": 0.2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {3: 2.0, 9: -4.0}},
+    {"temperature": 0.0, "bad_words_token_ids": [[4, 5], [7]], "min_tokens": 3},
+    {"temperature": 0.5, "logprobs": 4},
+    {"temperature": 0.0, "prompt_logprobs": 2},
+)
+Asked = tuple[list[int], SamplingParams]
+
+
+def mix(seed: int, count: int) -> Iterator[Asked]:
+    """Random prompts of all lengths, one in six nearly as long as the context, with random parameters; half of them
+    drafted as the engine is configured, and half plain."""
+    rng = random.Random(seed)
+    for number in range(count):
+        length = rng.randint(CONTEXT - 120, CONTEXT - 40) if rng.random() < 1 / 6 else rng.randint(1, 200)
+        params = SamplingParams(
+            **rng.choice(PARAMS),
+            seed=number,
+            max_tokens=rng.randint(1, 40),
+            ignore_eos=rng.random() < 0.7,
+            speculation=rng.choice((None, "off")),
+        )
+        yield rng.choices(range(60), k=length), params
+
+
+def serve(engine: Engine, asked: list[Asked], rng: random.Random) -> list[list[int]]:
+    """Each request's tokens. They arrive a few at a time, while earlier ones run."""
+    waiting, requests = asked[::-1], []
+    while waiting or engine.busy:
+        for _ in range(rng.choice((0, 0, 1, 1, 2, 6))):
+            if waiting:
+                prompt, params = waiting.pop()
+                requests.append(engine.add(f"{rng.random()}", prompt, params))
+        engine.step()
+    return [request.output_ids for request in requests]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "mtp", "eagle"])
+def test_traffic_captures_and_compiles_nothing(
+    checkpoint: Callable[..., Path], drafter: str, deterministic: bool
+) -> None:
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
+    options = {"drafter": drafter, "depth": None if drafter == "none" else 3, "max_model_len": CONTEXT}
+    engine = stand.llm(
+        **options,
+        deterministic=deterministic,
+        capture="startup",
+        strict=False,
+        num_pages=STREAMS * CONTEXT // 16,
+        max_num_seqs=STREAMS,
+        itl_target_ms=5,
+    ).engine
+    before = (engine.stats.captures, engine.stats.compilations)
+    assert min(before) > 0, "everything was made at the start"
+    asked = list(mix(3, 150))
+    together = serve(engine, asked, random.Random(4))
+    assert (engine.stats.captures, engine.stats.compilations) == before, engine.stats.uncaptured
+    assert "mixed_speculation" not in engine.stats.uncaptured
+    engine.check()
+    if deterministic:
+        engine.forget()
+        alone = [serve(engine, [one], random.Random(0))[0] for one in asked[::5]]
+        assert together[::5] == alone
