@@ -15,6 +15,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.engine import kinds as kinds_of_steps
 from stridelm.engine.device_step import Run
 from stridelm.llm import RequestOutput
 from stridelm.types import Draft
@@ -119,10 +120,15 @@ NAMES = ("and plain", "at two depths", "mask and", "eagle and m", "everything", 
 """Parts of names, so that the tests can be told apart without loading a model."""
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("packed", "temperature"), [(False, 0.0), (True, 0.0), (True, 0.8)])
 @pytest.mark.parametrize("name", NAMES)
-def test_mixtures(stand: LaggingStand, name: str, temperature: float) -> None:
-    """Requests that are drafted in different ways share a captured step, and each is drafted as it would be alone."""
+def test_mixtures(
+    stand: LaggingStand, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool, temperature: float
+) -> None:
+    """Requests that are drafted in different ways share a captured step, and each is drafted as it would be alone.
+    packed: their rows lie one after another, with fewer of them than if all had the largest draft."""
+    if packed:
+        monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
     ways = {key: kinds for key, kinds in mixtures(stand).items() if name in key}
     assert ways
     for key, kinds in ways.items():
@@ -137,6 +143,9 @@ def test_mixtures(stand: LaggingStand, name: str, temperature: float) -> None:
         assert "mixed_speculation" not in llm.engine.stats.uncaptured, key
         whole = [graph for graph in pool.made if isinstance(graph.left, Run)]
         assert sum(graph.replays for graph in whole) > llm.engine.stats.steps / 2, key
+        assert llm.engine.capture is not None
+        fewer = [kind for kind in llm.engine.capture.kinds if kind.rows < kind.requests * (kind.real + kind.draft)]
+        assert bool(fewer) == packed, key
 
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS])

@@ -4,6 +4,7 @@ device."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,13 +16,15 @@ from stridelm.types import Geometry
 class HostView:
     geometry: Geometry
     counts: list[int]
-    """Rows of each span in the batch."""
+    """Rows of each span in the batch, padding included."""
     starts: list[int]
     reals: list[int]
 
     @classmethod
     def of(cls, geometry: Geometry) -> HostView:
-        return cls(geometry, list(geometry.bounds), geometry.starts.tolist(), geometry.reals.tolist())
+        firsts = [*geometry.firsts.tolist(), geometry.positions.shape[0]]
+        counts = [following - first for first, following in pairwise(firsts)]
+        return cls(geometry, counts, geometry.starts.tolist(), geometry.reals.tolist())
 
     @property
     def ordered(self) -> torch.Tensor:

@@ -19,13 +19,13 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
 from stridelm.engine.device_step import DeviceStep, Run
-from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, padded_size
+from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, padded_size, row_stairs
 from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.ways import OTHERS, Ways, combined, depths_of, share_of, ways_of
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
-from stridelm.run.batch import RowLayout, row_layout
+from stridelm.run.batch import RowLayout, packed, row_layout
 from stridelm.run.eager import Logits
 from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import Feature, SamplingTable
@@ -171,7 +171,7 @@ class Capture:
         """The graph of the proposals of such a step, captured now if possible."""
         if Guessing.of(ways.likes[0].speculation) is Guessing.DRAWN:
             return None
-        kind = replace(kind, requests=padded_size(kind.requests, DRAFTING), real=1)
+        kind = replace(kind, requests=padded_size(kind.requests, DRAFTING), real=1, rows=0)
         return self._once(self._proposing, Proposing, kind, ways)
 
     def _once(self, made: dict[Kind, G | None], make: type[G], kind: Kind, ways: Ways) -> G | None:
@@ -195,9 +195,9 @@ class Capture:
                         assert ways is not None
                         # A draft made on the host may be a chain, a tree, or missing.
                         for is_chain in (True, False, None) if ways.host_rows else (None,):
-                            kind = self._kind_of((span,), ways, size, features, is_chain)
-                            if self._fits(kind):
-                                yield kind, ways
+                            kind = self._kind_of((span,) * size, ways, features, is_chain)
+                            kinds = [replace(kind, rows=n) for n in row_stairs(size, kind.real, kind.draft)]
+                            yield from ((each, ways) for each in kinds if self._fits(each))
 
     def _kind(self, spans: tuple[Span, ...], ways: Ways, draft: Draft | None) -> Kind | str:
         """The kind of a whole step, or why it cannot be captured."""
@@ -216,7 +216,7 @@ class Capture:
         return kind if isinstance(kind, str) or self._fits(kind) else "size"
 
     def _fits(self, kind: Kind) -> bool:
-        return kind.requests * (kind.real + kind.draft) <= max(self._budget.tokens, MIN_ROWS)
+        return kind.rows <= max(self._budget.tokens, MIN_ROWS)
 
     def _about(self, spans: tuple[Span, ...], ways: Ways, is_chain: bool | None) -> Kind | str:
         """The kind that the spans have in common, or why there is none."""
@@ -228,19 +228,21 @@ class Capture:
         features = next((each for each in CLASSES if needed in each), None)
         if features is None:
             return "grammar"
-        return self._kind_of(spans, ways, padded_size(len(spans)), features, is_chain)
+        return self._kind_of(spans, ways, features, is_chain)
 
-    def _kind_of(
-        self, spans: tuple[Span, ...], ways: Ways, requests: int, features: Feature, is_chain: bool | None
-    ) -> Kind:
-        rows = [way.rows for way in ways.device] + ([] if is_chain is None else [ways.host_rows])
+    def _kind_of(self, spans: tuple[Span, ...], ways: Ways, features: Feature, is_chain: bool | None) -> Kind:
+        requests = padded_size(len(spans))
+        real = window_leftover(ways.like) if ways.like.all_or_nothing else 1
+        draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
+        used = requests * real + sum(min(span.draft, draft) for span in spans)
         return Kind(
             requests=requests,
-            real=window_leftover(ways.like) if ways.like.all_or_nothing else 1,
-            draft=max(rows, default=0),
+            real=real,
+            draft=draft,
             depth=max([way.depth for way in ways.device] + [0 if is_chain is None else ways.host_depth]),
             rule=ways.rule,
             ways=ways.device,
+            rows=next(rows for rows in row_stairs(requests, real, draft) if rows >= used),
             features=features,
             lists=self._sampling.generation if features & Feature.LISTED else 0,
             is_chain=is_chain,
@@ -252,7 +254,10 @@ def _half(
 ) -> Run:
     """The step of `kind.requests` requests, read from `inputs`. proposed: the host's proposals, if any."""
     spans, slots = kind.stand_ins(ways.like, device.reach), inputs.slots
-    layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
+    if kind.rows < len(layout.span_N):
+        layout = packed(layout, inputs.reals, inputs.drafts, kind.rows)
+    else:
+        layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
     served = []
     for number, (way, like) in enumerate(zip(kind.ways, ways.likes, strict=True), start=1):
         mine = inputs.ways == number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,9 @@ REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224,
 DRAFTING = (4, 16, 64, 256, 512)
 """The same if only the proposals are captured. Few, because each is captured while a request waits, and serves fewer
 steps."""
+PACKED, FEWEST_PACKED = 0.7, 32
+"""A step of at least so many requests whose drafts have at most this share of the rows that they could have, because
+some of its requests are plain or draft less than others, runs in that many rows."""
 BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
@@ -39,6 +43,8 @@ class Kind:
     """The acceptance rule and its options, and nothing else."""
     ways: tuple[Way, ...]
     """How the device drafts for those requests that it drafts for; which way is whose, a graph reads on the device."""
+    rows: int
+    """Of the whole step: enough for every request to have its most, or fewer (PACKED)."""
     features: Feature
     """One of CLASSES. Whose rows need which of them, a graph reads on the device."""
     lists: int = 0
@@ -56,6 +62,14 @@ class Kind:
         depth, rows = (self.depth, self.draft) if way is None else (way.depth, way.rows)
         span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, depth, rows)
         return (span,) * self.requests
+
+
+def row_stairs(requests: int, real: int, draft: int) -> tuple[int, ...]:
+    """Numbers of rows that steps of so many requests are padded to, the smallest first."""
+    whole = requests * (real + draft)
+    if requests < FEWEST_PACKED or real > 1 or not draft:
+        return (whole,)
+    return (requests + math.ceil(PACKED * requests * draft), whole)
 
 
 def padded_size(requests: int, sizes: Sequence[int] = REQUESTS) -> int:

@@ -1,8 +1,12 @@
-"""Counts the GPU kernels that Triton compiles in this process, so that metrics show when a request waits for one."""
+"""Counts the GPU kernels that Triton compiles in this process, so that metrics show when a request waits for one, and
+logs which they are at the level of debugging."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _compiled = 0
 _is_watching = False
@@ -19,7 +23,11 @@ def watch() -> None:
 
     def listen(*, cache_hit: bool, **details: Any) -> None:
         global _compiled
-        _compiled += not cache_hit
+        if not cache_hit:
+            _compiled += 1
+            source = details.get("src")
+            what = (getattr(source, each, None) for each in ("name", "signature", "constants"))
+            logger.debug("compiled %s: %s, %s", *what)
         if before is not None:
             before(cache_hit=cache_hit, **details)
 

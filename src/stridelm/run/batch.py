@@ -77,6 +77,26 @@ def row_layout(shape: tuple[tuple[int, int, bool], ...], width: int, device: tor
     )
 
 
+def packed(layout: RowLayout, reals_R: torch.Tensor, drafts_R: torch.Tensor, rows: int) -> RowLayout:
+    """The layout with spans of these lengths one after another, in fewer rows than their bounds add up to: lengths that
+    only the device knows. `rows` must be enough for all; the rows left over are padding of the last span."""
+    counts = reals_R + drafts_R
+    ends = counts.cumsum(0)
+    firsts = ends - counts
+    row = torch.arange(rows, device=counts.device)
+    span = torch.searchsorted(ends, row, right=True).clamp(max=len(counts) - 1)
+    return replace(
+        layout,
+        span_N=span,
+        offset_N=(row - firsts[span]).clamp(max=max(layout.bounds)),
+        firsts_R=firsts,
+        reals_R=reals_R,
+        drafts_R=drafts_R,
+        first32_R=firsts.to(torch.int32),
+        nothing_N=torch.zeros_like(span),
+    )
+
+
 def shape_of(spans: tuple[Span, ...]) -> tuple[tuple[int, int, bool], ...]:
     return tuple((span.real, span.draft, span.decides) for span in spans)
 
@@ -148,7 +168,8 @@ def build(
         reals=reals.to(torch.int64),
         decides=layout.decides_R,
         grid=True,
-        every_row=all(span.real == 1 and span.draft == draft.width for span in spans),
+        every_row=len(layout.span_N) == len(layout.span_M)
+        and all(span.real == 1 and span.draft == draft.width for span in spans),
         prompt_rows=_prompt_rows(spans, layout.bounds, request_slots.device),
     )
 
