@@ -1,0 +1,158 @@
+"""A process of http_load.py: up to 64 streams, each of which sends its next request when the last has ended.
+
+Its first line of input is a `Job` as JSON, whereupon it writes a line when it is ready; the second is the times at
+which to begin and to send no more, on the clock that all processes of a machine share. Its second line of output is a
+`Report` as JSON. Nothing is parsed in between (http_answer.py), and Python's garbage collector does not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import uvloop
+from http_answer import Answer
+from load_requests import Asked, body_of, stream_of
+
+CONNECT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Job:
+    host: str
+    port: int
+    path: str
+    """Of the completions' route."""
+    model: str
+    kind: str
+    drafters: tuple[str, ...]
+    streams: int
+    """Of all processes together."""
+    mine: Sequence[int] = ()
+    """Which of them this process is."""
+    ramp_s: float = 0.0
+    """Over which the streams' first requests are spread evenly."""
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A completion that arrived whole. `at`: when its events with tokens did."""
+
+    sent: float
+    at: list[float]
+    tokens: int
+
+
+@dataclass
+class Report:
+    streamed: list[Streamed] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    busy: float = 0.0
+    """Share of the time for which this process computed: near 1, it and not the server was measured."""
+
+
+class Connection(asyncio.Protocol):
+    """Sends a request and collects its answer."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._waiting = None
+
+    async def send(self, message: bytes) -> Answer:
+        """Raises ConnectionError if the server closes the connection before the answer is complete."""
+        if self.transport.is_closing():
+            raise ConnectionError("the server closed the connection between two requests")
+        done = asyncio.get_running_loop().create_future()
+        self._answer, self._waiting = Answer(time.monotonic()), done
+        self.transport.write(message)
+        return await done
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is not None and self._answer.add(time.monotonic(), data):
+            self._waiting.set_result(self._answer)
+            self._waiting = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting is not None:
+            self._waiting.set_exception(ConnectionError(f"the connection was lost in an answer ({exc})"))
+            self._waiting = None
+
+    _answer: Answer
+    _waiting: asyncio.Future[Answer] | None
+
+
+async def load(job: Job, begin: float, end: float) -> Report:
+    """All streams of this process, to the end of their last answers."""
+    report = Report()
+    loop = asyncio.get_running_loop()
+    answers: list[tuple[Asked, Answer]] = []
+    await asyncio.sleep(begin - time.monotonic())
+    worked, began = time.process_time(), time.monotonic()
+    gc.disable()
+
+    async def stream(index: int) -> None:
+        await asyncio.sleep(job.ramp_s * index / job.streams)
+        try:
+            _, connection = await asyncio.wait_for(loop.create_connection(Connection, job.host, job.port), CONNECT_S)
+            for asked, message in messages(job, index):
+                if time.monotonic() >= end:
+                    break
+                answers.append((asked, await connection.send(message)))
+                if answers[-1][1].status != 200:
+                    break
+            connection.transport.close()
+        except (OSError, asyncio.TimeoutError) as error:
+            report.errors.append(repr(error))
+
+    await asyncio.gather(*(stream(index) for index in job.mine))
+    report.busy = (time.process_time() - worked) / (time.monotonic() - began)
+    for asked, answer in answers:
+        try:
+            report.streamed.append(read(asked, answer, job.kind))
+        except ValueError as error:
+            report.errors.append(str(error))
+    return report
+
+
+def messages(job: Job, index: int) -> Iterator[tuple[Asked, bytes]]:
+    for asked in stream_of(index, job.streams):
+        body = body_of(asked, job.kind, job.model, job.drafters)
+        head = f"POST {job.path} HTTP/1.1\r\nhost: {job.host}:{job.port}\r\ncontent-type: application/json\r\n"
+        yield asked, f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def read(asked: Asked, answer: Answer, kind: str) -> Streamed:
+    """Raises ValueError unless the answer is a stream with as many tokens as were asked for."""
+    at: list[float] = []
+    usage: dict[str, Any] | None = None
+    for when, event in answer.events():
+        if "error" in event:
+            raise ValueError(f"request {asked.number}: {event['error']}")
+        if event["choices"]:
+            at.append(when)
+        usage = event.get("usage") or usage
+    if usage is None or not at:
+        raise ValueError(f"request {asked.number}: the stream has no tokens, or no usage in its last event")
+    tokens = usage["completion_tokens"]
+    if tokens != asked.max_tokens and kind != "json_schema":  # which may end when the object does
+        raise ValueError(f"request {asked.number}: {tokens} tokens instead of {asked.max_tokens}")
+    return Streamed(answer.sent, at, tokens)
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.stdin.readline()))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    begin, end = json.loads(sys.stdin.readline())
+    report = uvloop.run(load(job, begin, end))
+    sys.stdout.write(json.dumps(asdict(report)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The checkpoint under load: Llama-3.1-8B's shape without weights, or the built-in model where there is no GPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+from gpu_decode import LLAMA_8B
+from transformers import LlamaConfig
+
+from stridelm.builtin import builtin_path
+
+MASK_TOKEN_ID = 5
+LIMITS: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_model_len": 8192, "enable_prefix_caching": False}
+"""How every engine and server runs, besides how many requests at once."""
+TINY_LIMITS: dict[str, Any] = {**LIMITS, "max_num_batched_tokens": 1024, "max_model_len": 2048}
+
+
+def write_checkpoint(folder: Path, layers: int) -> dict[str, Any]:
+    """A checkpoint without weights, with a tokenizer. Returns the options with which Stride's engine runs it."""
+    config = {**LLAMA_8B, "num_hidden_layers": layers}
+    LlamaConfig(**config, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    write_tokenizer(folder, config["vocab_size"])
+    return {"model": str(folder), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda"}
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """The built-in model's tokenizer with made-up words for the rest of a vocabulary, so that every id has a text."""
+    source = builtin_path()
+    shutil.copy(source / "tokenizer_config.json", folder)
+    tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    known = tokenizer["model"]["vocab"]
+    first = len(known) + len(tokenizer["added_tokens"])
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    made_up = (word for word in map("".join, letters) if word not in known)
+    known |= dict(zip(made_up, range(first, vocab)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
