@@ -37,7 +37,7 @@ from llama_cpp import REMEDY, LlamaCpp
 from rich.console import Console
 from rich.table import Table
 
-from stridelm.bench.environment import device_name
+from stridelm.bench.environment import cpu_name
 from stridelm.bench.prompts import load_prompts
 from stridelm.bench.repetition import VARIED, bucket_of
 from stridelm.bench.results import append_result
@@ -219,7 +219,7 @@ def measure(
     done = take_turns(sides, settings)
     reference = done.pop("llama.cpp")
     return [
-        row_of(model, device_name(engine), name, prompts, streams, threads, passes, reference, theirs)
+        row_of(model, cpu_name(), name, prompts, streams, threads, passes, reference, theirs)
         for name, passes in done.items()
     ]
 

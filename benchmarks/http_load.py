@@ -16,7 +16,8 @@ Where vLLM is installed, it then serves the same checkpoint. It is found as `vll
 
 With --kind-streams streams, requests of other kinds follow, as ratios to plain ones: with a JSON schema (outputs may
 end when the object does), penalties, log-probabilities of five tokens, and with several drafters at once, which
-Stride's requests name in turn. --url's servers are sent those too; what a server refuses is reported as an error.
+Stride's requests name in turn. --url's servers are sent those too; what a server refuses is reported as an error. They
+should not cache prefixes, as those started here do not: all loads send the same prompts.
 """
 
 from __future__ import annotations
