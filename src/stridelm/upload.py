@@ -1,4 +1,4 @@
-"""Copies small arrays to the device without waiting for its pending work."""
+"""Copies small arrays to the device and back without waiting for its pending work."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def upload(values: Sequence[int] | np.ndarray, device: torch.device, dtype: torc
 def staging(*shape: int, device: torch.device) -> torch.Tensor:
     """int64 zeros on the host, pinned for CUDA so that copies to the device do not block."""
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+
+def download(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values on the host, from the moment that the device has done its pending work: wait for an event
+    recorded later before reading them. On a CPU they are there at once."""
+    if not tensor.is_cuda:
+        return tensor.numpy()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True).numpy()

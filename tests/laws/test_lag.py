@@ -14,9 +14,18 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
-from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs, teach, trusting_neighbours
+from support.checks.identity import (
+    TEMPERATURES,
+    check_crowd,
+    check_identity,
+    mixed_jobs,
+    prompts,
+    teach,
+    trusting_neighbours,
+)
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.poison import KINDS, POOL, check_pages, requests
+from support.doubles.stand import assert_same
 from support.doubles.tree_drafter import registered
 
 UNSCORED = ["nothing", "repetition_penalty", "stop_token_ids"]
@@ -117,3 +126,17 @@ def test_the_edge_of_the_context(stand: LaggingStand, kind: dict[str, Any], max_
         if kind.get("acceptance") != "trust":
             plain = stand.tokens(prompt, replace(params, max_tokens=len(said)))
             assert said == plain
+
+
+def test_log_probabilities_are_read_behind_too(stand: LaggingStand) -> None:
+    """A step that reports them is left unread like any other, and they are those of plain decoding."""
+    llm = stand.llm()
+    engine, prompt = llm.engine, prompts(stand, 1)[0]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    engine.add("a", prompt, params)
+    in_flight = []
+    while engine.busy:
+        engine.step()
+        in_flight.append(len(engine.steps.flights))
+    assert in_flight.count(1) >= 11
+    assert_same(llm.generate(prompt, params)[0], stand.plain(prompt, params))

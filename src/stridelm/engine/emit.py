@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from stridelm.engine.device_step import Run
 from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.roster import Roster
@@ -36,17 +35,19 @@ class Emitter:
         self._eos_id = eos_id
         self._max_length = max_length
 
-    def emit(self, spans: tuple[Span, ...], run: Run, outcome: Outcome, alive: list[bool]) -> None:
+    def emit(
+        self, spans: tuple[Span, ...], rows: int, outcome: Outcome, alive: list[bool], extras: dict[int, OfTokens]
+    ) -> None:
         """Turn a step's outcome into the engine's outputs; requests that finish, or whose tokens cannot be read, leave
         the engine here.
 
-        alive: whether each span's request still holds the lease with which the step was launched.
+        rows: of the step. alive: whether each span's request still holds the lease with which the step was launched.
+        extras: span -> what else was read from its rows.
         """
         now = time.perf_counter()
         roster, stats = self._roster, self._roster.stats
         stats.steps += 1
-        stats.rows += run.rows
-        extras = {} if run.detail is None else roster.inside.read(run.detail)
+        stats.rows += rows
         for i, span in enumerate(spans):
             if not alive[i]:
                 continue
@@ -89,7 +90,7 @@ class Emitter:
         output = StepOutput(
             request,
             tokens[:taken],
-            logprobs=None if extras.logprobs is None else extras.logprobs[:taken],
+            logprobs=extras.logprobs(taken),
             hidden_states=None if extras.states is None else extras.states[:taken],
             accepted=min(accepted, taken - request.all_or_nothing),  # the first token of a window is not drafted
             finished=end is not None,

@@ -13,16 +13,20 @@ from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
 from stridelm.types import ForwardBatch, Logprob, Request, Span
 from stridelm.upload import upload
 
-Entries = list[dict[int, Logprob]]
-
 
 @dataclass(slots=True)
 class OfTokens:
     """Data of the tokens that a step decided for one request, dropped tokens included."""
 
-    logprobs: Entries | None = None
+    rows: range = range(0)
+    scores: HostLogprobs | None = None
+    """Log-probabilities, at `rows`, to be read once the step has landed."""
     states: torch.Tensor | None = None
     """[T, H] float32 on the CPU."""
+
+    def logprobs(self, tokens: int) -> list[dict[int, Logprob]] | None:
+        """Those of the first so many tokens."""
+        return None if self.scores is None else [self.scores.row(row) for row in self.rows[:tokens]]
 
 
 @dataclass(slots=True)
@@ -40,7 +44,8 @@ class Introspection:
 
     def read(self, detail: Detail) -> dict[int, OfTokens]:
         """Span -> data of its tokens, for requests that want it. Data of prompt rows is stored until `prompt` reads
-        it."""
+        it. To be called when the step has been launched, before another is: later steps overwrite its tensors. Only
+        hidden states wait for the device."""
         self._read_prompts(detail)
         return self._read_tokens(detail)
 
@@ -62,8 +67,7 @@ class Introspection:
             logits = detail.logits.decisions.index_select(0, rows.flatten())
             found, width = self._scores(logits, tokens.flatten(), each, counts), rows.shape[1]
             for place, i in enumerate(scored):
-                mine = range(place * width, (place + 1) * width)
-                reported.setdefault(i, OfTokens()).logprobs = [found.row(m) for m in mine]
+                reported[i] = OfTokens(range(place * width, (place + 1) * width), found)
         shown = _deciding(batch, [s.request.params.return_hidden_states for s in batch.spans])
         if shown:
             decisions = verdict.rows[upload(shown, verdict.rows.device)].clamp(min=0)

@@ -20,6 +20,7 @@ import torch
 from stridelm.cache.transaction import Transaction
 from stridelm.engine.device_step import Run
 from stridelm.engine.emit import Emitter
+from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
@@ -37,6 +38,8 @@ class Flight:
     transaction: Transaction
     run: Run
     reading: Reading
+    extras: dict[int, OfTokens]
+    """Span -> what its request wants of the step's rows."""
     launched: float
     """time.perf_counter() before it was planned."""
 
@@ -92,9 +95,10 @@ class Steps:
             return None
         with roster.ledger.reserve(plan.spans) as transaction:
             run = self.device.run(plan, transaction, detailed=self.tracer is not None)
-            reading = Reading(run.table)
+            extras = {} if run.detail is None else roster.inside.read(run.detail)
+            reading = Reading(run.table)  # last, since it waits for all that was started before
             transaction.hold()
-        return Flight(plan, transaction, run, reading, launched)
+        return Flight(plan, transaction, run, reading, extras, launched)
 
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
@@ -103,7 +107,7 @@ class Steps:
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
         self._trace(flight.plan, flight.run, outcome)
-        self.emitter.emit(flight.plan.spans, flight.run, outcome, alive)
+        self.emitter.emit(flight.plan.spans, flight.run.rows, outcome, alive, flight.extras)
 
     def _note(self, flight: Flight) -> None:
         """Record what the step added to everybody's time between tokens: steps in flight overlap."""
@@ -112,11 +116,9 @@ class Steps:
             self.cost.note(flight.run.rows, self._landed - began)
 
     def _lag_behind(self, flight: Flight | None) -> int:
-        """Number of launched steps to leave unread after this launch. Log-probabilities, hidden states and traces are
-        read from the step's own tensors, so such a step lands at once; if nothing was launched, all in flight land."""
-        if flight is None or self.tracer is not None or flight.run.timer.timed:
-            return 0
-        return 0 if any(span.request.params.reads_rows for span in flight.plan.spans) else self.lag
+        """Number of launched steps to leave unread after this launch. Traces are read from the step's own tensors, so
+        such a step lands at once; if nothing was launched, all in flight land."""
+        return 0 if flight is None or self.tracer is not None or flight.run.timer.timed else self.lag
 
     def _trace(self, plan: StepPlan, run: Run, outcome: Outcome) -> None:
         """Raises TracerFault."""

@@ -14,6 +14,7 @@ import torch
 
 from stridelm.kernels.mass import UNIT, depths, masses
 from stridelm.types import Logprob
+from stridelm.upload import download
 
 ROWS_AT_ONCE = 256
 """Rows of which a report's intermediate values are held at once: a prompt may have thousands."""
@@ -90,16 +91,16 @@ class HostLogprobs:
     """RawLogprobs on the host. A row's dictionary is made on request: those of all rows of a prompt, with many
     alternatives each, would be millions of objects.
 
-    counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. Reads the
-    device: create it after the step.
+    counts, chosen: how many alternatives and chosen tokens each row reports; None: all that were computed. The copy
+    starts on construction; rows may be read once the device has done what was pending then.
     """
 
     def __init__(
         self, raw: RawLogprobs, counts: Sequence[int] | None = None, chosen: Sequence[int] | None = None
     ) -> None:
-        self._own = [column.cpu().numpy() for column in (raw.tokens, raw.logprobs, raw.ranks)]
-        self._top = [column.cpu().numpy() for column in (raw.top_ids, raw.top_logprobs)]
-        self._chosen = [column.cpu().numpy() for column in (raw.chosen_ids, raw.chosen_logprobs)]
+        self._own = [download(column) for column in (raw.tokens, raw.logprobs, raw.ranks)]
+        self._top = [download(column) for column in (raw.top_ids, raw.top_logprobs)]
+        self._chosen = [download(column) for column in (raw.chosen_ids, raw.chosen_logprobs)]
         self._counts, self._chosen_counts = counts, chosen
 
     def __len__(self) -> int:
