@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from stridelm.options import settings
 from stridelm.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from stridelm.server.service import Service
+    from stridelm.server.messages import Ready
 
 FIXED: dict[str, Any] = {"skip_tokenizer_init": False}
 """Fields of EngineConfig that are not options here, since clients send text."""
@@ -44,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     import uvloop
 
     from stridelm.server.logs import set_up_logging
-    from stridelm.server.run import serve
 
     server, engine = read_configs(args, os.environ)
+    server = server.resolve(engine)
     set_up_logging(logging.WARNING, server.log_json)
     logging.getLogger("stridelm.access").setLevel(logging.INFO)
     if links := service_links(os.environ, PREFIX):
@@ -55,8 +56,12 @@ def run(args: argparse.Namespace) -> int:
             "to avoid them",
             ", ".join(links),
         )
+    if server.api_server_count == 1:
+        from stridelm.server.run import serve
+    else:  # a process that only starts others needs less
+        from stridelm.server.frontends.parent import serve
     try:
-        uvloop.run(serve(server, engine, _announce))
+        uvloop.run(serve(server, engine, partial(_announce, server.names_of(engine.model)[0])))
     except RuntimeError as error:
         print(f"stride: error: {error}", file=sys.stderr)
         return 1
@@ -134,11 +139,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return given if model is None else {**given, "model": model}
 
 
-def _announce(service: Service, address: str) -> None:
-    """Print the line that reports that the server is up."""
-    ready = service.ready
+def _announce(name: str, ready: Ready, address: str) -> None:
+    """Print the line that reports that the server is up. name: the model's."""
     depth = f", depth {ready.depth}" if ready.depth else ""
     print(
-        f"serving {service.names[0]} at {address} | drafter {ready.drafter}{depth}, {ready.acceptance} ({ready.why})",
+        f"serving {name} at {address} | drafter {ready.drafter}{depth}, {ready.acceptance} ({ready.why})",
         flush=True,
     )

@@ -29,8 +29,8 @@ NOBODY = 499
 """nginx's status for a client that disconnected: logged, never sent."""
 
 
-def build_app(service: Service) -> FastAPI:
-    """The caller starts and stops the service."""
+def build_app(service: Service, salt: bytes | None = None) -> FastAPI:
+    """The caller connects and stops the service. salt: as in Keys."""
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -46,7 +46,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(Exception, _fault)
     app.add_middleware(
         RequestMiddleware,
-        keys=Keys(config.api_key or (), config.operator_key or ()),
+        keys=Keys(config.api_key or (), config.operator_key or (), salt),
         hosts=config.allowed_hosts or default_hosts(config.host),
         open_paths=("/",) if config.protect_metrics else OPEN_PATHS,
         max_body_mib=config.max_body_mib,

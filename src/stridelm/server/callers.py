@@ -29,10 +29,11 @@ NOBODY = Caller(operator=False)
 
 
 class Keys:
-    """The keys of clients and operators; a key in both lists is an operator's."""
+    """The keys of clients and operators; a key in both lists is an operator's. salt: the same in all processes in which
+    a key is to be the same tenant; by default a new one."""
 
-    def __init__(self, clients: Sequence[str], operators: Sequence[str]) -> None:
-        self._salt = secrets.token_bytes(16)
+    def __init__(self, clients: Sequence[str], operators: Sequence[str], salt: bytes | None = None) -> None:
+        self._salt = secrets.token_bytes(16) if salt is None else salt
         known = dict.fromkeys(clients, False) | dict.fromkeys(operators, True)
         self._known = [(self._digest(key.encode()), operator) for key, operator in known.items()]
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stridelm.config import EngineConfig
 from stridelm.values import check_flag, option, settle_number
+
+logger = logging.getLogger(__name__)
+
+SEQS_PER_PROCESS, CORES_PER_PROCESS, MAX_CHOSEN = 64, 4, 8
+"""How many front-end processes are chosen: no more than the requests that may run, and the cores, have work and room
+for (docs/decisions/0026-front-end-processes.md)."""
 
 FLAGS = (
     *("protect_metrics", "enable_return_hidden_states", "enable_synthetic_acceptance"),
@@ -21,6 +30,11 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces, to accept remote clients")
     port: int = option(8000, "port to listen on; 0 for any free port")
     api_key: Sequence[str] | None = option(None, "key that requests must send; repeated: any of them")
+    api_server_count: int | None = option(
+        None,
+        "front-end processes, which speak HTTP for the engine's one process (vLLM's name); none for 1, or on a GPU one "
+        "per 64 of max_num_seqs, at most 8 and one per 4 cores",
+    )
     operator_key: Sequence[str] | None = option(
         None,
         "key that may do everything: flush the cache, abort others' requests, choose any priority; repeated: any of "
@@ -89,6 +103,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         settle_number(self, "port", 0, 65535, whole=True)
+        settle_number(self, "api_server_count", 1, 64, whole=True, optional=True)
         settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_queue_per_key", 1, 2**31 - 1, whole=True, optional=True)
         settle_number(self, "min_priority", -(2**31), 2**31 - 1, whole=True)
@@ -115,8 +130,32 @@ class ServerConfig:
                 raise ValueError("protect_metrics would have no effect without api_key; give one")
             if self.max_queue_per_key is not None or self.min_priority:
                 raise ValueError("max_queue_per_key and min_priority would have no effect without api_key; give one")
+        if self.api_server_count is not None and self.api_server_count > self.max_connections:
+            raise ValueError(
+                f"api_server_count {self.api_server_count}: each process needs one of max_connections "
+                f"{self.max_connections}; raise that, or lower the count"
+            )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ValueError(f"chat_template {self.chat_template} is not a file; name one that holds a Jinja template")
+
+    def resolve(self, engine: EngineConfig, cores: int | None = None) -> ServerConfig:
+        """With the number of front-end processes chosen. cores: that this process may use; by default what the system
+        says."""
+        if self.api_server_count is not None:
+            return self
+        cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        load = -(-engine.max_num_seqs // SEQS_PER_PROCESS)
+        count = max(min(cores // CORES_PER_PROCESS, load, MAX_CHOSEN, self.max_connections), 1)
+        if count > 1 and not _on_gpu(engine.device):
+            count = 1  # the engine needs the cores itself
+        if count > 1:
+            logger.info("api_server_count %d: for max_num_seqs %d on %d cores", count, engine.max_num_seqs, cores)
+        return replace(self, api_server_count=count)
+
+    def names_of(self, model: str | None) -> tuple[str, ...]:
+        """The model's names in requests; answers have the first."""
+        own = "built-in" if model is None else Path(model).resolve().name
+        return tuple(self.served_model_name or (own,))
 
     @property
     def places_per_key(self) -> int:
@@ -124,6 +163,14 @@ class ServerConfig:
         keys = len({*(self.api_key or ()), *(self.operator_key or ())})
         shared = max(self.max_queue // 2, 1) if keys > 1 else self.max_queue
         return shared if self.max_queue_per_key is None else self.max_queue_per_key
+
+
+def _on_gpu(device: str) -> bool:
+    if device != "auto":
+        return device != "cpu"
+    import torch  # takes seconds and memory: only where the answer matters
+
+    return torch.cuda.is_available()
 
 
 def _names(name: str, value: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the connection to the engine: sends requests, and delivers results to whoever awaits
+"""An HTTP process's end of the connection to the engine: sends requests, and delivers results to whoever awaits
 them."""
 
 from __future__ import annotations
@@ -17,13 +17,24 @@ import zmq.asyncio
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
-from stridelm.server.errors import ApiError, answer_too_large, bad_request, engine_died, request_failed
+from stridelm.server.errors import (
+    ApiError,
+    answer_too_large,
+    bad_request,
+    engine_died,
+    no_places,
+    overloaded,
+    request_failed,
+)
 from stridelm.server.messages import (
     Abort,
     Accepted,
+    Attach,
     Beat,
     Delta,
     Failed,
+    Flush,
+    Flushed,
     FromEngine,
     Job,
     Outputs,
@@ -143,6 +154,10 @@ class EngineClient:
     heard: Callable[[Report], None]
     context: zmq.asyncio.Context
     """One for all clients of a process: if descriptors have run out, libzmq aborts a process that creates a new one."""
+    frontend: str = ""
+    """Name of this front-end, with which its ids begin. The process that starts the engine has an empty one."""
+    to_engine: str = ""
+    """Address of the engine's inbox; by default a new one, for an engine that is about to start."""
     ready: asyncio.Future[Ready | Failed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     open: dict[str, tuple[Generation, int]] = field(default_factory=dict)
     """Sample id -> its generation, and its index there."""
@@ -151,31 +166,39 @@ class EngineClient:
         self.beats = 0
         """Heartbeats received from the engine's loop."""
         self._groups: dict[str, Generation] = {}
+        self._flushes: dict[str, asyncio.Future[bool]] = {}
         self._count = itertools.count()
         tag = secrets.token_hex(8)
-        self.to_engine = f"ipc://{self.directory}/{tag}.in"
+        self.to_engine = self.to_engine or f"ipc://{self.directory}/{tag}.in"
         self.from_engine = f"ipc://{self.directory}/{tag}.out"
         self._sockets: list[zmq.asyncio.Socket] = []
         try:
-            self._sender = self._bound(zmq.PUSH, self.to_engine)
-            self._receiver = self._bound(zmq.PULL, self.from_engine)
+            self._receiver = self._socket(zmq.PULL)
+            self._receiver.bind(self.from_engine)
+            self._sender = self._socket(zmq.PUSH)
+            self._sender.connect(self.to_engine)  # messages wait there until the engine listens
         except BaseException:
             self._close_sockets()
             raise
+        if self.frontend:
+            self.send(Attach(self.frontend, self.from_engine))
         self.reading = asyncio.create_task(self._read())
         """Never ends by itself; if it fails, the engine's messages are no longer received."""
 
-    async def submit(self, prompts: Sequence[Prompt], tenant: str = "") -> Generation:
+    async def submit(
+        self, prompts: Sequence[Prompt], tenant: str = "", max_open: int | None = None, max_own: int | None = None
+    ) -> Generation:
         """Submit the prompts to the engine, all or none. A prompt's samples are consecutive.
 
-        tenant: whose they are; tenants share no cached state of the engine, and take turns.
+        tenant: whose they are; tenants share no cached state of the engine, and take turns. max_open, max_own: limits
+        on the samples that may be open with these, of all tenants and of this one, over all front-ends.
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(f"g{next(self._count)}", sum(prompt.params.n for prompt in prompts), tenant)
+        generation = Generation(self._new_id(), sum(prompt.params.n for prompt in prompts), tenant)
         ids = iter(generation.ids)
         jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
         try:
-            message = encode(Submit(generation.group, jobs))
+            message = encode(Submit(generation.group, jobs, max_open, max_own))
         except OverflowError as error:
             raise bad_request("a number in the request has more than 64 bits; lower it") from error
         except UnicodeEncodeError as error:
@@ -201,8 +224,25 @@ class EngineClient:
         if running:
             self.send(Abort(running))
 
+    async def flush(self) -> bool:
+        """Drop cached prefixes and what drafters have learned; False, with nothing done, if a sample is open, of
+        whichever front-end. Raises ApiError if the engine dies."""
+        id = self._new_id()
+        answer = self._flushes[id] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(Flush(id))
+            return await answer
+        finally:
+            self._flushes.pop(id, None)
+
+    def _new_id(self) -> str:
+        return f"{self.frontend}g{next(self._count)}"
+
     def fail_all(self) -> None:
         """The engine is gone: every open request fails."""
+        for answer in self._flushes.values():
+            if not answer.done():
+                answer.set_exception(engine_died())
         for generation in {id(g): g for g, _ in self.open.values()}.values():
             generation.fail(engine_died())
         self.open.clear()
@@ -213,11 +253,10 @@ class EngineClient:
         await asyncio.gather(self.reading, return_exceptions=True)
         self._close_sockets()
 
-    def _bound(self, kind: int, address: str) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
         socket = self.context.socket(kind)
         self._sockets.append(socket)
         socket.set_hwm(0)
-        socket.bind(address)
         return socket
 
     def _close_sockets(self) -> None:
@@ -250,14 +289,17 @@ class EngineClient:
             generation = self._groups.pop(message.group, None)
             if generation is not None and not generation.accepted.done():
                 generation.accepted.set_result(None)
+        elif isinstance(message, Flushed):
+            answer = self._flushes.get(message.id)
+            if answer is not None and not answer.done():
+                answer.set_result(message.done)
         else:
             assert isinstance(message, Refused)
             generation = self._groups.pop(message.group, None)
             if generation is not None:
                 for id in generation.ids:
                     self.open.pop(id, None)
-                refuse = request_failed if message.internal else bad_request
-                generation.fail(refuse(message.message))
+                generation.fail(_refusal(message))
 
     def _deliver(self, delta: Delta, now: float) -> None:
         entry = self.open.get(delta.id)
@@ -275,6 +317,14 @@ class EngineClient:
             if generation.held > generation.most_held:
                 self.abandon(generation)
                 generation.overflow()
+
+
+def _refusal(message: Refused) -> ApiError:
+    if message.kind == "max_open":
+        return overloaded(message.open)
+    if message.kind == "max_own":
+        return no_places(message.open)
+    return (request_failed if message.kind == "engine" else bad_request)(message.message)
 
 
 def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:

@@ -31,15 +31,16 @@ from stridelm.server.messages import (
     SCORED,
     Abort,
     Accepted,
+    Attach,
     Beat,
     Delta,
+    Detach,
     Failed,
     Finish,
     Flush,
-    FromEngine,
+    Flushed,
     Job,
     Orders,
-    Outputs,
     Ready,
     Refused,
     Report,
@@ -47,10 +48,12 @@ from stridelm.server.messages import (
     Stop,
     Submit,
     encode,
+    frontend_of,
     scores,
     to_engine,
     unpacked,
 )
+from stridelm.server.outlets import Outlets
 from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, Request, StepOutput
 
@@ -71,29 +74,28 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP process ends this one, once its clients have been served
     set_up_logging(orders.log_level, orders.log_json)
     context = zmq.Context()
-    receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (receiver, sender):
-        socket.set_hwm(0)  # a step never waits for a reader
-    receiver.connect(orders.inbox)
-    sender.connect(orders.outbox)
+    receiver = context.socket(zmq.PULL)
+    receiver.set_hwm(0)
+    receiver.bind(orders.inbox)
+    outlets = Outlets(context, orders.outbox)
     try:
-        loop = _load(EngineConfig(**orders.config), receiver, sender, orders.parent)
+        loop = _load(EngineConfig(**orders.config), receiver, outlets, orders.parent)
         if loop is not None:
             loop.run()
     finally:
         context.destroy(linger=1000)
 
 
-def _load(config: EngineConfig, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], parent: int) -> Loop | None:
+def _load(config: EngineConfig, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> Loop | None:
     try:
         engine = Engine(config)
     except Exception as error:
         if not isinstance(error, ValueError):
             logger.exception("the engine could not be loaded")
-        sender.send(encode(Failed(str(error), isinstance(error, ValueError))))
+        outlets.send("", Failed(str(error), isinstance(error, ValueError)))
         return None
-    sender.send(encode(_facts(engine)))
-    return Loop(engine, receiver, sender, parent)
+    outlets.send("", _facts(engine))
+    return Loop(engine, receiver, outlets, parent)
 
 
 def _facts(engine: Engine) -> Ready:
@@ -122,11 +124,11 @@ def _facts(engine: Engine) -> Ready:
 
 
 class Loop:
-    def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], parent: int) -> None:
+    def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> None:
         self.engine = engine
         self._text_engine = TextEngine(engine)
         self._receiver = receiver
-        self._sender = sender
+        self._outlets = outlets
         self._parent = parent
         self._stopped = False
         self._compiler = ThreadPoolExecutor(max_workers=1)
@@ -144,16 +146,14 @@ class Loop:
             self._take()
             self._release()
             deltas = self._step() if self.engine.busy else []
-            report = self._report()
-            if deltas or report is not None:
-                self._send(Outputs(deltas, report))
+            self._outlets.emit(deltas, self._report())
             self._tidy()
 
     def _beat(self) -> None:
         now = time.monotonic()
         if now - self._beaten >= BEAT_S:
             self._beaten = now
-            self._send(Beat())
+            self._outlets.send("", Beat())
 
     def _take(self) -> None:
         """Handle all messages that have arrived; wait for one only if there is nothing to run."""
@@ -167,19 +167,62 @@ class Loop:
             elif isinstance(message, Abort):
                 self._abort(message.ids)
             elif isinstance(message, Flush):
-                self.engine.forget()
+                self._flush(message)
+            elif isinstance(message, Attach):
+                self._outlets.attach(message.frontend, message.outbox)
+            elif isinstance(message, Detach):
+                self._detach(message.frontend)
             else:
                 assert isinstance(message, Stop)
                 self._stopped = True
 
     def _submit(self, message: Submit) -> None:
         """Queue all jobs; those with a grammar once a thread has compiled it."""
+        if frontend_of(message.group) not in self._outlets:
+            return  # from a front-end that has ended
+        refusal = self._limit(message)
+        if refusal is not None:
+            self._answer(refusal)
+            return
         grammars = {StructuredOutputs.of(g) for job in message.jobs if (g := job.params.get("structured_outputs"))}
         if not grammars:
             self._queue(message)
             return
         compiling = self._compiler.submit(lambda: [self.engine.grammars.compile(one) for one in grammars])
         self._held.append((message, compiling))
+
+    def _limit(self, message: Submit) -> Refused | None:
+        """Why there is no place for these samples, if there is none. Only this process sees those of all front-ends."""
+        more = sum(len(job.ids) for job in message.jobs)
+        if message.max_open is not None and self._open() + more > message.max_open:
+            return Refused(message.group, "too many samples are open", "max_open", self._open())
+        if message.max_own is not None:
+            [tenant] = {job.tenant for job in message.jobs}
+            own = sum(request.tenant == tenant for request in self._requests())
+            own += sum(len(job.ids) for held, _ in self._held for job in held.jobs if job.tenant == tenant)
+            if own + more > message.max_own:
+                return Refused(message.group, "too many samples of this key are open", "max_own", message.max_own)
+        return None
+
+    def _open(self) -> int:
+        """Number of samples that run or wait, or whose grammar is being compiled."""
+        return len(self.engine.queue) + sum(len(job.ids) for held, _ in self._held for job in held.jobs)
+
+    def _requests(self) -> list[Request]:
+        return self.engine.queue.running + self.engine.queue.waiting
+
+    def _flush(self, message: Flush) -> None:
+        done = not self._open()
+        if done:
+            self.engine.forget()
+        self._outlets.send(frontend_of(message.id), Flushed(message.id, done))
+
+    def _detach(self, frontend: str) -> None:
+        """Abort everything of a front-end that has ended."""
+        self._outlets.detach(frontend)
+        ids = [request.id for request in self._requests() if frontend_of(request.id) == frontend]
+        held = [id for message, _ in self._held for job in message.jobs for id in job.ids]
+        self._abort(ids + [id for id in held if frontend_of(id) == frontend])
 
     def _release(self) -> None:
         """Queue the submissions whose grammar has been compiled."""
@@ -200,12 +243,15 @@ class Loop:
             logger.exception("requests of %s could not be queued", message.group)
             self._refuse(message.group, added, f"{type(error).__name__} inside the engine", internal=True)
         else:
-            self._send(Accepted(message.group))
+            self._answer(Accepted(message.group))
 
     def _refuse(self, group: str, added: Sequence[str], why: str, *, internal: bool = False) -> None:
         for id in added:
             self._text_engine.abort(id)
-        self._send(Refused(group, why, internal))
+        self._answer(Refused(group, why, "engine" if internal else "request"))
+
+    def _answer(self, message: Accepted | Refused) -> None:
+        self._outlets.send(frontend_of(message.group), message)
 
     def _add(self, job: Job) -> Iterator[Request]:
         """Each sample of a prompt, once it is queued."""
@@ -219,13 +265,12 @@ class Loop:
         for held in [held for held in self._held if any(gone.intersection(job.ids) for job in held[0].jobs)]:
             self._held.remove(held)
             held[1].cancel()  # succeeds only if it has not begun
-            self._send(Refused(held[0].group, "the request was aborted"))
+            self._answer(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
             if request is not None and self._text_engine.abort(id):
                 ended.append(Delta(id, [], [], 0, finish=_finish(request)))
-        if ended:
-            self._send(Outputs(ended))
+        self._outlets.emit(ended)
 
     def _step(self) -> list[Delta]:
         """One step. Raises EngineFault if the engine cannot go on: the process is then restarted."""
@@ -248,6 +293,7 @@ class Loop:
             stats=engine.stats,
             running=len(engine.queue.running),
             waiting=len(engine.queue.waiting),
+            open=self._open(),
             pages=engine.ledger.counts(),
         )
 
@@ -256,9 +302,6 @@ class Loop:
         if now - self._tidied > TIDY_S:
             self._tidied = now
             give_back_memory()
-
-    def _send(self, message: FromEngine) -> None:
-        self._sender.send(encode(message))
 
 
 def _delta(output: StepOutput) -> Delta:

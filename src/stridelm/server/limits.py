@@ -38,16 +38,17 @@ class Limits:
     """Bytes, over all connections."""
 
     @classmethod
-    def of(cls, config: ServerConfig) -> Limits:
-        """Raises the limit on open files to what this many connections need, as far as the system allows."""
+    def of(cls, config: ServerConfig, processes: int = 1) -> Limits:
+        """For one of so many processes that share the connections evenly. Raises the limit on open files to what this
+        many connections need, as far as the system allows."""
         return cls(
-            connections=_affordable(config.max_connections),
+            connections=_affordable(max(config.max_connections // processes, 1)),
             head_bytes=config.h11_max_incomplete_event_size,
             head_s=config.timeout_head,
             body_s=config.timeout_body,
             body_idle_s=config.timeout_body_idle,
             write_s=config.timeout_write,
-            buffered=int(config.max_buffered_mib * MIB),
+            buffered=int(config.max_buffered_mib * MIB / processes),
         )
 
 

@@ -1,5 +1,5 @@
-"""The messages between the HTTP process and the engine's: msgpack over ZeroMQ, one message per step for all
-requests."""
+"""The messages between the HTTP processes and the engine's: msgpack over ZeroMQ, one message per step and front-end
+for all of its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,8 +26,9 @@ class Orders(msgspec.Struct):
     config: dict[str, Any]
     """EngineConfig's fields."""
     inbox: str
+    """ZeroMQ address to listen at, for all front-ends."""
     outbox: str
-    """ZeroMQ addresses to connect to."""
+    """ZeroMQ address to connect to: the parent's."""
     parent: int
     """Id of the process with which it ends."""
     log_level: int = logging.WARNING
@@ -52,7 +53,12 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     """All of these are accepted, or none."""
 
     group: str
+    """Begins with the name of the front-end (`frontend_of`), as do the ids of its samples."""
     jobs: list[Job]
+    max_open: int | None = None
+    """Refused if more samples would be open, over all front-ends; None for no limit."""
+    max_own: int | None = None
+    """The same for samples of its tenant."""
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
@@ -60,14 +66,36 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
 
 
 class Flush(msgspec.Struct, tag=True, array_like=True):
-    """Drop cached prefixes and what drafters have learned."""
+    """Drop cached prefixes and what drafters have learned, unless a sample is open."""
+
+    id: str
+    """Begins with the name of the front-end."""
+
+
+class Attach(msgspec.Struct, tag=True, array_like=True):
+    """From a front-end, before anything else: where it listens. The parent needs none; its name is empty."""
+
+    frontend: str
+    outbox: str
+
+
+class Detach(msgspec.Struct, tag=True, array_like=True):
+    """From the parent: the front-end has ended. Its samples are aborted, and what it may still have sent is ignored."""
+
+    frontend: str
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """Leave the loop, and the process."""
 
 
-ToEngine = Submit | Abort | Flush | Stop
+ToEngine = Submit | Abort | Flush | Attach | Detach | Stop
+
+
+def frontend_of(id: str) -> str:
+    """The name of the front-end that gave this id to a group, sample or flush."""
+    return id.partition("g")[0]
+
 
 # From the engine
 
@@ -109,8 +137,15 @@ class Accepted(msgspec.Struct, tag=True, array_like=True):
 class Refused(msgspec.Struct, tag=True, array_like=True):
     group: str
     message: str
-    internal: bool = False
-    """The engine's fault, not the client's."""
+    kind: Literal["request", "engine", "max_open", "max_own"] = "request"
+    """What stood in the way: the request itself, a fault of the engine, or one of Submit's limits."""
+    open: int = 0
+    """Samples that are open and count against the limit."""
+
+
+class Flushed(msgspec.Struct, tag=True, array_like=True):
+    id: str
+    done: bool
 
 
 class Score(msgspec.Struct, array_like=True):
@@ -171,12 +206,14 @@ class Report(msgspec.Struct, array_like=True):
     stats: EngineStats
     running: int
     waiting: int
+    open: int
+    """Those that run or wait, and those whose grammar is being compiled."""
     pages: dict[str, dict[str, int]]
     """Page group -> numbers of pages that are free, cached (kept only for their prefix) and held."""
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True):
-    """A step's output for all samples, and at intervals a report."""
+    """A step's output for all samples of a front-end, and at intervals, to the parent, a report."""
 
     deltas: list[Delta]
     report: Report | None = None
@@ -186,7 +223,7 @@ class Beat(msgspec.Struct, tag=True, array_like=True):
     """A heartbeat of the engine's loop."""
 
 
-FromEngine = Beat | Ready | Failed | Accepted | Refused | Outputs
+FromEngine = Beat | Ready | Failed | Accepted | Refused | Flushed | Outputs
 
 encode = msgspec.msgpack.Encoder().encode
 to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -85,6 +86,17 @@ class _Histogram(Collector):
             self._spreads[values] = _Spread(self._bounds, [0] * (len(self._bounds) + 1))
         return self._spreads[values]
 
+    def snapshot(self) -> list[tuple[list[str], list[int], float]]:
+        """Label values, counts and sum of each series."""
+        return [(list(values), spread.counts, spread.total) for values, spread in self._spreads.items()]
+
+    def add(self, spreads: Sequence[tuple[list[str], list[int], float]]) -> None:
+        """Add another's snapshot."""
+        for values, counts, total in spreads:
+            spread = self.labels(*values)
+            spread.counts = [own + more for own, more in zip(spread.counts, counts, strict=True)]
+            spread.total += total
+
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._label_names)
         upto = [str(bound) for bound in self._bounds] + ["+Inf"]
@@ -101,12 +113,24 @@ class _Progress:
     tokens: int
 
 
+class Snapshot(msgspec.Struct, array_like=True):
+    """All values at one moment, by metric (without `stride_`) and label values."""
+
+    values: dict[str, list[tuple[list[str], float]]]
+    """Of counters and gauges."""
+    spreads: dict[str, list[tuple[list[str], list[int], float]]]
+    """Of histograms: counts and sum."""
+
+
 class Metrics(Collector):
-    """Metrics of one server. Nothing is shared between instances, and all methods are called from one thread."""
+    """Metrics of one process. Nothing is shared between instances, and all methods are called from one thread. Those of
+    several processes are added up as snapshots (`add`)."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._registry = CollectorRegistry()
+        self._numbers: dict[str, Counter | Gauge] = {}
+        self._histograms: dict[str, _Histogram] = {}
         self._under_way: WeakKeyDictionary[Generation, dict[str, _Progress]] = WeakKeyDictionary()
         """Generation -> sample id -> progress. Ids repeat after a restart, and samples of a dead engine never end, so
         progress is kept per generation and dropped with it."""
@@ -146,6 +170,9 @@ class Metrics(Collector):
         self._usage = self._gauge("kv_usage_ratio", "Share of the KV pages that samples hold, in the fullest group")
         self._up = self._gauge("engine_up", "1 while the engine is up, 0 while it is not")
         self._restarts = self._counter("engine_restarts", "Restarts of the engine")
+        self._frontend_restarts = self._counter(
+            "api_server_restarts", "Restarts of front-end processes (api_server_count)"
+        )
         self._engine = {
             field: self._counter(f"engine_{name}", documentation)
             for field, (name, documentation) in ENGINE_COUNTS.items()
@@ -240,6 +267,27 @@ class Metrics(Collector):
         """Count a restart of the engine."""
         self._restarts.inc()
 
+    def frontend_restarted(self) -> None:
+        """Count a restart of a front-end process."""
+        self._frontend_restarts.inc()
+
+    def snapshot(self) -> Snapshot:
+        """Everything that `render` shows."""
+        values = {
+            name: [(list(s.labels.values()), s.value) for family in metric.collect() for s in _lasting(family)]
+            for name, metric in self._numbers.items()
+        }
+        return Snapshot(values, {name: histogram.snapshot() for name, histogram in self._histograms.items()})
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Add the values of another instance. A gauge is the sum too: each has one process that sets it."""
+        for name, series in snapshot.values.items():
+            metric = self._numbers[name]
+            for labels, value in series:
+                (metric.labels(*labels) if labels else metric).inc(value)
+        for name, spreads in snapshot.spreads.items():
+            self._histograms[name].add(spreads)
+
     def render(self) -> bytes:
         """All metrics in Prometheus' text format, of the type CONTENT_TYPE."""
         return generate_latest(self)
@@ -273,28 +321,34 @@ class Metrics(Collector):
                 counter.labels(*how, str(position)).inc(count)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(f"stride_{name}", documentation, labels, registry=self._registry)
+        counter = self._numbers[name] = Counter(f"stride_{name}", documentation, labels, registry=self._registry)
+        return counter
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
-        return Gauge(f"stride_{name}", documentation, labels, registry=self._registry)
+        gauge = self._numbers[name] = Gauge(f"stride_{name}", documentation, labels, registry=self._registry)
+        return gauge
 
     def _histogram(
         self, name: str, documentation: str, bounds: Sequence[float], labels: Sequence[str] = ()
     ) -> _Histogram:
-        histogram = _Histogram(f"stride_{name}_seconds", documentation, bounds, labels)
+        histogram = self._histograms[name] = _Histogram(f"stride_{name}_seconds", documentation, bounds, labels)
         self._registry.register(histogram)
         return histogram
+
+
+def _lasting(family: Metric) -> Iterator[Sample]:
+    """The samples without the `_created` series."""
+    return (sample for sample in family.samples if not sample.name.endswith("_created"))
 
 
 def _shown(family: Metric, name: str, labels: dict[str, str], kept: Sequence[str] | None = None) -> Metric:
     """The metric under this name, with these labels added. With `kept`, only those of its own labels remain, and values
     that they no longer distinguish are summed."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for sample in family.samples:
+    for sample in _lasting(family):
         suffix = sample.name.removeprefix(family.name)
-        if suffix != "_created":
-            own = tuple((k, v) for k, v in sample.labels.items() if kept is None or k in kept or k == "le")
-            values[suffix, own] = values.get((suffix, own), 0) + sample.value
+        own = tuple((k, v) for k, v in sample.labels.items() if kept is None or k in kept or k == "le")
+        values[suffix, own] = values.get((suffix, own), 0) + sample.value
     if not values and kept == () and family.type == "counter":
         values["_total", ()] = 0  # clients compute differences from a value read before the first sample ended
     shown = Metric(name, family.documentation, family.type)

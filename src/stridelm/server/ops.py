@@ -27,4 +27,4 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
     service: Service = request.app.state.service
-    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(await service.peers.metrics(), media_type=CONTENT_TYPE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,6 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     guard: Guard
+    lost: Callable[[], None]
     transport: Wire
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,6 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+        type(self).lost()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -175,9 +178,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.guard.waiting.pop(self, None)
 
 
-def protocol_for(guard: Guard) -> type[BoundedProtocol]:
-    """A protocol class bound to this guard, since uvicorn creates the instances and passes no arguments of ours."""
-    return type("GuardedProtocol", (BoundedProtocol,), {"guard": guard})
+def protocol_for(guard: Guard, lost: Callable[[], None] = lambda: None) -> type[BoundedProtocol]:
+    """A protocol class bound to this guard, since uvicorn creates the instances and passes no arguments of ours.
+    lost: called once for each connection, when it is closed."""
+    return type("GuardedProtocol", (BoundedProtocol,), {"guard": guard, "lost": staticmethod(lost)})
 
 
 def _raw(error: ApiError) -> bytes:

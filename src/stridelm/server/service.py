@@ -1,4 +1,4 @@
-"""What all routes share: the model's names and tokenizer, the supervised engine, and admission of requests."""
+"""What all routes share: the model's names and tokenizer, the way to the engine, and admission of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -26,7 +26,6 @@ from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.prompts import Asked, PromptReader
-from stridelm.server.supervisor import Supervisor
 from stridelm.server.turns import Turns
 from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
 from stridelm.server.workers.wire import Opening, Read, decoded
@@ -51,14 +50,61 @@ QUICK_READING_S, READING_S = 1.0, 10.0
 """How long a worker may take to read a large body before it moves to the slow lane, and at most."""
 
 
+class EngineLink(Protocol):
+    """What the service needs of whoever knows the engine: its supervisor, or in a front-end process what the parent has
+    said of it (frontends/link.py)."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine reported when it was last loaded."""
+
+    @property
+    def engine_client(self) -> EngineClient:
+        """The connection to the engine. Raises ApiError while there is none."""
+
+    @property
+    def why_unhealthy(self) -> str | None:
+        """Why the engine cannot be relied on now."""
+
+
+class Peers(Protocol):
+    """The other front-end processes."""
+
+    @property
+    def open_samples(self) -> int:
+        """Their samples that wait or run."""
+
+    def abort(self, rid: str | None, caller: Caller) -> None:
+        """End the caller's samples of this name there; without a name, all of the caller's."""
+
+    async def metrics(self) -> bytes:
+        """/metrics of all together."""
+
+
+class Alone:
+    """There are no others."""
+
+    open_samples = 0
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def abort(self, rid: str | None, caller: Caller) -> None:
+        pass
+
+    async def metrics(self) -> bytes:
+        return self._metrics.render()
+
+
 class Service:
-    """Raises ValueError, on construction, for a model without a tokenizer."""
+    """Constructed before the engine is loaded, and in front-ends before the process that serves is forked; `connect`
+    follows. Raises ValueError, on construction, for a model without a tokenizer."""
 
     def __init__(self, config: ServerConfig, engine: EngineConfig) -> None:
         self.config = config
         self.engine_config = engine
         path = Path(engine.model) if engine.model is not None else builtin_path()
-        self.names: tuple[str, ...] = tuple(config.served_model_name or (_name_of(engine.model),))
+        self.names = config.names_of(engine.model)
         """The model's names in requests; answers have the first."""
         self.tokenizer = Tokenizer.load(path)
         self.defaults = read_generation_config(engine.generation_config, path)
@@ -68,16 +114,8 @@ class Service:
             self.tokenizer.hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
         self.created = int(time.time())
         self.metrics = Metrics(self.names[0])
-        self.supervisor = Supervisor(
-            engine,
-            config.max_restarts,
-            config.engine_timeout,
-            watch=self.metrics.watch,
-            heard=self._on_report,
-            gone=self._on_engine_lost,
-            restarted=self.metrics.restarted,
-            log_json=config.log_json,
-        )
+        self._link: EngineLink | None = None
+        self.peers: Peers = Alone(self.metrics)
         self.report: Report | None = None
         """The engine's last report."""
         self.draining = False
@@ -89,25 +127,37 @@ class Service:
         self.turns = Turns()
         """For long work on the loop."""
 
+    def connect(self, link: EngineLink, peers: Peers | None = None) -> None:
+        """Before anything is served, but not before the engine has been loaded once."""
+        assert link.ready is not None
+        self._link = link
+        self.peers = peers or self.peers
+
+    @property
+    def link(self) -> EngineLink:
+        assert self._link is not None, "connect comes before the first request"
+        return self._link
+
     @property
     def ready(self) -> Ready:
         """What the engine reported when it was loaded."""
-        assert self.supervisor.ready is not None, "the server is built before it serves"
-        return self.supervisor.ready
+        ready = self.link.ready
+        assert ready is not None
+        return ready
 
     @property
     def engine_client(self) -> EngineClient:
         """The connection to the engine. Raises ApiError while there is none."""
-        return self.supervisor.engine_client
+        return self.link.engine_client
 
     @property
     def why_unhealthy(self) -> str | None:
         """Why a request would not be served now."""
-        return "the server is shutting down" if self.draining else self.supervisor.why_unhealthy
+        return "the server is shutting down" if self.draining else self.link.why_unhealthy
 
     @property
     def open_samples(self) -> int:
-        """Number of samples that wait or run."""
+        """Number of this process's samples that wait or run."""
         try:
             return len(self.engine_client.open)
         except ApiError:
@@ -196,7 +246,8 @@ class Service:
             await self._check_grammars(prompts)
             engine_client = self.engine_client
         self._check_places(engine_client, samples, caller)
-        generation = await engine_client.submit(prompts, caller.tenant)
+        most, own = self.config.max_queue, self._places(caller)
+        generation = await engine_client.submit(prompts, caller.tenant, most, own)
         generation.most_held = int(self.config.max_unread_mib * MIB)
         for prompt in prompts:
             self.metrics.prompt(len(prompt.ids) * prompt.params.n)
@@ -215,9 +266,14 @@ class Service:
                 "priority",
             )
 
-    def _check_places(self, engine_client: EngineClient, more: int, caller: Caller) -> None:
+    def _places(self, caller: Caller) -> int | None:
+        """How many samples the caller may have open; None if there is no limit of its own."""
         limit = self.config.places_per_key
-        if not caller.operator and limit < self.config.max_queue:
+        return None if caller.operator or limit >= self.config.max_queue else limit
+
+    def _check_places(self, engine_client: EngineClient, more: int, caller: Caller) -> None:
+        limit = self._places(caller)
+        if limit is not None:
             own = sum(generation.tenant == caller.tenant for generation, _ in engine_client.open.values())
             if own + more > limit:
                 raise no_places(limit)
@@ -255,12 +311,11 @@ class Service:
             await self._sandbox.check(grammar)
 
     async def stop(self) -> None:
-        """End the engine and the workers."""
+        """End the workers."""
         if self._sandbox is not None:
             await self._sandbox.close()
         if self._bodies is not None:
             await self._bodies.close()
-        await self.supervisor.stop()
 
     async def drain(self) -> None:
         """Refuse new requests, wait until the running ones have finished, and abort those left at the deadline."""
@@ -277,14 +332,8 @@ class Service:
         engine_client.abandon(generation)
         generation.fail(timed_out(limit))
 
-    def _on_engine_lost(self) -> None:
-        self.report = None
-        self.metrics.engine_down()
-
-    def _on_report(self, report: Report) -> None:
-        self.report = report
-        self.metrics.heard(report)
-
-
-def _name_of(model: str | None) -> str:
-    return "built-in" if model is None else Path(model).resolve().name
+    def abort(self, caller: Caller) -> None:
+        """End all of the caller's samples in this process; an operator's are everybody's."""
+        for generation in {id(one): one for one, _ in self.engine_client.open.values()}.values():
+            if caller.operator or generation.tenant == caller.tenant:
+                self.engine_client.cut(generation)

@@ -64,7 +64,7 @@ class Supervisor:
         self._watch, self._heard, self._log_json = watch, heard, log_json
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
-        self._directory = tempfile.mkdtemp(prefix="stride-")  # accessible only to its owner
+        self.directory = tempfile.mkdtemp(prefix="stride-")  # accessible only to its owner
         self._context = zmq.asyncio.Context()
         self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -114,7 +114,7 @@ class Supervisor:
                 await self._process.wait()
         await self._drop_link()
         self._context.destroy(linger=0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _start_process(self) -> Ready:
         """Start the engine; on any exception, clean up everything that was started."""
@@ -126,7 +126,7 @@ class Supervisor:
             raise
 
     async def _load(self) -> Ready:
-        self._engine_client = engine_client = EngineClient(self._directory, self._watch, self._heard, self._context)
+        self._engine_client = engine_client = EngineClient(self.directory, self._watch, self._heard, self._context)
         orders = Orders(
             config=flat(self.config),
             inbox=engine_client.to_engine,

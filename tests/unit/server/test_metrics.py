@@ -92,7 +92,7 @@ def report(held: int = 0, stats: EngineStats | None = None) -> Report:
         "full": {"free": 10 - held, "cached": 6, "held": held, "total": 16},
         "sliding": {"free": 4, "cached": 0, "held": 0, "total": 4},
     }
-    return Report(stats or EngineStats(), running=2, waiting=5, pages=pages)
+    return Report(stats or EngineStats(), running=2, waiting=5, open=7, pages=pages)
 
 
 def samples(metrics: Metrics) -> Iterator[Sample]:

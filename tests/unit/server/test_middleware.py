@@ -15,7 +15,7 @@ import pytest
 
 from stridelm.cli.main import build_parser
 from stridelm.cli.serve import read_configs
-from stridelm.server.run import listen
+from stridelm.server.listen import listen
 from support.doubles.server import PROMPT, Served, serving, settle, until
 
 KEY = "open-sesame"

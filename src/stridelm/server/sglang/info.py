@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,6 @@ from stridelm.options import flat
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request, forbidden, unavailable
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import Flush
 from stridelm.server.replies import json_reply, while_connected
 from stridelm.server.service import Service
 from stridelm.server.sglang.probe import Probe
@@ -142,7 +141,7 @@ async def load(request: Request) -> Response:
     held = 0 if report is None else max(pages["held"] for pages in report.pages.values())
     answer = {
         "dp_rank": 0,
-        "num_reqs": service.open_samples,
+        "num_reqs": service.open_samples + service.peers.open_samples,
         "num_waiting_reqs": 0 if report is None else report.waiting,
         "num_tokens": held * service.ready.page_size,
     }
@@ -155,18 +154,20 @@ async def flush_cache(request: Request, timeout: Seconds = 0.0) -> Response:
     service: Service = request.app.state.service
     if not caller_of(request).operator:
         raise forbidden("flushing the cache affects every client; send an operator's key")
-    if service.open_samples and timeout:
-        with suppress(asyncio.TimeoutError):
-            await while_connected(request, asyncio.wait_for(_all_done(service), timeout), lambda: None)
-    if service.open_samples:
+    if not await while_connected(request, _flushed(service, timeout)):
         raise bad_request("the cache was not flushed, because requests are running; wait for them, or set timeout")
-    service.engine_client.send(Flush())
     return PlainTextResponse("Cache flushed.\n")
 
 
-async def _all_done(service: Service) -> None:
-    while service.open_samples:
+async def _flushed(service: Service, timeout: float) -> bool:
+    """Whether the cache was flushed within this time, in seconds. The engine decides: it alone knows the samples of all
+    front-ends."""
+    end = time.monotonic() + timeout
+    while not await service.engine_client.flush():
+        if time.monotonic() >= end:
+            return False
         await asyncio.sleep(POLL_S)
+    return True
 
 
 @router.post("/abort_request", response_model=None)
@@ -176,12 +177,11 @@ async def abort_request(body: AbortRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     caller = caller_of(request)
     if body.abort_all:
-        engine_client = service.engine_client
-        for generation in {id(one): one for one, _ in engine_client.open.values()}.values():
-            if caller.operator or generation.tenant == caller.tenant:
-                engine_client.cut(generation)
+        service.abort(caller)
+        service.peers.abort(None, caller)
     elif body.rid:
         rids_of(request.app).abort(body.rid, caller)
+        service.peers.abort(body.rid, caller)
     else:
         raise bad_request("give the rid of a request, or abort_all", "rid")
     return Response(status_code=200)

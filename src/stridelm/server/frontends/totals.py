@@ -1,0 +1,63 @@
+"""Adds up the metrics of all processes.
+
+Counters never go down: a front-end's last snapshot stands for it while it does not answer, and once it has ended is
+added to the parent's own. What it counted after that, in its last second at most, is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from stridelm.server.frontends.fleet import Fleet, Member
+from stridelm.server.frontends.messages import SnapshotTaken, SnapshotWanted
+from stridelm.server.metrics import Metrics, Snapshot
+
+ANSWER_S = 0.5
+"""How long a front-end may take to answer."""
+snapshot_of = msgspec.msgpack.Decoder(Snapshot).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Totals:
+    """own: the parent's: what the engine reports, and what front-ends that have ended had counted."""
+
+    def __init__(self, own: Metrics, fleet: Fleet) -> None:
+        self._own, self._fleet = own, fleet
+        self._number = 0
+        self._one_at_a_time = asyncio.Lock()
+        self._next: asyncio.Task[list[bytes]] | None = None
+
+    def take(self, member: Member, message: SnapshotTaken) -> None:
+        member.snapshot = message.snapshot
+        member.snapshot_number = max(member.snapshot_number, message.number)
+
+    def left(self, member: Member) -> None:
+        """It has ended: keep what it counted."""
+        if member.snapshot is not None:
+            self._own.add(snapshot_of(member.snapshot))
+            member.snapshot = None
+
+    async def snapshots(self) -> list[bytes]:
+        """Encoded snapshots whose sum is everything, taken after the call. All who ask while one collection runs share
+        the next."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._collect())
+        return await asyncio.shield(self._next)
+
+    async def _collect(self) -> list[bytes]:
+        async with self._one_at_a_time:
+            self._next = None
+            self._number += 1
+            number, asked = self._number, self._fleet.serving
+            self._fleet.tell(SnapshotWanted(number))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    self._fleet.until(lambda: all(one.ended or one.snapshot_number >= number for one in asked)),
+                    ANSWER_S,
+                )
+            return [encode(self._own.snapshot())] + [
+                member.snapshot for member in self._fleet.members if member.snapshot is not None
+            ]
