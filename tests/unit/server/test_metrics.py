@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -18,7 +19,7 @@ from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
 from stridelm.server.engine_client import Generation
 from stridelm.server.messages import Delta, Finish, Report
-from stridelm.server.metrics import CONTENT_TYPE, Metrics
+from stridelm.server.metrics import CONTENT_TYPE, Metrics, Snapshot
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 BEGAN = 64.0
@@ -388,3 +389,28 @@ def test_the_dashboard_asks_for_nothing_else(metrics: Metrics) -> None:
     for target in targets:
         assert target["datasource"]["uid"] == "${datasource}"
         assert target["expr"].count('model_name=~"$model_name"') == len(name.findall(target["expr"]))
+
+
+def test_snapshots_add_up(metrics: Metrics) -> None:
+    """The sum over two processes, of which one hears the engine, is what one process counts; nothing is lost on the way
+    between them."""
+
+    def more(metrics: Metrics) -> None:
+        generation = request(2)
+        metrics.prompt(7)
+        metrics.watch(generation, delta(4, 0), BEGAN + 0.25)
+        metrics.watch(generation, delta(1, 0, "length", drafter="suffix"), BEGAN + 8.0)
+        metrics.watch(generation, delta(2, 1, "error"), BEGAN + 4096.0)
+        metrics.refused(429)
+        metrics.frontend_restarted()
+
+    busy(metrics)
+    more(metrics)
+    first, second, total = Metrics("tiny"), Metrics("tiny"), Metrics("tiny")
+    busy(first)
+    more(second)
+    for part in (first, second):
+        total.add(msgspec.msgpack.decode(msgspec.msgpack.encode(part.snapshot()), type=Snapshot))
+    assert sorted(map(str, samples(total))) == sorted(map(str, samples(metrics)))
+    assert value(total, "stride_api_server_restarts_total") == 1
+    assert value(total, "stride_generation_tokens_total") == 15 + 7

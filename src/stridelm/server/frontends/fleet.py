@@ -209,6 +209,7 @@ class Fleet:
                 if member.silent > LOOKS:
                     logger.error("front-end process %d has hung for %g s; killing it", member.pid, LOOKS * LOOK_S)
                     _kill(member)
+                    member.channel.close()  # one that has not even said which process it is
 
     async def _spawn(self) -> Member:
         """A new front-end. Raises OSError if the machine cannot start it now."""
