@@ -143,6 +143,8 @@ class _Server(HttpServer):
             return
         if not message:
             asyncio.get_running_loop().remove_reader(self._connections)
+        elif not descriptors:  # this process is out of them, and the kernel has closed the connection
+            self._channel.send(Closed())
         for descriptor in descriptors:
             self._begin_task(self._connect(socket.socket(fileno=descriptor)))
 
