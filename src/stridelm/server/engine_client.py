@@ -25,6 +25,7 @@ from stridelm.server.errors import (
     no_places,
     overloaded,
     request_failed,
+    rid_taken,
 )
 from stridelm.server.messages import (
     Abort,
@@ -186,19 +187,25 @@ class EngineClient:
         """Never ends by itself; if it fails, the engine's messages are no longer received."""
 
     async def submit(
-        self, prompts: Sequence[Prompt], tenant: str = "", max_open: int | None = None, max_own: int | None = None
+        self,
+        prompts: Sequence[Prompt],
+        tenant: str = "",
+        max_open: int | None = None,
+        max_own: int | None = None,
+        rids: Sequence[str] = (),
     ) -> Generation:
         """Submit the prompts to the engine, all or none. A prompt's samples are consecutive.
 
         tenant: whose they are; tenants share no cached state of the engine, and take turns. max_open, max_own: limits
-        on the samples that may be open with these, of all tenants and of this one, over all front-ends.
+        on the samples that may be open with these, of all tenants and of this one, over all front-ends. rids: names
+        that must not be in use by another request of this tenant.
         Raises ApiError if one of them cannot be served.
         """
         generation = Generation(self._new_id(), sum(prompt.params.n for prompt in prompts), tenant)
         ids = iter(generation.ids)
         jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
         try:
-            message = encode(Submit(generation.group, jobs, max_open, max_own))
+            message = encode(Submit(generation.group, jobs, max_open, max_own, list(rids)))
         except OverflowError as error:
             raise bad_request("a number in the request has more than 64 bits; lower it") from error
         except UnicodeEncodeError as error:
@@ -324,6 +331,8 @@ def _refusal(message: Refused) -> ApiError:
         return overloaded(message.open)
     if message.kind == "max_own":
         return no_places(message.open)
+    if message.kind == "rid":
+        return rid_taken()
     return (request_failed if message.kind == "engine" else bad_request)(message.message)
 
 

@@ -49,6 +49,7 @@ from stridelm.server.messages import (
     Submit,
     encode,
     frontend_of,
+    group_of,
     scores,
     to_engine,
     unpacked,
@@ -134,6 +135,8 @@ class Loop:
         self._compiler = ThreadPoolExecutor(max_workers=1)
         self._held: list[tuple[Submit, Future[list[Any]]]] = []
         """Submissions that wait for their grammar to be compiled."""
+        self._rids: dict[str, set[tuple[str, str]]] = {}
+        """Group -> tenants and names of its samples. A group that is no longer open is dropped when the next comes."""
         self._reported = self._beaten = 0.0
         self._tidied = time.monotonic()
         self._settled = False
@@ -192,7 +195,7 @@ class Loop:
         self._held.append((message, compiling))
 
     def _limit(self, message: Submit) -> Refused | None:
-        """Why there is no place for these samples, if there is none. Only this process sees those of all front-ends."""
+        """Why these samples cannot be open beside the others, if so. Only this process sees those of all front-ends."""
         more = sum(len(job.ids) for job in message.jobs)
         if message.max_open is not None and self._open() + more > message.max_open:
             return Refused(message.group, "too many samples are open", "max_open", self._open())
@@ -202,7 +205,19 @@ class Loop:
             own += sum(len(job.ids) for held, _ in self._held for job in held.jobs if job.tenant == tenant)
             if own + more > message.max_own:
                 return Refused(message.group, "too many samples of this key are open", "max_own", message.max_own)
+        if message.rids and self._taken(message):
+            return Refused(message.group, "a rid is in use", "rid")
         return None
+
+    def _taken(self, message: Submit) -> bool:
+        """Whether an open request of the same tenant has one of its names; otherwise they are its own from now on."""
+        names = {(job.tenant, rid) for job in message.jobs for rid in message.rids}
+        open_groups = {group_of(request.id) for request in self._requests()} | {held.group for held, _ in self._held}
+        self._rids = {group: names for group, names in self._rids.items() if group in open_groups}
+        if any(not names.isdisjoint(others) for others in self._rids.values()):
+            return True
+        self._rids[message.group] = names
+        return False
 
     def _open(self) -> int:
         """Number of samples that run or wait, or whose grammar is being compiled."""
@@ -284,7 +299,7 @@ class Loop:
 
     def _report(self) -> Report | None:
         """A report every REPORT_S while there is work, and one when the engine becomes idle."""
-        now, idle = time.monotonic(), not self.engine.busy
+        now, idle = time.monotonic(), not self.engine.busy and not self._held
         if (idle and self._settled) or (not idle and now - self._reported < REPORT_S):
             return None
         self._reported, self._settled = now, idle

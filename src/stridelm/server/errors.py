@@ -58,6 +58,10 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
+def rid_taken() -> ApiError:
+    return bad_request("rid: the name is in use, or given twice; choose another, or leave it out", "rid")
+
+
 def engine_died() -> ApiError:
     return ApiError(
         503,

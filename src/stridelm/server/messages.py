@@ -59,6 +59,8 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     """Refused if more samples would be open, over all front-ends; None for no limit."""
     max_own: int | None = None
     """The same for samples of its tenant."""
+    rids: list[str] = []
+    """Names that the client gave them. Refused if an open request of its tenant has one of them."""
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
@@ -90,6 +92,11 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
 
 
 ToEngine = Submit | Abort | Flush | Attach | Detach | Stop
+
+
+def group_of(id: str) -> str:
+    """The group of a sample."""
+    return id.rpartition(".")[0]
 
 
 def frontend_of(id: str) -> str:
@@ -137,8 +144,8 @@ class Accepted(msgspec.Struct, tag=True, array_like=True):
 class Refused(msgspec.Struct, tag=True, array_like=True):
     group: str
     message: str
-    kind: Literal["request", "engine", "max_open", "max_own"] = "request"
-    """What stood in the way: the request itself, a fault of the engine, or one of Submit's limits."""
+    kind: Literal["request", "engine", "max_open", "max_own", "rid"] = "request"
+    """What stood in the way: the request itself, a fault of the engine, or one of Submit's conditions."""
     open: int = 0
     """Samples that are open and count against the limit."""
 

@@ -235,8 +235,11 @@ class Service:
         finally:
             self._entering -= samples
 
-    async def generate(self, prompts: Sequence[Prompt], caller: Caller = EVERYBODY) -> Generation:
-        """Start the prompts' samples, all or none. Raises ApiError if they cannot be served at all, or not now."""
+    async def generate(
+        self, prompts: Sequence[Prompt], caller: Caller = EVERYBODY, rids: Sequence[str] = ()
+    ) -> Generation:
+        """Start the prompts' samples, all or none. rids: as in EngineClient.submit. Raises ApiError if they cannot be
+        served at all, or not now."""
         samples = sum(prompt.params.n for prompt in prompts)
         self._check_priority(prompts, caller)
         for prompt in prompts:
@@ -247,7 +250,7 @@ class Service:
             engine_client = self.engine_client
         self._check_places(engine_client, samples, caller)
         most, own = self.config.max_queue, self._places(caller)
-        generation = await engine_client.submit(prompts, caller.tenant, most, own)
+        generation = await engine_client.submit(prompts, caller.tenant, most, own, rids)
         generation.most_held = int(self.config.max_unread_mib * MIB)
         for prompt in prompts:
             self.metrics.prompt(len(prompt.ids) * prompt.params.n)

@@ -386,6 +386,31 @@ def test_aborted_from_another_connection(limited: Served, wanted: dict[str, Any]
     assert ended(limited, "mine", "ann", [wanted, nothing, nothing], "operator") == "abort"
 
 
+def test_a_rid_is_in_use_everywhere(limited: Served) -> None:
+    """For the same key only, and until its request has ended."""
+    sampling = {"max_new_tokens": 1, "temperature": 0}
+    long = {"text": [PROMPT, "x"], "rid": "mine", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+
+    def ask(key: str, rid: str) -> int:
+        with limited.http(headers={"authorization": f"Bearer {key}"}) as client:
+            body = {"text": "x", "rid": rid, "sampling_params": sampling}
+            status: int = client.post("/generate", json=body).status_code
+            return status
+
+    with (
+        limited.http(headers={"authorization": "Bearer ann"}) as client,
+        client.stream("POST", "/generate", json={**long, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        for rid in ("mine", "mine_1"):
+            assert [ask("ann", rid) for _ in range(COUNT)] == [400] * COUNT
+        assert [ask("ann", "mine_2"), ask("ben", "mine")] == [200, 200]
+        assert list(lines)[-2] == "data: [DONE]"
+    assert [ask("ann", "mine") for _ in range(COUNT)] == [200] * COUNT
+    idle(limited)
+
+
 def test_ending(tmp_path: Path) -> None:
     """After SIGTERM every front-end refuses new requests while one of them still has a stream; the streams get time to
     finish, and at the deadline the rest end with a reason. No process is left."""

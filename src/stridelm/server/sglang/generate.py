@@ -47,7 +47,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     rids_of(request.app).take(call, caller.tenant)
     try:
         prompts = [Prompt(task.prompt_ids, task.params) for task in tasks]
-        generation = await while_connected(request, service.generate(prompts, caller))
+        generation = await while_connected(request, service.generate(prompts, caller, call.given))
     except BaseException:
         call.end()
         raise

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.engine_client import EngineClient, Generation
-from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.errors import bad_request, rid_taken
 from stridelm.server.messages import Abort
 
 
@@ -19,6 +19,8 @@ class Call:
     def __init__(self, rids: list[str], groups: Sequence[tuple[str, list[int]]] = ()) -> None:
         """rids: a name for each sample. groups: further names, and the samples that each refers to."""
         self.rids = rids
+        self.given: list[str] = [*rids, *(name for name, _ in groups)]
+        """Those that the client gave."""
         self.names: list[tuple[str, list[int]]] = [*((rid, [i]) for i, rid in enumerate(rids)), *groups]
         self.end = lambda: None
         """Frees the names."""
@@ -30,7 +32,9 @@ class Call:
         """rid: from the request; samples that share a name get their index as a suffix."""
         count = prompts * n
         if rid is None:
-            return cls([uuid.uuid4().hex for _ in range(count)])
+            call = cls([uuid.uuid4().hex for _ in range(count)])
+            call.given = []
+            return call
         if isinstance(rid, str):
             return cls([f"{rid}_{i}" for i in range(count)], [(rid, list(range(count)))]) if many else cls([rid])
         if len(rid) != prompts:
@@ -76,7 +80,7 @@ class Rids:
         """Register the call's names. Raises ApiError if a name is in use, or occurs twice."""
         names = [(tenant, name) for name, _ in call.names]
         if len(set(names)) < len(names) or not self._open.keys().isdisjoint(names):
-            raise _taken()
+            raise rid_taken()
         self._open.update({(tenant, name): (call, samples) for name, samples in call.names})
         call.end = lambda: self._free(names, call)
 
@@ -100,7 +104,3 @@ def rids_of(app: FastAPI) -> Rids:
         app.state.rids = Rids()
     rids: Rids = app.state.rids
     return rids
-
-
-def _taken() -> ApiError:
-    return bad_request("rid: the name is in use, or given twice; choose another, or leave it out", "rid")
