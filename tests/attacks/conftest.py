@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,8 @@ from support.doubles.server import Served, serving, settle
 @pytest.fixture(scope="session")
 def stormed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("stormed")
-    watch = {"PYTHONPATH": str(WATCHED_SITE), "LOOP_WATCH": str(directory / "loop")}
+    path = os.pathsep.join(filter(None, (str(WATCHED_SITE), os.environ.get("PYTHONPATH"))))
+    watch = {"PYTHONPATH": path, "LOOP_WATCH": str(directory / "loop")}
     with serving(directory, "--no-strict", "--max-queue", "2048", environment=watch) as served:
         yield served
         settle(served)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from stridelm.types import Request, Status, StepPlan
 
@@ -54,6 +54,10 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Waiting and running requests, by arrival. The queue may not change during iteration."""
+        return iter(self._by_id.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id

@@ -201,7 +201,7 @@ class Loop:
             return Refused(message.group, "too many samples are open", "max_open", self._open())
         if message.max_own is not None:
             [tenant] = {job.tenant for job in message.jobs}
-            own = sum(request.tenant == tenant for request in self._requests())
+            own = sum(request.tenant == tenant for request in self.engine.queue)
             own += sum(len(job.ids) for held, _ in self._held for job in held.jobs if job.tenant == tenant)
             if own + more > message.max_own:
                 return Refused(message.group, "too many samples of this key are open", "max_own", message.max_own)
@@ -212,7 +212,7 @@ class Loop:
     def _taken(self, message: Submit) -> bool:
         """Whether an open request of the same tenant has one of its names; otherwise they are its own from now on."""
         names = {(job.tenant, rid) for job in message.jobs for rid in message.rids}
-        open_groups = {group_of(request.id) for request in self._requests()} | {held.group for held, _ in self._held}
+        open_groups = {group_of(request.id) for request in self.engine.queue} | {held.group for held, _ in self._held}
         self._rids = {group: names for group, names in self._rids.items() if group in open_groups}
         if any(not names.isdisjoint(others) for others in self._rids.values()):
             return True
@@ -223,9 +223,6 @@ class Loop:
         """Number of samples that run or wait, or whose grammar is being compiled."""
         return len(self.engine.queue) + sum(len(job.ids) for held, _ in self._held for job in held.jobs)
 
-    def _requests(self) -> list[Request]:
-        return self.engine.queue.running + self.engine.queue.waiting
-
     def _flush(self, message: Flush) -> None:
         done = not self._open()
         if done:
@@ -235,7 +232,7 @@ class Loop:
     def _detach(self, frontend: str) -> None:
         """Abort everything of a front-end that has ended."""
         self._outlets.detach(frontend)
-        ids = [request.id for request in self._requests() if frontend_of(request.id) == frontend]
+        ids = [request.id for request in self.engine.queue if frontend_of(request.id) == frontend]
         held = [id for message, _ in self._held for job in message.jobs for id in job.ids]
         self._abort(ids + [id for id in held if frontend_of(id) == frontend])
 
