@@ -91,6 +91,7 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._failed = False
+        """Whether one has ended or could not be started; of interest to `start` alone."""
         self._stopping = False
 
     async def load(self) -> None:
@@ -155,7 +156,7 @@ class Fleet:
                 logger.exception("a front-end process could not be started, or watched; trying again")
             if self._stopping:
                 return
-            self._failed, again = True, True  # `start` alone reads the former
+            again = self._failed = True
             self._changed.set()
             failures = 0 if time.monotonic() - began > LASTING_S else failures + 1
             if failures:

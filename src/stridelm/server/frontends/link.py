@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from contextlib import suppress
 
-import msgspec
 import zmq.asyncio
 from fastapi import FastAPI
 
@@ -24,16 +23,16 @@ from stridelm.server.frontends.messages import (
     SnapshotWanted,
     Start,
     ToFrontend,
+    encode,
+    snapshot_of,
 )
 from stridelm.server.messages import Ready
-from stridelm.server.metrics import Metrics, Snapshot
+from stridelm.server.metrics import Metrics
 from stridelm.server.service import Service
 from stridelm.server.sglang.rids import rids_of
 
 METRICS_S = 5.0
 """How long the parent may take to add up all metrics."""
-encode = msgspec.msgpack.Encoder().encode
-snapshot_of = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class ParentLink:

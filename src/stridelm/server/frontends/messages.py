@@ -8,6 +8,7 @@ import msgspec
 
 from stridelm.server.callers import Caller
 from stridelm.server.messages import Ready, Report
+from stridelm.server.metrics import Snapshot
 
 
 class Opening(msgspec.Struct):
@@ -123,3 +124,5 @@ FromFrontend = Hello | Serving | Closed | SnapshotTaken | MetricsWanted | AbortS
 encode = msgspec.msgpack.Encoder().encode
 to_frontend = msgspec.msgpack.Decoder(ToFrontend).decode
 from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode
+snapshot_of = msgspec.msgpack.Decoder(Snapshot).decode
+"""The metrics in SnapshotTaken and AllMetrics."""

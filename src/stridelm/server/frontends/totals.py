@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import msgspec
-
 from stridelm.server.frontends.fleet import Fleet, Member
-from stridelm.server.frontends.messages import SnapshotTaken, SnapshotWanted
-from stridelm.server.metrics import Metrics, Snapshot
+from stridelm.server.frontends.messages import SnapshotTaken, SnapshotWanted, encode, snapshot_of
+from stridelm.server.metrics import Metrics
 
 ANSWER_S = 0.5
 """How long a front-end may take to answer."""
-snapshot_of = msgspec.msgpack.Decoder(Snapshot).decode
-encode = msgspec.msgpack.Encoder().encode
 
 
 class Totals:
