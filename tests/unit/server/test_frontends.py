@@ -443,7 +443,7 @@ def test_no_process_outlives_the_parent(tmp_path: Path) -> None:
 def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed, and another serves in its place; one that sends its heartbeat is left alone."""
     monkeypatch.setattr(fleet_module, "LOOK_S", 0.1)
-    monkeypatch.setattr(fleet_module, "LOOKS", 30)
+    monkeypatch.setattr(fleet_module, "LOOKS", 60)
     ready = Ready("model", "none", 0, "exact", "", [], 512, 512, 64, "cpu", "float32", 8, 16, [])
     joined: list[Member] = []
 
@@ -456,16 +456,16 @@ def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         fleet = Fleet(1, opening, str(tmp_path), join, lambda *_: None, lambda _: None, lambda: None)
         await fleet.load()
         await fleet.start()
-        await asyncio.sleep(4)
+        await asyncio.sleep(7)
         [first] = joined
         assert first.serving
         os.kill(first.pid, signal.SIGSTOP)
         await asyncio.wait_for(fleet.until(lambda: first.ended and len(fleet.serving) == 1), 30)
         assert [member.pid for member in fleet.serving] == [joined[1].pid] != [first.pid]
         await fleet.stop(force=False, seconds=10)
-        assert not psutil.pid_exists(joined[1].pid)
 
     asyncio.run(go())
+    until("none is left", lambda: not any(psutil.pid_exists(member.pid) for member in joined), 10)
 
 
 def test_limits_are_divided() -> None:
