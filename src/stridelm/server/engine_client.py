@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
 import time
 from array import array
@@ -13,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import zmq
-import zmq.asyncio
 
-from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
+from stridelm.server.chunk import Chunk
+from stridelm.server.deliveries import Deliveries
 from stridelm.server.errors import (
     ApiError,
-    answer_too_large,
     bad_request,
     engine_died,
     no_places,
@@ -27,6 +25,8 @@ from stridelm.server.errors import (
     request_failed,
     rid_taken,
 )
+from stridelm.server.generation import Generation
+from stridelm.server.inbox import Inbox
 from stridelm.server.messages import (
     Abort,
     Accepted,
@@ -48,12 +48,6 @@ from stridelm.server.messages import (
     from_engine,
     plain,
 )
-from stridelm.server.weight import weight
-
-logger = logging.getLogger(__name__)
-
-MAX_HELD = 256 << 20
-"""Bytes, unless the server sets another limit."""
 
 
 @dataclass(frozen=True)
@@ -64,87 +58,6 @@ class Prompt:
     params: SamplingParams
 
 
-class Generation:
-    """The samples of one HTTP request, numbered from 0, and the deltas that have arrived for them.
-
-    Deltas accumulate until they are read: a slow reader gets many at once, and delays no one else.
-    """
-
-    def __init__(self, group: str, count: int, tenant: str = "") -> None:
-        self.group = group
-        self.tenant = tenant
-        """Whose request it is (callers.py)."""
-        self.ids = [f"{group}.{i}" for i in range(count)]
-        self.began = time.monotonic()
-        self.abandoned = False
-        """True when nobody reads it any more."""
-        self.ended: list[RequestMetrics] = []
-        """Metrics of the samples that have ended."""
-        self.tokens = 0
-        self.held = 0
-        """Approximate bytes of deltas that are held."""
-        self.most_held = MAX_HELD
-        """Bytes beyond which the samples are ended: their output is not being read, or not before it is complete."""
-        self.on_end: Callable[[], None] = lambda: None
-        """Called when the last sample ends, at least once."""
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open = set(range(count))
-        self._arrived: list[tuple[int, Delta]] = []
-        self._woken = asyncio.Event()
-        self._error: ApiError | None = None
-
-    @property
-    def open_ids(self) -> list[str]:
-        """Samples that have not ended."""
-        return [self.ids[i] for i in sorted(self._open)]
-
-    def push(self, index: int, delta: Delta) -> None:
-        self.tokens += len(delta.token_ids)
-        if not self.abandoned:
-            self._arrived.append((index, delta))
-            self.held += weight(delta)
-        if delta.finish is not None:
-            self.ended.append(delta.finish.metrics)
-            self._open.discard(index)
-            if not self._open:
-                self.on_end()
-        self._woken.set()
-
-    def fail(self, error: ApiError) -> None:
-        """End all samples; deltas that arrived before can still be read."""
-        self._error = error
-        self._open.clear()
-        self.on_end()
-        if not self.accepted.done():
-            self.accepted.set_exception(error)
-            self.accepted.exception()  # marks it as retrieved: nobody may be awaiting it any more
-        self._woken.set()
-
-    def overflow(self) -> None:
-        """Drop the deltas that are held; the next read raises the reason."""
-        self._arrived.clear()
-        self.held = 0
-        self.fail(answer_too_large(self.most_held))
-
-    async def next(self, keep: bool = False) -> list[tuple[int, Delta]]:
-        """The deltas since the last call, at least one; empty when all samples have ended. keep: the caller keeps them
-        until the answer is complete, and they count as held until then.
-
-        Raises ApiError if the engine died, or if more had to be held than is allowed.
-        """
-        while not self._arrived:
-            if self._error is not None:
-                raise self._error
-            if not self._open:
-                return []
-            self._woken.clear()
-            await self._woken.wait()
-        arrived, self._arrived = self._arrived, []
-        if not keep:
-            self.held = 0
-        return arrived
-
-
 @dataclass
 class EngineClient:
     """One engine process's sockets. `watch` is called with every delta and its time, `heard` with every report."""
@@ -153,7 +66,7 @@ class EngineClient:
     """Where the sockets are; no other user may access it."""
     watch: Callable[[Generation, Delta, float], None]
     heard: Callable[[Report], None]
-    context: zmq.asyncio.Context
+    context: zmq.Context[zmq.Socket[bytes]]
     """One for all clients of a process: if descriptors have run out, libzmq aborts a process that creates a new one."""
     frontend: str = ""
     """Name of this front-end, with which its ids begin. The process that starts the engine has an empty one."""
@@ -172,7 +85,7 @@ class EngineClient:
         tag = secrets.token_hex(8)
         self.to_engine = self.to_engine or f"ipc://{self.directory}/{tag}.in"
         self.from_engine = f"ipc://{self.directory}/{tag}.out"
-        self._sockets: list[zmq.asyncio.Socket] = []
+        self._sockets: list[zmq.Socket[bytes]] = []
         try:
             self._receiver = self._socket(zmq.PULL)
             self._receiver.bind(self.from_engine)
@@ -183,8 +96,10 @@ class EngineClient:
             raise
         if self.frontend:
             self.send(Attach(self.frontend, self.from_engine))
-        self.reading = asyncio.create_task(self._read())
-        """Never ends by itself; if it fails, the engine's messages are no longer received."""
+        self._deliveries = Deliveries()
+        self._inbox = Inbox(self._receiver, lambda message: self._take(from_engine(message)))
+        self.reading = self._inbox.reading
+        """Never done by itself; if it fails, the engine's messages are no longer received."""
 
     async def submit(
         self,
@@ -201,7 +116,7 @@ class EngineClient:
         that must not be in use by another request of this tenant.
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(self._new_id(), sum(prompt.params.n for prompt in prompts), tenant)
+        generation = Generation(self._new_id(), sum(prompt.params.n for prompt in prompts), tenant, self._deliveries)
         ids = iter(generation.ids)
         jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
         try:
@@ -255,12 +170,11 @@ class EngineClient:
         self.open.clear()
         self._groups.clear()
 
-    async def close(self) -> None:
-        self.reading.cancel()
-        await asyncio.gather(self.reading, return_exceptions=True)
+    def close(self) -> None:
+        self._inbox.close()
         self._close_sockets()
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
         self._sockets.append(socket)
         socket.set_hwm(0)
@@ -276,10 +190,6 @@ class EngineClient:
 
     def _post(self, message: bytes) -> None:
         self._sender.send(message, zmq.NOBLOCK)
-
-    async def _read(self) -> None:
-        while True:
-            self._take(from_engine(await self._receiver.recv()))
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -320,7 +230,7 @@ class EngineClient:
             self.abandon(generation)
             generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
         else:
-            generation.push(index, delta)
+            generation.push(index, Chunk.of(delta))
             if generation.held > generation.most_held:
                 self.abandon(generation)
                 generation.overflow()

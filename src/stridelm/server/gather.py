@@ -1,34 +1,43 @@
-"""Accumulates the deltas of a sample."""
+"""Accumulates the output of a sample."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stridelm.engine.request_metrics import RequestMetrics
-from stridelm.server.engine_client import Generation
-from stridelm.server.messages import Delta, Finish, Scores
+from stridelm.server.chunk import Chunk
+from stridelm.server.generation import Generation
+from stridelm.server.messages import Finish, Scores
 
 
 @dataclass
 class Gathered:
     """One sample so far."""
 
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Scores] = field(default_factory=list)
     prompt_logprobs: list[bytes] | None = None
     hidden_states: bytearray = field(default_factory=bytearray)
     finish: Finish | None = None
+    _pieces: list[str] = field(default_factory=list)
 
-    def take(self, delta: Delta) -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or ()
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        self.hidden_states += delta.hidden_states or b""
-        self.finish = delta.finish or self.finish
+    def take(self, chunk: Chunk) -> None:
+        self._pieces += chunk.pieces
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs or ()
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs
+        for states in chunk.hidden_states:
+            self.hidden_states += states
+        self.finish = chunk.finish or self.finish
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
 
     def forget(self) -> None:
         """Drop the large parts, once they have been written into the answer."""
@@ -42,11 +51,21 @@ class Gathered:
 
 async def gather(generation: Generation) -> list[Gathered]:
     """All samples, complete. Raises ApiError if the engine dies."""
-    samples = [Gathered() for _ in generation.ids]
-    while arrived := await generation.next(keep=True):
-        for index, delta in arrived:
-            samples[index].take(delta)
-    return samples
+    gatherer = _Gatherer(len(generation.ids))
+    await generation.read_by(gatherer)
+    return gatherer.samples
+
+
+class _Gatherer:
+    keeps, ready = True, True
+
+    def __init__(self, count: int) -> None:
+        self.samples = [Gathered() for _ in range(count)]
+
+    def take(self, arrived: Sequence[tuple[int, Chunk]]) -> bool:
+        for index, chunk in arrived:
+            self.samples[index].take(chunk)
+        return False
 
 
 def speculation_of(metrics: RequestMetrics) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
-from stridelm.server.engine_client import Generation
+from stridelm.server.generation import Generation
 from stridelm.server.messages import Delta, Finish, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stridelm.server.callers import NOBODY, Keys
-from stridelm.server.engine_client import Generation
 from stridelm.server.errors import ApiError, too_large, unauthorised
+from stridelm.server.generation import Generation
 from stridelm.server.logs import ACCESS
 from stridelm.server.origins import check_host, check_origin
 from stridelm.server.replies import error_reply

@@ -68,6 +68,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_body and self._head_bytes > self.guard.limits.head_bytes and not self.transport.is_closing():
             self._refuse(head_too_large(self.guard.limits.head_bytes))
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.transport.resume_writing()
+
     # Callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -84,6 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fault(bad_request("too many requests at once on one connection; wait for answers"))
         super().on_headers_complete()
+        self.cycle.scope["state"]["wire"] = self.transport
         self._in_body = self.transport.unread = True
         self._body_since = time.monotonic()
 

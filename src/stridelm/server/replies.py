@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stridelm.server.chunk import Chunk
 from stridelm.server.errors import ApiError
+from stridelm.server.generation import Generation
+from stridelm.server.wire import Wire, nothing
 
 T = TypeVar("T")
 to_json = msgspec.json.Encoder().encode
@@ -65,27 +68,72 @@ class ClientGone(Exception):
     """The client has disconnected."""
 
 
+class Streamed(Protocol):
+    """An answer as a stream of events, each encoded by `event`."""
+
+    @property
+    def keeps(self) -> bool:
+        """generation.Reader.keeps"""
+
+    def opening(self) -> bytes:
+        """Events before there is any output."""
+
+    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes | None:
+        """The events of what has arrived; None if that takes longer: it is then called again, with nothing."""
+
+    def closing(self) -> bytes:
+        """Events after the last output."""
+
+
 class EventStream(Response):
-    """Sends events as they come. `close` is called at the end, to release the source of the events. If the client
-    disconnects, that is at once, whether or not there is anything to send."""
+    """Sends an answer's events as its output arrives. If it fails, the error is the last event. `close` is called at
+    the end, to release the generation. If the client disconnects, that is at once, whether or not there is anything to
+    send."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, generation: Generation, answer: Streamed, close: Callable[[], None]) -> None:
         self.status_code = 200
         self.background = None
-        self._events, self._close = events, close
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._generation, self._answer, self._close = generation, answer, close
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", "transfer-encoding": "chunked"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):
-            await _unless_gone(receive, self._send_all(send), self._close)
+            await _unless_gone(receive, self._send_all(send, scope["state"]["wire"]), self._close)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, wire: Wire) -> None:
+        """The head and the end go through ASGI; between them events are written directly, by _Writer."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._events:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        wire.on_writable = self._generation.wake
+        try:
+            if opening := self._answer.opening():
+                wire.write_chunk(opening)
+            await self._generation.read_by(_Writer(self._answer, wire))
+            last = self._answer.closing()
+        except ApiError as error:
+            last = event(error.body)
+        finally:
+            wire.on_writable = nothing
+        await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
+
+
+class _Writer:
+    """Reads a generation for a stream."""
+
+    def __init__(self, answer: Streamed, wire: Wire) -> None:
+        self.keeps = answer.keeps
+        self._answer, self._wire = answer, wire
+
+    @property
+    def ready(self) -> bool:
+        return self._wire.writable
+
+    def take(self, arrived: Sequence[tuple[int, Chunk]]) -> bool:
+        events = self._answer.events(arrived)
+        if events:
+            self._wire.write_chunk(events)
+        return events is None
 
 
 async def while_connected(

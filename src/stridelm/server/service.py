@@ -19,8 +19,9 @@ from stridelm.config import EngineConfig
 from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
-from stridelm.server.engine_client import EngineClient, Generation, Prompt
+from stridelm.server.engine_client import EngineClient, Prompt
 from stridelm.server.errors import ApiError, bad_request, forbidden, no_places, overloaded, timed_out, unavailable
+from stridelm.server.generation import Generation
 from stridelm.server.grammar_sandbox import GrammarSandbox
 from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from stridelm.config import EngineConfig
 from stridelm.options import flat
-from stridelm.server.engine_client import EngineClient, Generation
+from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import unavailable
+from stridelm.server.generation import Generation
 from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Supervisor:
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
         self.directory = tempfile.mkdtemp(prefix="stride-")  # accessible only to its owner
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -259,5 +260,5 @@ class Supervisor:
         engine_client, self._engine_client = self._engine_client, None
         if engine_client is not None:
             engine_client.fail_all()
-            await engine_client.close()
+            engine_client.close()
             self._gone()

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
 
-T = TypeVar("T")
 SLICE_S = 0.003
-FEW = 16
 
 
 class Turns:
@@ -25,18 +21,6 @@ class Turns:
     def __call__(self) -> Turn:
         """`async with turns() as turn`: the block is one piece of long work."""
         return Turn(self._lock)
-
-
-async def in_turns(turns: Turns, items: Sequence[T], make: Callable[[T], bytes]) -> bytes:
-    """`make` of each item, joined. Up to FEW, as a step usually has, are made without slicing."""
-    if len(items) <= FEW:
-        return b"".join(map(make, items))
-    made = []
-    async with turns() as turn:
-        for item in items:
-            made.append(make(item))
-            await turn.breathe()
-    return b"".join(made)
 
 
 class Turn:

@@ -1,4 +1,5 @@
-"""A connection's transport for uvicorn that tracks how much has been written, and closes without a reset.
+"""A connection's transport for uvicorn that tracks how much has been written, and closes without a reset. Streams write
+their events to it directly.
 
 Closing a socket with unread received data resets the connection, and the client may lose an answer that is on its way.
 So a connection whose request has not arrived completely first closes only its sending side, and keeps receiving for a
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 PIECE = 16 << 10
@@ -23,6 +25,9 @@ class Wire(asyncio.Transport):
         self.inner = transport
         self.lingers_until: float | None = None
         self.unread = False
+        self.on_writable: Callable[[], None] = nothing
+        """Called when the client has read enough for `writable` to hold again."""
+        self._paused = False
         self._written = 0
         self._left_at_mark = 0
         self._marked = time.monotonic()
@@ -38,6 +43,26 @@ class Wire(asyncio.Transport):
         if not self.waiting or left - self._left_at_mark >= PIECE:
             self._left_at_mark, self._marked = left, now
         return now - self._marked
+
+    @property
+    def writable(self) -> bool:
+        """Whether what is written will be sent soon: the client keeps up, and the connection is open."""
+        return not self._paused and not self.is_closing()
+
+    def pause_writing(self) -> None:
+        """Called when much is waiting."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Called when most of it has left."""
+        self._paused = False
+        self.on_writable()
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a part, not empty, of a body in chunked transfer coding (RFC 9112, 7.1), unless the connection is being
+        closed. Does not wait: check `writable`."""
+        if not self.is_closing():
+            self.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         self._written += len(data)
@@ -72,3 +97,7 @@ class Wire(asyncio.Transport):
 
 
 LINGER_S = 2.0
+
+
+def nothing() -> None:
+    """What is called when nobody waits."""

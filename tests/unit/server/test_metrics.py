@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
-from stridelm.server.engine_client import Generation
+from stridelm.server.generation import Generation
 from stridelm.server.messages import Delta, Finish, Report
 from stridelm.server.metrics import CONTENT_TYPE, Metrics, Snapshot
 

@@ -135,6 +135,7 @@ def tab(browser: Browser, **options: Any) -> AbstractContextManager[Page]:
 
 def event(ids: list[int], texts: list[str], accepted: int = 0, last: bool = False, **more: Any) -> dict[str, Any]:
     choice: dict[str, Any] = {"text": "".join(texts), "token_ids": ids, "token_texts": texts, "accepted": accepted}
+    choice["steps"] = [[len(ids), accepted]] if ids else []
     choice["finish_reason"] = "length" if last else None
     if last:
         told = {"drafter": "mtp", "depth": 3, "acceptance": "exact", "lossless": True, "simulated": False}
@@ -154,9 +155,9 @@ def streamed(served: Served, speculation: object) -> list[dict[str, Any]]:
 def positions(choices: list[dict[str, Any]], own_first: bool = False) -> list[int]:
     """The position in the draft of each token; 0 for the model's own."""
     found: list[int] = []
-    for choice in choices:
-        own = [0] * (len(choice["token_ids"]) - choice["accepted"])
-        guessed = list(range(1, choice["accepted"] + 1))
+    for tokens, accepted in (step for choice in choices for step in choice["steps"]):
+        own = [0] * (tokens - accepted)
+        guessed = list(range(1, accepted + 1))
         found += own + guessed if own_first else guessed + own
     return found
 

@@ -18,8 +18,8 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.builtin import builtin_path
-from stridelm.server.engine_client import Generation
 from stridelm.server.errors import ApiError
+from stridelm.server.generation import Generation
 from stridelm.server.messages import Abort
 from stridelm.server.sglang.rids import Call, Rids
 from stridelm.text.tokenizer import Tokenizer

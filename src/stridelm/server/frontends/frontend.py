@@ -64,7 +64,7 @@ async def _serve(service: Service, app: FastAPI, control: socket.socket, connect
     assert isinstance(start, Start)
     link = ParentLink(start, service, app, channel)
     while link.ready is None:
-        await link.take(await anext(messages))
+        link.take(await anext(messages))
     service.connect(link, link)
     server = _Server(service, app, channel, connections)
 
@@ -75,7 +75,7 @@ async def _serve(service: Service, app: FastAPI, control: socket.socket, connect
             elif isinstance(message, Exit):
                 server.leave(message.force)
             else:
-                await link.take(message)
+                link.take(message)
         server.leave(force=True)  # the parent is gone
 
     async def report() -> None:
@@ -93,7 +93,7 @@ async def _serve(service: Service, app: FastAPI, control: socket.socket, connect
                 task.result()  # raises what ended it
     finally:
         await service.stop()
-        await link.close()
+        link.close()
 
 
 class _Server(HttpServer):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from contextlib import suppress
 
-import zmq.asyncio
+import zmq
 from fastapi import FastAPI
 
 from stridelm.server.callers import Caller
@@ -42,7 +42,7 @@ class ParentLink:
         self.ready: Ready | None = None
         self.why_unhealthy: str | None = "the engine is being loaded"
         self._start, self._service, self._app, self._channel = start, service, app, channel
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._engine_client: EngineClient | None = None
         self._numbers = itertools.count(1)
         self._metrics: dict[int, asyncio.Future[list[bytes]]] = {}
@@ -85,9 +85,9 @@ class ParentLink:
 
     # What the parent says
 
-    async def take(self, message: ToFrontend) -> None:
+    def take(self, message: ToFrontend) -> None:
         if isinstance(message, EngineState):
-            await self._connect(message)
+            self._connect(message)
         elif isinstance(message, Heard):
             self._service.report = message.report
         elif isinstance(message, SnapshotWanted):
@@ -104,14 +104,14 @@ class ParentLink:
     def send_snapshot(self, number: int = 0) -> None:
         self._channel.send(SnapshotTaken(number, encode(self._service.metrics.snapshot())))
 
-    async def close(self) -> None:
-        await self._disconnect()
+    def close(self) -> None:
+        self._disconnect()
         self._context.destroy(linger=0)
 
-    async def _connect(self, state: EngineState) -> None:
+    def _connect(self, state: EngineState) -> None:
         self.ready, self.why_unhealthy = state.ready, state.why
         if self._engine_client is not None and self._engine_client.to_engine != state.inbox:
-            await self._disconnect()
+            self._disconnect()
         if self._engine_client is None and state.inbox is not None:
             self._engine_client = EngineClient(
                 self._start.directory,
@@ -122,13 +122,13 @@ class ParentLink:
                 to_engine=state.inbox,
             )
 
-    async def _disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """The engine is gone: all open requests fail."""
         engine_client, self._engine_client = self._engine_client, None
         self._service.report = None
         if engine_client is not None:
             engine_client.fail_all()
-            await engine_client.close()
+            engine_client.close()
 
     def _abort_here(self, message: AbortSamples) -> None:
         if message.rid is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,18 +11,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
-from stridelm.server.engine_client import Generation, Prompt
-from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.chunk import Chunk
+from stridelm.server.engine_client import Prompt
+from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Delta, Score, Scores, top_scores
+from stridelm.server.messages import SCORED, Score, Scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event, to_json, while_connected
+from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
-from stridelm.server.turns import Turn, in_turns
+from stridelm.server.turns import Turn
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -35,7 +36,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     params = _params(body, service)
     with service.entering(params.n):
         prompt = await while_connected(request, conversation_ids(body, request))
-    return await reply(request, [Prompt(prompt, params)], _Answer(service, body, prompt, params), bool(body.stream))
+    stream = bool(body.stream)
+    answer = _Answer(service, body, prompt, params, stream)
+    return await reply(request, [Prompt(prompt, params)], answer, stream)
 
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -55,53 +58,50 @@ def _params(body: ChatRequest, service: Service) -> SamplingParams:
 
 
 class _Answer:
-    def __init__(self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams) -> None:
-        self._service = service
+    keeps = False
+
+    def __init__(
+        self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams, stream: bool
+    ) -> None:
+        kind = "chat.completion.chunk" if stream else "chat.completion"
+        self._heading = Heading(service, "chatcmpl", kind, body)
         self._body = body
         self._prompt = prompt
         self._n = params.n
+        self._usage = Usage(len(prompt))
+        self._usage_last, self._usage_always = wants_usage(body)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion", self._body)
         usage = usage_of([self._prompt], samples, self._n)
-        return heading.around(choices=[], usage=usage.as_json())
+        return self._heading.around(choices=[], usage=usage.as_json())
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The answer as a stream of events. If it fails, the error is the last event."""
-        heading = Heading.new(self._service, "chatcmpl", "chat.completion.chunk", self._body)
-        usage = Usage(len(self._prompt))
-        last, always = wants_usage(self._body)
-        try:
-            for index in range(self._n):
-                opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                yield event(heading.around(choices=[opening]))
-            while arrived := await generation.next():
-                yield await in_turns(
-                    self._service.turns, arrived, lambda one: self._event(*one, heading, usage, always)
-                )
-            if last:
-                yield event(heading.around(choices=[], usage=usage.as_json()))
-        except ApiError as error:
-            yield event(error.body)
-        yield DONE
+    # replies.Streamed
 
-    def _event(self, index: int, delta: Delta, heading: Heading, usage: Usage, always: bool) -> bytes:
-        usage.completion += len(delta.token_ids)
-        if delta.finish is not None and index == 0:
-            usage.cached = delta.finish.metrics.cached_tokens
-        more = {"usage": usage.as_json()} if always else {}
-        return event(heading.around(choices=[self._chunk(index, delta)], **more))
+    def opening(self) -> bytes:
+        first = {"role": "assistant", "content": ""}
+        choices = ({"index": index, "delta": first, "finish_reason": None} for index in range(self._n))
+        return b"".join(self._heading.event([choice]) for choice in choices)
 
-    def _chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "delta": {"content": delta.text}, "finish_reason": None}
-        choice["logprobs"] = self._logprobs(delta.logprobs)
+    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
+        return b"".join([self._event(index, chunk) for index, chunk in arrived])
+
+    def closing(self) -> bytes:
+        return self._heading.event([], self._usage) if self._usage_last else b""
+
+    def _event(self, index: int, chunk: Chunk) -> bytes:
+        usage, finish = self._usage, chunk.finish
+        usage.completion += len(chunk.token_ids)
+        choice: dict[str, Any] = {"index": index, "delta": {"content": chunk.text}, "finish_reason": None}
+        choice["logprobs"] = self._logprobs(chunk.logprobs)
         if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        if delta.finish is not None:
-            choice["finish_reason"], choice["stop_reason"] = delta.finish.reason, delta.finish.stop_reason
-            choice["speculation"] = speculation_of(delta.finish.metrics)
-        return choice
+            choice["token_ids"] = chunk.token_ids
+        if finish is not None:
+            if index == 0:
+                usage.cached = finish.metrics.cached_tokens
+            choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
+            choice["speculation"] = speculation_of(finish.metrics)
+        return self._heading.event([choice], usage if self._usage_always else None)
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

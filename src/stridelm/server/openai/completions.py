@@ -11,16 +11,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
-from stridelm.server.engine_client import Generation, Prompt
-from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.chunk import Chunk
+from stridelm.server.engine_client import Prompt
+from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
-from stridelm.server.messages import SCORED, Delta, Score, Scores, prompt_scores, top_scores
+from stridelm.server.messages import SCORED, Score, Scores, prompt_scores, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
-from stridelm.server.replies import DONE, event, to_json, while_connected
+from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
-from stridelm.server.turns import Turn, in_turns
+from stridelm.server.turns import Turn
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -82,10 +83,12 @@ def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 class _Answer:
+    keeps = False
+
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
-        self._heading = Heading.new(service, "cmpl", "text_completion", body)
+        self._heading = Heading(service, "cmpl", "text_completion", body)
         self._service = service
         self._body = body
         self._prompts = prompts
@@ -94,53 +97,51 @@ class _Answer:
         """Index of a prompt -> its text, for echo."""
         self._silent = body.max_tokens == 0
         """Whether the one token that is drawn is left out."""
+        self._lengths = [0] * (len(prompts) * params.n)
+        """Characters of each sample that have been sent."""
+        self._usage = Usage(sum(map(len, prompts)))
+        self._usage_last, self._usage_always = wants_usage(body)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
         usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
         return self._heading.around(choices=[], usage=usage.as_json())
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The answer as a stream of events. If it fails, the error is the last event."""
-        usage = Usage(sum(map(len, self._prompts)))
-        last, always = wants_usage(self._body)
-        lengths = [0] * len(generation.ids)
-        try:
-            if self._body.echo:
-                for index in range(len(generation.ids)):
-                    text = self._prompt_text(index)
-                    lengths[index] = len(text)
-                    yield event(self._heading.around(choices=[_choice(index, text, None)]))
-            while arrived := await generation.next():
-                yield await in_turns(
-                    self._service.turns, arrived, lambda one: self._event(*one, lengths, usage, always)
-                )
-            if last:
-                yield event(self._heading.around(choices=[], usage=usage.as_json()))
-        except ApiError as error:
-            yield event(error.body)
-        yield DONE
+    # replies.Streamed
 
-    def _event(self, index: int, delta: Delta, lengths: list[int], usage: Usage, always: bool) -> bytes:
-        if delta.finish is not None and index % self._n == 0:
-            usage.cached += delta.finish.metrics.cached_tokens
+    def opening(self) -> bytes:
+        if not self._body.echo:
+            return b""
+        texts = [self._prompt_text(index) for index in range(len(self._lengths))]
+        self._lengths = [len(text) for text in texts]
+        return b"".join(self._heading.event([_choice(index, text, None)]) for index, text in enumerate(texts))
+
+    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
+        return b"".join([self._event(index, chunk) for index, chunk in arrived])
+
+    def closing(self) -> bytes:
+        return self._heading.event([], self._usage) if self._usage_last else b""
+
+    def _event(self, index: int, chunk: Chunk) -> bytes:
+        usage, finish, lengths = self._usage, chunk.finish, self._lengths
+        if finish is not None and index % self._n == 0:
+            usage.cached += finish.metrics.cached_tokens
         if self._silent:
-            delta = Delta(delta.id, [], [], 0, finish=delta.finish)
-        usage.completion += len(delta.token_ids)
+            chunk = Chunk(finish=finish)
+        usage.completion += len(chunk.token_ids)
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs = legacy_logprobs(delta.logprobs or [], self._body.logprobs, lengths[index])
-        text = delta.text
+            logprobs = legacy_logprobs(chunk.logprobs or [], self._body.logprobs, lengths[index])
+        text = chunk.text
         lengths[index] += len(text)
         choice = _choice(index, text, logprobs)
         if self._body.return_token_ids:
-            choice["token_ids"], choice["token_texts"] = delta.token_ids, delta.pieces
-            choice["accepted"] = delta.accepted
-        if delta.finish is not None:
-            choice["finish_reason"], choice["stop_reason"] = delta.finish.reason, delta.finish.stop_reason
-            choice["speculation"] = speculation_of(delta.finish.metrics)
-        more = {"usage": usage.as_json()} if always else {}
-        return event(self._heading.around(choices=[choice], **more))
+            choice["token_ids"], choice["token_texts"] = chunk.token_ids, chunk.pieces
+            choice["accepted"], choice["steps"] = chunk.accepted, chunk.steps
+        if finish is not None:
+            choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
+            choice["speculation"] = speculation_of(finish.metrics)
+        return self._heading.event([choice], usage if self._usage_always else None)
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stridelm.server.callers import caller_of
-from stridelm.server.engine_client import Generation, Prompt
+from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
+from stridelm.server.generation import Generation
 from stridelm.server.openai.schemas import SamplingFields
-from stridelm.server.replies import EventStream, PartsReply, listed, to_json, while_connected
+from stridelm.server.replies import EventStream, PartsReply, Streamed, event, listed, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 
@@ -37,25 +38,28 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
-@dataclass
 class Heading:
     """The fields at the head of an answer, and of each of its events."""
 
-    id: str
-    created: int
-    model: str
-    object: str
-    tier: str | None = None
-    """The service tier, for requests that named one."""
-
-    @classmethod
-    def new(cls, service: Service, prefix: str, object: str, asked: SamplingFields) -> Heading:
-        tier = None if asked.service_tier is None else ONLY_TIER
-        return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.names[0], object, tier)
+    def __init__(self, service: Service, prefix: str, object: str, asked: SamplingFields) -> None:
+        self._fields: dict[str, Any] = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": object,
+            "created": int(time.time()),
+            "model": service.names[0],
+        }
+        self._tier = {} if asked.service_tier is None else {"service_tier": ONLY_TIER}
+        before, after = event(self.around(choices=0)).split(b'"choices":0', 1)
+        self._before, self._after = before + b'"choices":', after
 
     def around(self, **content: Any) -> dict[str, Any]:
-        tier = {} if self.tier is None else {"service_tier": self.tier}
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **content, **tier}
+        return {**self._fields, **content, **self._tier}
+
+    def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+        """A server-sent event. What all events of the answer have in common is encoded only once."""
+        if usage is None:
+            return b"%b%b%b" % (self._before, to_json(choices), self._after)
+        return b'%b%b,"usage":%b%b' % (self._before, to_json(choices), to_json(usage.as_json()), self._after)
 
 
 @dataclass
@@ -84,7 +88,7 @@ def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int,
     )
 
 
-class Answer(Protocol):
+class Answer(Streamed, Protocol):
     """A request's answer, complete or as a stream."""
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
@@ -92,8 +96,6 @@ class Answer(Protocol):
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""
-
-    def events(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
 
 async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
@@ -104,7 +106,7 @@ async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, str
     request.state.generation = generation = await while_connected(request, starting)
     close = partial(engine_client.abandon, generation)
     if stream:
-        return EventStream(answer.events(generation), close)
+        return EventStream(generation, answer, close)
     return PartsReply(await while_connected(request, _parts(service, generation, answer), close))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,17 +11,18 @@ from starlette.responses import Response
 
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
-from stridelm.server.engine_client import Generation, Prompt
-from stridelm.server.errors import ApiError, bad_request
+from stridelm.server.chunk import Chunk
+from stridelm.server.engine_client import Prompt
+from stridelm.server.errors import bad_request
+from stridelm.server.generation import Generation
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.openai.shared import check_model
-from stridelm.server.replies import DONE, EventStream, PartsReply, event, listed, to_json, while_connected
+from stridelm.server.replies import EventStream, PartsReply, event, listed, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.sglang.pace import Pace
 from stridelm.server.sglang.response import Mark, SampleResponse, Task
 from stridelm.server.sglang.rids import Call, rids_of
 from stridelm.server.sglang.schemas import GenerateRequest, NativeSampling
-from stridelm.server.turns import in_turns
 
 router = APIRouter(route_class=LargeBodies)
 T = TypeVar("T")
@@ -56,60 +57,76 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     each = [task for task in tasks for _ in range(task.params.n)]
     speech = service.tokenizer, service.ready.hidden_size
     samples = [SampleResponse(rid, task, generation.began, *speech) for rid, task in zip(call.rids, each, strict=True)]
-    answer, close = _Answer(service, generation, samples, many), partial(engine_client.abandon, generation)
+    answer, close = _Answer(service, samples, many), partial(engine_client.abandon, generation)
     if body.stream:
-        return EventStream(answer.events(), close)
-    return PartsReply(await while_connected(request, answer.whole(), close))
+        return EventStream(generation, answer, close)
+    return PartsReply(await while_connected(request, answer.whole(generation), close))
 
 
 class _Answer:
-    def __init__(self, service: Service, generation: Generation, samples: list[SampleResponse], many: bool) -> None:
+    keeps = True
+
+    def __init__(self, service: Service, samples: list[SampleResponse], many: bool) -> None:
         self._turns = service.turns
-        self._generation = generation
         self._samples = samples
         self._many = many
         self._pace = Pace(int(service.config.max_repeating_mib * MIB), len(samples))
         self._marks = [Mark() for _ in samples] if service.config.incremental_streaming_output else None
+        self._grown: dict[int, None] = {}
+        """Samples with output that no event has had yet."""
 
-    async def whole(self) -> list[bytes]:
+    async def whole(self, generation: Generation) -> list[bytes]:
         """The answer to a request that is not streamed, as parts of JSON: an object, or a list of them. Raises ApiError
         if the engine dies."""
-        while await self._grown():
-            pass
+        await generation.read_by(_Keeper(self._samples))
         answers = []
         async with self._turns() as turn:
             for sample in self._samples:
+                while sample.read_some():
+                    await turn.breathe()
                 answers.append(to_json(sample.answer()))
                 await turn.breathe()
         return listed(answers) if self._many else answers
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as a stream; each event has all of its sample so far, or only what is new. If it fails, the error
-        is the last event."""
-        try:
-            while grown := await self._grown():
-                due = grown if self._marks else [i for i in grown if self._pace.due(i, self._samples[i])]
-                if due:
-                    yield await in_turns(self._turns, due, self._event)
-        except ApiError as error:
-            yield event(error.body)
-        yield DONE
+    # replies.Streamed
 
-    async def _grown(self) -> list[int]:
-        """Indices of the samples with deltas since the last call; empty when all have ended."""
-        arrived = await self._generation.next(keep=True)
-        for index, delta in arrived:
-            self._samples[index].take(delta)
-            if delta.prompt_logprobs:
-                async with self._turns() as turn:
-                    await self._samples[index].read(turn)
-        return sorted({index for index, _ in arrived})
+    def opening(self) -> bytes:
+        return b""
+
+    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes | None:
+        """Each event has all of its sample so far, or only what is new."""
+        for index, chunk in arrived:
+            self._samples[index].take(chunk)
+            self._grown[index] = None
+        if any(self._samples[index].read_some() for index in self._grown):
+            return None
+        grown = sorted(self._grown)
+        self._grown.clear()
+        due = grown if self._marks else [i for i in grown if self._pace.due(i, self._samples[i])]
+        return b"".join([self._event(index) for index in due])
+
+    def closing(self) -> bytes:
+        return b""
 
     def _event(self, index: int) -> bytes:
         answer = self._samples[index].answer(self._marks[index] if self._marks else None)
         encoded = event({**answer, "index": index} if self._many else answer)
         self._pace.sent(index, self._samples[index], len(encoded))
         return encoded
+
+
+class _Keeper:
+    """Reads a generation for an answer that is not streamed."""
+
+    keeps, ready = True, True
+
+    def __init__(self, samples: Sequence[SampleResponse]) -> None:
+        self._samples = samples
+
+    def take(self, arrived: Sequence[tuple[int, Chunk]]) -> bool:
+        for index, chunk in arrived:
+            self._samples[index].take(chunk)
+        return False
 
 
 # Reading the request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,11 +14,11 @@ import numpy as np
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
+from stridelm.server.chunk import Chunk
 from stridelm.server.gather import Gathered
-from stridelm.server.messages import Delta, Finish, Score, Scores, prompt_scores, top_scores
+from stridelm.server.messages import Finish, Score, Scores, prompt_scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.replies import to_json
-from stridelm.server.turns import Turn
 from stridelm.text.tokenizer import Tokenizer
 
 WEIGHTS = "default"
@@ -78,41 +79,45 @@ class SampleResponse:
         self._hidden_size = hidden_size
         self._sample = Gathered()
         self._seconds = 0.0
-        self._packed: list[bytes] = []
+        self._packed: deque[bytes] = deque()
         """The prompt's log-probabilities, until they are decoded."""
+        self._place = 0
+        """Positions of the prompt whose log-probabilities have been decoded."""
         self._input, self._output = Columns(), Columns()
 
-    def take(self, delta: Delta) -> None:
+    def take(self, chunk: Chunk) -> None:
         if self._task.scores_only:
-            delta = msgspec.structs.replace(delta, token_ids=[], pieces=[], accepted=0, logprobs=None)
-        self._sample.take(delta)
-        if delta.finish is not None:
+            states, prompt = chunk.hidden_states, chunk.prompt_logprobs
+            chunk = Chunk(prompt_logprobs=prompt, hidden_states=states, finish=chunk.finish)
+        self._sample.take(chunk)
+        if chunk.finish is not None:
             self._seconds = time.monotonic() - self._began
         if self._task.told_from is None:
             return
-        self._packed += delta.prompt_logprobs or ()
-        for entry in delta.logprobs or ():
+        self._packed.extend(chunk.prompt_logprobs or ())
+        for entry in chunk.logprobs or ():
             self._add(self._output, entry)
 
-    async def read(self, turn: Turn) -> None:
-        """Decode the prompt's log-probabilities that have arrived, of which there may be very many.
+    def read_some(self) -> bool:
+        """Decode some of the prompt's log-probabilities that have arrived, of which there may be very many. Returns
+        whether there were any.
 
         The first is returned without a score: SGLang never has it, and its clients leave it out of their sums.
         """
-        packed, self._packed = self._packed, []
-        place, first = 0, self._task.told_from
-        assert first is not None or not packed
-        for part in packed:
-            for entry in prompt_scores(part):
-                if place == first:
-                    token = self._task.prompt_ids[place]
-                    text = self._tokenizer.token_text(token) if self._task.with_text else None
-                    self._input.add([None, token, text], None, None)
-                elif first is not None and place > first:
-                    assert entry is not None
-                    self._add(self._input, entry)
-                place += 1
-            await turn.breathe()
+        if not self._packed:
+            return False
+        first = self._task.told_from
+        assert first is not None
+        for entry in prompt_scores(self._packed.popleft()):
+            if self._place == first:
+                token = self._task.prompt_ids[first]
+                text = self._tokenizer.token_text(token) if self._task.with_text else None
+                self._input.add([None, token, text], None, None)
+            elif self._place > first:
+                assert entry is not None
+                self._add(self._input, entry)
+            self._place += 1
+        return True
 
     @property
     def tokens(self) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from fastapi import FastAPI
 
 from stridelm.server.callers import EVERYBODY, Caller
-from stridelm.server.engine_client import EngineClient, Generation
+from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import bad_request, rid_taken
+from stridelm.server.generation import Generation
 from stridelm.server.messages import Abort
 
 

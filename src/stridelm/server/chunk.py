@@ -1,0 +1,68 @@
+"""What has arrived for a sample and waits to be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stridelm.server.messages import Delta, Finish, Scores
+
+MAX_CHUNK = 64 << 10
+"""Bytes (of `held`) beyond which nothing is added to a chunk: an event is made in one go."""
+CHUNK, TOKEN, SCORE = 400, 100, 160
+"""Bytes of the objects themselves. A score's text is usually short and not shared."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The output of one step, or of several that were put together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    """For each token, the text that it made final."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """For each step with tokens: how many, and how many of them were guessed (types.StepOutput.accepted)."""
+    logprobs: list[Scores] | None = None
+    prompt_logprobs: list[bytes] | None = None
+    """messages.Delta.prompt_logprobs."""
+    hidden_states: list[bytes] = field(default_factory=list)
+    """messages.Delta.hidden_states, of each step that has any."""
+    finish: Finish | None = None
+    held: int = 0
+    """Approximate bytes of memory."""
+
+    @classmethod
+    def of(cls, delta: Delta) -> Chunk:
+        """It takes over the delta's lists."""
+        ids, scores = delta.token_ids, delta.logprobs
+        held = CHUNK + TOKEN * len(ids) + sum(map(len, delta.pieces))
+        if scores is not None:
+            held += SCORE * sum(map(len, scores))
+        if delta.prompt_logprobs is not None:
+            held += sum(map(len, delta.prompt_logprobs))
+        states = [] if delta.hidden_states is None else [delta.hidden_states]
+        held += sum(map(len, states))
+        steps = [(len(ids), delta.accepted)] if ids else []
+        return cls(ids, delta.pieces, steps, scores, delta.prompt_logprobs, states, delta.finish, held)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def accepted(self) -> int:
+        """How many of the tokens were guessed."""
+        return sum(accepted for _, accepted in self.steps)
+
+    def add(self, later: Chunk) -> None:
+        """Append what came after it."""
+        self.token_ids += later.token_ids
+        self.pieces += later.pieces
+        self.steps += later.steps
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        else:
+            self.logprobs += later.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        self.hidden_states += later.hidden_states
+        self.finish = later.finish
+        self.held += later.held
