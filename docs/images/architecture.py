@@ -106,7 +106,7 @@ def architecture() -> Picture:
         (62, ("routes", "OpenAI's, SGLang's, metrics")),
         (142, ("prompts", "chat template, tokenizer")),
         (222, ("workers", "forked for large bodies", "and for grammars")),
-        (318, ("engine client", "open requests, streams")),
+        (318, ("engine client", "open requests, text")),
         (398, ("supervisor", "starts the engine again", "if it dies or hangs")),
     ):
         p.box(40, y, 190, 60 if len(lines) == 2 else 76, "plain", lines)
@@ -123,7 +123,7 @@ def architecture() -> Picture:
         "plan": (456, ("1  plan", "planner: spans", "of the step")),
         "reserve": (582, ("2  reserve", "ledger: pages", "to the bounds")),
         "commit": (708, ("6  commit", "ledger: keeps", "accepted rows")),
-        "emit": (834, ("8  emit", "text, stop rules,", "finish reasons")),
+        "emit": (834, ("8  emit", "stop ids, lengths,", "finish reasons")),
     }
     for x, lines in hosts.values():
         p.box(x, top, 108, 80, "host", lines)

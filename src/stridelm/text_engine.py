@@ -8,26 +8,13 @@ that of plain decoding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 from stridelm.sample.logprobs import PromptLogprobs
-from stridelm.text.detokenize import Detokenizer
-from stridelm.text.stops import StopStrings
+from stridelm.text.output import OutputText, bad_word_ids
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request, StepOutput
-from stridelm.values import shortened
-
-
-@dataclass(slots=True)
-class _Text:
-    """Text state of a running request."""
-
-    detokenizer: Detokenizer
-    stops: StopStrings
-    tokens: int = 0
-    """Output tokens read so far."""
 
 
 class TextEngine:
@@ -36,7 +23,7 @@ class TextEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._tokenizer = engine.loaded.tokenizer
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, OutputText] = {}
         """By request id."""
         self._words: tuple[SamplingParams, list[list[int]]] | None = None
         """The last parameters and their forbidden words as token ids: the samples of a prompt share them."""
@@ -58,15 +45,13 @@ class TextEngine:
                 "use stop_token_ids and bad_words_token_ids"
             )
         if self._words is None or self._words[0] is not params:
-            self._words = params, self.bad_words(params)
+            self._words = params, [] if self._tokenizer is None else bad_word_ids(self._tokenizer, params)
         request = self.engine.add(
             id, prompt_ids, params, sample_index=sample_index, tenant=tenant, bad_words=self._words[1], seed=seed
         )
         try:
             if self._tokenizer is not None:
-                detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, params.skip_special_tokens)
-                stops = StopStrings(params.stops, params.include_stop_str_in_output)
-                self._texts[id] = _Text(detokenizer, stops)
+                self._texts[id] = OutputText(self._tokenizer, request.prompt_ids, params)
         except BaseException:
             self.engine.abort(id)
             raise
@@ -98,23 +83,11 @@ class TextEngine:
             outputs.append(output)
         return outputs
 
-    def _read(self, output: StepOutput, text: _Text) -> None:
+    def _read(self, output: StepOutput, text: OutputText) -> None:
         """Fill in the text, and end the request where it meets a stop string."""
-        params, pieces = output.request.params, output.pieces
-        for count, token in enumerate(output.new_token_ids, start=1):
-            last = output.finished and count == len(output.new_token_ids)
-            piece, stop = "", None
-            if not (last and output.silent):
-                armed = text.tokens + count > params.min_tokens
-                piece, stop = text.stops.push(text.detokenizer.push([token]), armed)
-            if last and stop is None:  # release the text held back
-                rest, stop = text.stops.push(text.detokenizer.flush(), True)
-                piece += rest + ("" if stop is not None else text.stops.flush())
-            pieces.append(piece)
-            if stop is not None:
-                self._cut(output, count, text.tokens + count, stop)
-                return
-        text.tokens += len(output.new_token_ids)
+        output.pieces = text.read(output.new_token_ids, output.finished, output.silent)
+        if text.stop is not None:
+            self._cut(output, len(output.pieces), text.tokens, text.stop)
 
     def _cut(self, output: StepOutput, count: int, length: int, stop: str) -> None:
         """End the output after `count` of its new tokens, which leaves the request `length` output tokens in all."""
@@ -127,20 +100,6 @@ class TextEngine:
             output.hidden_states = output.hidden_states[:-dropped]
         output.accepted = min(output.accepted, count - output.request.all_or_nothing)
         output.finished = True
-
-    def bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of the forbidden words: each word without and with a leading space.
-
-        Raises ValueError for a word that has no tokens.
-        """
-        sequences: list[list[int]] = []
-        for word in params.bad_words or ():
-            assert self._tokenizer is not None
-            bare, spaced = (self._tokenizer.encode(form, False) for form in (word.lstrip(), " " + word.lstrip()))
-            if not bare:
-                raise ValueError(f"bad_words: {shortened(word)} has no tokens; leave it out")
-            sequences += [bare, spaced] if spaced != bare else [bare]
-        return sequences
 
 
 def name_tokens(output: StepOutput, tokenizer: Tokenizer) -> None:

@@ -32,9 +32,9 @@ class Chunk:
 
     @classmethod
     def of(cls, delta: Delta) -> Chunk:
-        """It takes over the delta's lists."""
+        """The delta without text. It takes over the delta's lists."""
         ids, scores = delta.token_ids, delta.logprobs
-        held = CHUNK + TOKEN * len(ids) + sum(map(len, delta.pieces))
+        held = CHUNK + TOKEN * len(ids)
         if scores is not None:
             held += SCORE * sum(map(len, scores))
         if delta.prompt_logprobs is not None:
@@ -42,7 +42,12 @@ class Chunk:
         states = [] if delta.hidden_states is None else [delta.hidden_states]
         held += sum(map(len, states))
         steps = [(len(ids), delta.accepted)] if ids else []
-        return cls(ids, delta.pieces, steps, scores, delta.prompt_logprobs, states, delta.finish, held)
+        return cls(ids, [], steps, scores, delta.prompt_logprobs, states, delta.finish, held)
+
+    def put(self, pieces: list[str]) -> None:
+        """Set the text."""
+        self.pieces = pieces
+        self.held += sum(map(len, pieces))
 
     @property
     def text(self) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import zmq
 
@@ -32,6 +34,7 @@ from stridelm.server.messages import (
     Accepted,
     Attach,
     Beat,
+    Cut,
     Delta,
     Failed,
     Flush,
@@ -48,6 +51,11 @@ from stridelm.server.messages import (
     from_engine,
     plain,
 )
+from stridelm.server.sample_text import SampleText
+from stridelm.text.output import bad_word_ids
+from stridelm.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,15 +64,33 @@ class Prompt:
 
     ids: array[int]
     params: SamplingParams
+    bad_words: list[list[int]] = field(default_factory=list)
+    """Tokens of the words that the parameters forbid."""
+    texts: Sequence[SampleText] = ()
+    """Of its samples; without them the output has no text."""
+
+
+def with_text(prompts: Sequence[Prompt], tokenizer: Tokenizer, hidden_size: int) -> list[Prompt]:
+    """The prompts with `bad_words` and `texts`. Raises ValueError for a word that has no tokens."""
+    words: dict[int, list[list[int]]] = {}
+    ready = []
+    for prompt in prompts:
+        params = prompt.params
+        if id(params) not in words:  # prompts usually share their parameters
+            words[id(params)] = bad_word_ids(tokenizer, params)
+        texts = [SampleText(tokenizer, prompt.ids, params, hidden_size) for _ in range(params.n)]
+        ready.append(replace(prompt, bad_words=words[id(params)], texts=texts))
+    return ready
 
 
 @dataclass
 class EngineClient:
-    """One engine process's sockets. `watch` is called with every delta and its time, `heard` with every report."""
+    """One engine process's sockets. `watch` is called with the index and the output of a sample whenever there is some,
+    and with its time; `heard` with every report."""
 
     directory: str
     """Where the sockets are; no other user may access it."""
-    watch: Callable[[Generation, Delta, float], None]
+    watch: Callable[[Generation, int, Chunk, float], None]
     heard: Callable[[Report], None]
     context: zmq.Context[zmq.Socket[bytes]]
     """One for all clients of a process: if descriptors have run out, libzmq aborts a process that creates a new one."""
@@ -116,7 +142,9 @@ class EngineClient:
         that must not be in use by another request of this tenant.
         Raises ApiError if one of them cannot be served.
         """
-        generation = Generation(self._new_id(), sum(prompt.params.n for prompt in prompts), tenant, self._deliveries)
+        count = sum(prompt.params.n for prompt in prompts)
+        generation = Generation(self._new_id(), count, tenant, self._deliveries)
+        generation.texts = [text for prompt in prompts for text in prompt.texts]
         ids = iter(generation.ids)
         jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
         try:
@@ -185,17 +213,20 @@ class EngineClient:
             socket.close(linger=0)
 
     def send(self, message: ToEngine) -> None:
-        """Never blocks: there is no high-water mark."""
+        """Never blocks: there is no high-water mark. To an engine that is gone nothing is sent; `fail_all` follows."""
         self._post(encode(message))
 
     def _post(self, message: bytes) -> None:
-        self._sender.send(message, zmq.NOBLOCK)
+        with suppress(zmq.Again):
+            self._sender.send(message, zmq.NOBLOCK)
 
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: FromEngine) -> Iterator[None]:
+        """Handle a message, a little of it at a time."""
         if isinstance(message, Outputs):
             now = time.monotonic()
             for delta in message.deltas:
                 self._deliver(delta, now)
+                yield
             if message.report is not None:
                 self.heard(message.report)
         elif isinstance(message, Beat):
@@ -225,15 +256,36 @@ class EngineClient:
         generation, index = entry
         if delta.finish is not None:
             del self.open[delta.id]
-        self.watch(generation, delta, now)
-        if delta.finish is not None and delta.finish.reason == "error":
-            self.abandon(generation)
-            generation.fail(request_failed(f"{delta.id}: {delta.finish.error}"))
+        chunk = self._chunk(generation, index, delta)
+        self.watch(generation, index, chunk, now)
+        if chunk.finish is not None and chunk.finish.reason == "error":
+            self._failed(generation, delta.id, chunk.finish.error)
         else:
-            generation.push(index, Chunk.of(delta))
+            generation.push(index, chunk)
             if generation.held > generation.most_held:
                 self.abandon(generation)
                 generation.overflow()
+
+    def _chunk(self, generation: Generation, index: int, delta: Delta) -> Chunk:
+        """The sample's output with its text, if anybody wants it. The engine is told when the text ends the sample, or
+        cannot be made."""
+        text = generation.texts[index] if generation.texts else None
+        if text is None or (generation.abandoned and text.end is None):
+            return Chunk.of(delta)
+        ended = text.end is not None
+        try:
+            chunk = text.read(delta)
+        except Exception as error:
+            logger.error("sample %s failed and was ended; the others continue", delta.id, exc_info=error)
+            self._failed(generation, delta.id, text.fail(error))
+            return text.read(delta)
+        if not ended and text.stopped_at is not None and delta.finish is None:
+            self.send(Cut(delta.id, *text.stopped_at))
+        return chunk
+
+    def _failed(self, generation: Generation, id: str, why: str | None) -> None:
+        self.abandon(generation)
+        generation.fail(request_failed(f"{id}: {why}"))
 
 
 def _refusal(message: Refused) -> ApiError:
@@ -252,4 +304,4 @@ def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
     params = plain(prompt.params)
     if tenant:
         params["cache_salt"] = f"{tenant}:{prompt.params.cache_salt or ''}"
-    return Job(ids, prompt.ids.tobytes(), params, seed, tenant)
+    return Job(ids, prompt.ids.tobytes(), params, seed, tenant, prompt.bad_words)

@@ -33,6 +33,7 @@ from stridelm.server.messages import (
     Accepted,
     Attach,
     Beat,
+    Cut,
     Delta,
     Detach,
     Failed,
@@ -55,7 +56,6 @@ from stridelm.server.messages import (
     unpacked,
 )
 from stridelm.server.outlets import Outlets
-from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, Request, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,6 @@ def _facts(engine: Engine) -> Ready:
 class Loop:
     def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> None:
         self.engine = engine
-        self._text_engine = TextEngine(engine)
         self._receiver = receiver
         self._outlets = outlets
         self._parent = parent
@@ -169,6 +168,8 @@ class Loop:
                 self._submit(message)
             elif isinstance(message, Abort):
                 self._abort(message.ids)
+            elif isinstance(message, Cut):
+                self._cut(message)
             elif isinstance(message, Flush):
                 self._flush(message)
             elif isinstance(message, Attach):
@@ -259,7 +260,7 @@ class Loop:
 
     def _refuse(self, group: str, added: Sequence[str], why: str, *, internal: bool = False) -> None:
         for id in added:
-            self._text_engine.abort(id)
+            self.engine.abort(id)
         self._answer(Refused(group, why, "engine" if internal else "request"))
 
     def _answer(self, message: Accepted | Refused) -> None:
@@ -269,7 +270,15 @@ class Loop:
         """Each sample of a prompt, once it is queued."""
         prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
         for index, id in enumerate(job.ids):
-            yield self._text_engine.add(id, prompt_ids, params, sample_index=index, tenant=job.tenant, seed=job.seed)
+            yield self.engine.add(
+                id,
+                prompt_ids,
+                params,
+                sample_index=index,
+                tenant=job.tenant,
+                bad_words=job.bad_words,
+                seed=job.seed,
+            )
 
     def _abort(self, ids: list[str]) -> None:
         """Drop requests and send their metrics; ids of requests that have already ended are ignored."""
@@ -280,13 +289,23 @@ class Loop:
             self._answer(Refused(held[0].group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
-            if request is not None and self._text_engine.abort(id):
-                ended.append(Delta(id, [], [], 0, finish=_finish(request)))
+            if request is not None and self.engine.abort(id):
+                ended.append(Delta(id, [], finish=_finish(request)))
         self._outlets.emit(ended)
+
+    def _cut(self, message: Cut) -> None:
+        """End a request whose text has met a stop string, and send its metrics. If it has ended, they were sent."""
+        request = self.engine.queue.get(message.id)
+        if request is None:
+            return
+        late = len(request.output_ids) - message.length
+        self.engine.cut(request, message.length, message.stop_reason)
+        self.engine.stats.emitted += late  # an earlier report may have counted them, and a counter never falls
+        self._outlets.emit([Delta(message.id, [], finish=_finish(request))])
 
     def _step(self) -> list[Delta]:
         """One step. Raises EngineFault if the engine cannot go on: the process is then restarted."""
-        return [self._delta(output) for output in self._text_engine.step()]
+        return [self._delta(output) for output in self.engine.step()]
 
     def _delta(self, output: StepOutput) -> Delta:
         try:
@@ -324,8 +343,9 @@ def _delta(output: StepOutput) -> Delta:
     return Delta(
         request.id,
         output.new_token_ids,
-        output.pieces,
         output.accepted,
+        output.silent,
+        request.all_or_nothing,
         logprobs,
         _prompt_scores(request, output.prompt_logprobs),
         None if output.hidden_states is None else output.hidden_states.numpy().tobytes(),

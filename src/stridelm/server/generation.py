@@ -13,6 +13,7 @@ from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.server.chunk import MAX_CHUNK, Chunk
 from stridelm.server.deliveries import Deliveries
 from stridelm.server.errors import ApiError, answer_too_large
+from stridelm.server.sample_text import SampleText
 
 MAX_HELD = 256 << 20
 """Bytes, unless the server sets another limit."""
@@ -62,6 +63,8 @@ class Generation:
         """Bytes beyond which the samples are ended: their output is not being read, or not before it is complete."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the last sample ends, at least once."""
+        self.texts: Sequence[SampleText] = ()
+        """Of the samples; without them the output has no text."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deliveries = deliveries or Deliveries()
         self._open = set(range(count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -12,17 +12,19 @@ from stridelm.server.turns import SLICE_S
 
 
 class Inbox:
-    """Calls `take` with every message that arrives at the socket, a slice of them at a time.
+    """Calls `take` with every message that arrives at the socket, and does the work that it returns, all in slices.
 
-    The socket's descriptor becomes readable when messages arrive at an empty socket, and not again before the socket
-    has been read empty. So a slice that leaves messages behind schedules the next one itself.
+    take: returns the work as an iterator of small steps. The socket's descriptor becomes readable when messages arrive
+    at an empty socket, and not again before the socket has been read empty: so a slice that leaves messages behind
+    schedules the next one itself.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[bytes], None]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[bytes], Iterator[None]]) -> None:
         self._socket, self._take = socket, take
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._next: asyncio.Handle | None = None
+        self._work: Iterator[None] = iter(())
         self.reading: asyncio.Future[None] = self._loop.create_future()
         """Never done by itself; if `take` or the socket fails, it has the error, and nothing more is received."""
         self._loop.add_reader(self._descriptor, self._read)
@@ -40,11 +42,12 @@ class Inbox:
         until = time.perf_counter() + SLICE_S
         try:
             while time.perf_counter() < until:
+                if next(self._work, self) is not self:
+                    continue
                 try:
-                    message = self._socket.recv(zmq.NOBLOCK)
+                    self._work = self._take(self._socket.recv(zmq.NOBLOCK))
                 except zmq.Again:
                     return
-                self._take(message)
             self._next = self._loop.call_soon(self._read)
         except Exception as error:
             self._loop.remove_reader(self._descriptor)

@@ -47,6 +47,8 @@ class Job(msgspec.Struct, array_like=True):
     seed: int | None = None
     """Shared by the samples of a prompt whose parameters have no seed."""
     tenant: str = ""
+    bad_words: list[list[int]] = []
+    """Tokens of the words that the parameters forbid."""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -65,6 +67,14 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
     ids: list[str]
+
+
+class Cut(msgspec.Struct, tag=True, array_like=True):
+    """A sample's text has met a stop string: it ends after `length` output tokens. Ignored if it has ended."""
+
+    id: str
+    length: int
+    stop_reason: str
 
 
 class Flush(msgspec.Struct, tag=True, array_like=True):
@@ -91,7 +101,7 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """Leave the loop, and the process."""
 
 
-ToEngine = Submit | Abort | Flush | Attach | Detach | Stop
+ToEngine = Submit | Abort | Cut | Flush | Attach | Detach | Stop
 
 
 def group_of(id: str) -> str:
@@ -161,7 +171,8 @@ class Score(msgspec.Struct, array_like=True):
     token: int
     logprob: float
     rank: int | None
-    text: str | None
+    text: str | None = None
+    """Filled in by the HTTP process."""
 
 
 Scores = list[Score]
@@ -187,24 +198,22 @@ class Finish(msgspec.Struct, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """One step's output for one sample."""
+    """One step's output for one sample: tokens, which the HTTP process turns into text (sample_text.py)."""
 
     id: str
     token_ids: list[int]
-    pieces: list[str]
-    """For each token, the text that it made final."""
-    accepted: int
+    accepted: int = 0
     """How many of the tokens were guessed (types.StepOutput)."""
+    silent: bool = False
+    """The last of the tokens ended the output and is not part of its text."""
+    own_first: bool = False
+    """The first of the tokens was not guessed, even if some after it were."""
     logprobs: list[Scores] | None = None
     prompt_logprobs: list[bytes] | None = None
     """Lists of SCORED positions each, encoded with `encode`, to be decoded one after another."""
     hidden_states: bytes | None = None
     """float32 in native byte order, Ready.hidden_size numbers per row (types.StepOutput)."""
     finish: Finish | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
 
 class Report(msgspec.Struct, array_like=True):
@@ -234,7 +243,8 @@ FromEngine = Beat | Ready | Failed | Accepted | Refused | Flushed | Outputs
 
 encode = msgspec.msgpack.Encoder().encode
 to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-prompt_scores = msgspec.msgpack.Decoder(list[Scores | None]).decode
+unnamed_scores = msgspec.msgpack.Decoder(list[Scores | None]).decode
+"""SCORED positions of a prompt, without the tokens' text."""
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
@@ -261,4 +271,4 @@ def plain(params: SamplingParams) -> dict[str, Any]:
 def scores(entry: Mapping[int, Logprob], token: int) -> Scores:
     """One position's log-probabilities, the token's own first."""
     own = [token] + [other for other in entry if other != token]
-    return [Score(t, entry[t].logprob, entry[t].rank, entry[t].decoded_token) for t in own]
+    return [Score(t, entry[t].logprob, entry[t].rank) for t in own]

@@ -24,8 +24,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
-from stridelm.server.messages import Delta, Finish, Report
+from stridelm.server.messages import Finish, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,9 +132,9 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._numbers: dict[str, Counter | Gauge] = {}
         self._histograms: dict[str, _Histogram] = {}
-        self._under_way: WeakKeyDictionary[Generation, dict[str, _Progress]] = WeakKeyDictionary()
-        """Generation -> sample id -> progress. Ids repeat after a restart, and samples of a dead engine never end, so
-        progress is kept per generation and dropped with it."""
+        self._under_way: WeakKeyDictionary[Generation, dict[int, _Progress]] = WeakKeyDictionary()
+        """Generation -> sample's index -> progress. Samples of a dead engine never end, so progress is kept per
+        generation and dropped with it."""
 
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of all requested samples")
         self._cached = self._counter("cached_prompt_tokens", "Prompt tokens of ended samples found in the prefix cache")
@@ -204,27 +205,27 @@ class Metrics(Collector):
         )
         """vLLM's name, the collector that it exports, and the labels that are kept."""
 
-    def watch(self, generation: Generation, delta: Delta, now: float) -> None:
-        """Count a step's output for a sample. now: time.monotonic().
+    def watch(self, generation: Generation, index: int, chunk: Chunk, now: float) -> None:
+        """Count a step's output for the sample of this index. now: time.monotonic().
 
         Tokens that arrive together share the time since the previous ones equally.
         """
         samples = self._under_way.get(generation)
         if samples is None:
             samples = self._under_way[generation] = {}
-        new, sample = len(delta.token_ids), samples.get(delta.id)
+        new, sample = len(chunk.token_ids), samples.get(index)
         if new:
             self._generated.inc(new)
             if sample is None:
-                sample = samples[delta.id] = _Progress(now, new)
+                sample = samples[index] = _Progress(now, new)
                 self._first.observe(now - generation.began)
             else:
                 self._between.observe((now - sample.last) / new, new)
                 sample.last = now
                 sample.tokens += new
-        if delta.finish is not None:
-            samples.pop(delta.id, None)
-            self._end(delta.finish, now - generation.began, 0 if sample is None else sample.tokens)
+        if chunk.finish is not None:
+            samples.pop(index, None)
+            self._end(chunk.finish, now - generation.began, 0 if sample is None else sample.tokens)
 
     def heard(self, report: Report) -> None:
         """Record a report of the engine."""

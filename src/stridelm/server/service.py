@@ -19,7 +19,7 @@ from stridelm.config import EngineConfig
 from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
-from stridelm.server.engine_client import EngineClient, Prompt
+from stridelm.server.engine_client import EngineClient, Prompt, with_text
 from stridelm.server.errors import ApiError, bad_request, forbidden, no_places, overloaded, timed_out, unavailable
 from stridelm.server.generation import Generation
 from stridelm.server.grammar_sandbox import GrammarSandbox
@@ -45,6 +45,8 @@ SHORT_TEXTS = 4_000
 """Characters, plus TEXT_COSTS per text: longer texts are tokenised on a thread, so that the event loop goes on. This
 much takes two milliseconds."""
 TEXT_COSTS = 200
+SAMPLE_COSTS = 20
+"""In characters of text: to begin a sample's text."""
 THREADS = 2
 """Maximum requests processed on threads at once."""
 QUICK_READING_S, READING_S = 1.0, 10.0
@@ -248,6 +250,7 @@ class Service:
         self._check_scores(prompts)
         with self.entering(samples):
             await self._check_grammars(prompts)
+            prompts = await self._with_text(prompts)
             engine_client = self.engine_client
         self._check_places(engine_client, samples, caller)
         most, own = self.config.max_queue, self._places(caller)
@@ -313,6 +316,20 @@ class Service:
             if self._sandbox is None:
                 self._sandbox = GrammarSandbox(self.ready.model, self.ready.vocab_size)
             await self._sandbox.check(grammar)
+
+    async def _with_text(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts with what turns words into tokens and tokens into text. Raises ApiError for a word that has no
+        tokens."""
+        each = {id(prompt.params): prompt.params for prompt in prompts}.values()
+        words = sum(TEXT_COSTS + len(word) for params in each for word in params.bad_words or ())
+        samples = sum(prompt.params.n for prompt in prompts)
+        cost = 2 * words + sum(len(stop) for params in each for stop in params.stops) + SAMPLE_COSTS * samples
+        try:
+            if cost <= SHORT_TEXTS:
+                return with_text(prompts, self.tokenizer, self.ready.hidden_size)
+            return await self.beside(lambda _: with_text(prompts, self.tokenizer, self.ready.hidden_size))
+        except ValueError as error:
+            raise bad_request(str(error)) from error
 
     async def stop(self) -> None:
         """End the workers."""

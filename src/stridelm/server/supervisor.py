@@ -22,10 +22,11 @@ import zmq
 
 from stridelm.config import EngineConfig
 from stridelm.options import flat
+from stridelm.server.chunk import Chunk
 from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import unavailable
 from stridelm.server.generation import Generation
-from stridelm.server.messages import Delta, Failed, Orders, Ready, Report, Stop
+from stridelm.server.messages import Failed, Orders, Ready, Report, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Supervisor:
         config: EngineConfig,
         max_restarts: int,
         timeout_s: float,
-        watch: Callable[[Generation, Delta, float], None],
+        watch: Callable[[Generation, int, Chunk, float], None],
         heard: Callable[[Report], None],
         gone: Callable[[], None],
         restarted: Callable[[], None],

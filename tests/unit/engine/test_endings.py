@@ -12,7 +12,7 @@ import pytest
 
 from stridelm import LLM, SamplingParams
 from stridelm.llm import CompletionOutput
-from stridelm.text_engine import TextEngine
+from stridelm.text.output import bad_word_ids
 from stridelm.types import StepOutput
 from support.checkpoints.speaking import write_speaking
 
@@ -128,7 +128,7 @@ def test_bad_words(builtin: LLM) -> None:
     tokenizer = builtin.engine.tokenizer
     assert tokenizer is not None
     for word in ("self", " self", "   self"):
-        forbidden = TextEngine(builtin.engine).bad_words(SamplingParams(bad_words=[word]))
+        forbidden = bad_word_ids(tokenizer, SamplingParams(bad_words=[word]))
         assert forbidden == [tokenizer.encode("self", False), tokenizer.encode(" self", False)]
     with pytest.raises(ValueError, match=r"bad_words: ' ' has no tokens; leave it out"):
         builtin.generate(PROMPT, SamplingParams(bad_words=[" "]))

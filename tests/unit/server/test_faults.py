@@ -180,9 +180,17 @@ def engine_of(served: Served) -> psutil.Process:
     return engine
 
 
+def errors(served: Served) -> float:
+    """Samples that ended with the reason `error`."""
+    with served.http() as client:
+        lines = client.get("/metrics").text.splitlines()
+    name = "stride_requests_finished_total{"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and 'finished_reason="error"' in line)
+
+
 def test_one_request_fails(tmp_path: Path) -> None:
-    """A request that makes the engine raise gets 500, or its stream ends with an error event; requests beside it get
-    every token, and the engine's process stays the same one. Repeated several times."""
+    """A request that makes the engine raise, or whose text cannot be made, gets 500, or its stream ends with an error
+    event; requests beside it get every token, and the engine's process stays the same one. Repeated several times."""
     [expected] = offline([PROMPT], temperature=0, max_tokens=300, ignore_eos=True)
     said: list[str] = []
     site = Path(__file__).parents[2] / "support" / "doubles" / "planted_site"
@@ -209,7 +217,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
         staying = [threading.Thread(target=stay) for _ in range(2)]
         for thread in staying:
             thread.start()
-        for seed in (666, 667) * 3:
+        for seed in (666, 667, 668) * 3:
             body = {"prompt": "def f(", "max_tokens": 40, "seed": seed, "ignore_eos": True, "n": 2}
             with pytest.raises(openai.InternalServerError, match="LookupError inside the engine") as caught:
                 client.completions.create(
@@ -227,6 +235,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
         figures = settle(served)
         assert figures["stride_engine_failed_requests_total"] >= 18 and "stride_engine_restarts_total" in figures
         assert figures["stride_engine_restarts_total"] == 0 and engine_of(served).pid == engine
+        assert errors(served) >= 27
         assert served.stop() == 0
 
 

@@ -17,8 +17,9 @@ from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
+from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
-from stridelm.server.messages import Delta, Finish, Report
+from stridelm.server.messages import Finish, Report
 from stridelm.server.metrics import CONTENT_TYPE, Metrics, Snapshot
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -83,9 +84,9 @@ def cost(**changes: Any) -> RequestMetrics:
     return RequestMetrics(**{**plain, **changes})
 
 
-def delta(tokens: int, sample: int = 0, reason: str | None = None, **changes: Any) -> Delta:
+def delta(tokens: int, sample: int = 0, reason: str | None = None, **changes: Any) -> tuple[int, Chunk]:
     finish = None if reason is None else Finish(reason, None, cost(**changes))
-    return Delta(f"g0.{sample}", list(range(tokens)), [""] * tokens, 0, finish=finish)
+    return sample, Chunk(list(range(tokens)), finish=finish)
 
 
 def report(held: int = 0, stats: EngineStats | None = None) -> Report:
@@ -119,9 +120,9 @@ def busy(metrics: Metrics) -> None:
     generation = request(3)
     for sample, (reason, drafter) in enumerate((("stop", "ngram"), ("length", "mtp"), ("abort", "ngram"))):
         metrics.prompt(10 + sample)
-        metrics.watch(generation, delta(2, sample), BEGAN + 0.5)
-        metrics.watch(generation, delta(3, sample), BEGAN + 1.0)
-        metrics.watch(generation, delta(0, sample, reason, drafter=drafter, preemptions=1), BEGAN + 2.0)
+        metrics.watch(generation, *delta(2, sample), BEGAN + 0.5)
+        metrics.watch(generation, *delta(3, sample), BEGAN + 1.0)
+        metrics.watch(generation, *delta(0, sample, reason, drafter=drafter, preemptions=1), BEGAN + 2.0)
     metrics.heard(report(held=4, stats=EngineStats(steps=1, rows=2, emitted=3, drafted=4, accepted=5, preemptions=6)))
     metrics.refused(503)
     metrics.restarted()
@@ -129,9 +130,9 @@ def busy(metrics: Metrics) -> None:
 
 def test_a_delta_of_several_tokens_is_as_many_intervals(metrics: Metrics) -> None:
     generation = request()
-    metrics.watch(generation, delta(3), BEGAN + 0.5)
-    metrics.watch(generation, delta(4), BEGAN + 0.75)
-    metrics.watch(generation, delta(2, reason="stop"), BEGAN + 1.0)
+    metrics.watch(generation, *delta(3), BEGAN + 0.5)
+    metrics.watch(generation, *delta(4), BEGAN + 0.75)
+    metrics.watch(generation, *delta(2, reason="stop"), BEGAN + 1.0)
     assert value(metrics, "stride_generation_tokens_total") == 9
     assert value(metrics, "stride_time_to_first_token_seconds_count") == 1
     assert value(metrics, "stride_time_to_first_token_seconds_sum") == 0.5
@@ -147,8 +148,8 @@ def test_a_delta_of_several_tokens_is_as_many_intervals(metrics: Metrics) -> Non
 
 def test_a_time_on_a_bound_belongs_below_it_and_one_above_all_is_counted(metrics: Metrics) -> None:
     generation = request(2)
-    metrics.watch(generation, delta(1, 0), BEGAN + 0.25)
-    metrics.watch(generation, delta(1, 1), BEGAN + 4096)
+    metrics.watch(generation, *delta(1, 0), BEGAN + 0.25)
+    metrics.watch(generation, *delta(1, 1), BEGAN + 4096)
     first = "stride_time_to_first_token_seconds_bucket"
     assert value(metrics, first, le="0.15") == 0
     assert value(metrics, first, le="0.25") == value(metrics, first, le="180.0") == 1
@@ -157,9 +158,9 @@ def test_a_time_on_a_bound_belongs_below_it_and_one_above_all_is_counted(metrics
 
 def test_samples_of_a_request_have_times_of_their_own(metrics: Metrics) -> None:
     generation = request(2)
-    metrics.watch(generation, delta(1, 0), BEGAN + 0.5)
-    metrics.watch(generation, delta(1, 1), BEGAN + 1.5)
-    metrics.watch(generation, delta(1, 0), BEGAN + 2.5)
+    metrics.watch(generation, *delta(1, 0), BEGAN + 0.5)
+    metrics.watch(generation, *delta(1, 1), BEGAN + 1.5)
+    metrics.watch(generation, *delta(1, 0), BEGAN + 2.5)
     assert value(metrics, "stride_time_to_first_token_seconds_count") == 2
     assert value(metrics, "stride_time_to_first_token_seconds_sum") == 2.0
     assert value(metrics, "stride_inter_token_latency_seconds_count") == 1
@@ -170,7 +171,7 @@ def test_the_end_of_a_sample(metrics: Metrics) -> None:
     generation = request(4)
     ends = (("stop", 1.0, 0), ("length", 2.0, 3), ("length", 4.0, 1))
     for sample, (reason, seconds, preemptions) in enumerate(ends):
-        metrics.watch(generation, delta(1, sample, reason, preemptions=preemptions), BEGAN + seconds)
+        metrics.watch(generation, *delta(1, sample, reason, preemptions=preemptions), BEGAN + seconds)
     for reason, count, seconds in (("stop", 1, 1.0), ("length", 2, 6.0), ("abort", 0, 0.0)):
         assert value(metrics, "stride_requests_finished_total", finished_reason=reason) == count
         assert value(metrics, "vllm:request_success_total", finished_reason=reason) == count
@@ -185,13 +186,13 @@ def test_the_end_of_a_sample(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_nothing_is_kept_of_a_sample_that_ended(metrics: Metrics, tokens: int) -> None:
-    """A new sample with the same id is counted as new."""
+    """A new sample with the same index is counted as new."""
     generation = request(2)
-    metrics.watch(generation, delta(1, 0), BEGAN + 0.5)
-    metrics.watch(generation, delta(1, 1), BEGAN + 0.5)
-    metrics.watch(generation, delta(tokens, 0, "stop"), BEGAN + 1.0)
-    assert list(metrics._under_way[generation]) == ["g0.1"]
-    metrics.watch(generation, delta(1, 0), BEGAN + 8.0)
+    metrics.watch(generation, *delta(1, 0), BEGAN + 0.5)
+    metrics.watch(generation, *delta(1, 1), BEGAN + 0.5)
+    metrics.watch(generation, *delta(tokens, 0, "stop"), BEGAN + 1.0)
+    assert list(metrics._under_way[generation]) == [1]
+    metrics.watch(generation, *delta(1, 0), BEGAN + 8.0)
     assert value(metrics, "stride_time_to_first_token_seconds_count") == 3
     assert value(metrics, "stride_inter_token_latency_seconds_count") == tokens
 
@@ -200,9 +201,9 @@ def test_nothing_is_kept_of_an_abandoned_sample(metrics: Metrics) -> None:
     """One had tokens and one was still waiting when the client left. The latter has no time to first token."""
     generation = request(2)
     generation.abandoned = True
-    metrics.watch(generation, delta(5, 0), BEGAN + 0.5)
+    metrics.watch(generation, *delta(5, 0), BEGAN + 0.5)
     for sample in range(2):
-        metrics.watch(generation, delta(0, sample, "abort", cached_tokens=0), BEGAN + 1.0)
+        metrics.watch(generation, *delta(0, sample, "abort", cached_tokens=0), BEGAN + 1.0)
     assert not metrics._under_way[generation]
     assert value(metrics, "stride_requests_finished_total", finished_reason="abort") == 2
     assert value(metrics, "stride_generation_tokens_total") == 5
@@ -214,9 +215,9 @@ def test_nothing_is_kept_of_an_abandoned_sample(metrics: Metrics) -> None:
 def test_what_a_dead_engine_left_unfinished_is_forgotten(metrics: Metrics) -> None:
     """The next engine's samples have the same ids, and their first tokens are first tokens."""
     generation = request()
-    metrics.watch(generation, delta(1), BEGAN + 0.5)
+    metrics.watch(generation, *delta(1), BEGAN + 0.5)
     after = request()
-    metrics.watch(after, delta(1), BEGAN + 1.0)
+    metrics.watch(after, *delta(1), BEGAN + 1.0)
     assert value(metrics, "stride_time_to_first_token_seconds_count") == 2
     assert value(metrics, "stride_inter_token_latency_seconds_count") == 0
     del generation, after
@@ -234,8 +235,8 @@ def test_speculation_is_told_apart_by_drafter_and_rule_and_summed_for_vllm(metri
         {"drafter": "none", **undrafted},
     ]
     for sample, changes in enumerate(ends):
-        metrics.watch(generation, delta(4, sample), BEGAN + 0.5)
-        metrics.watch(generation, delta(sample, sample, "stop", **changes), BEGAN + 1.0)
+        metrics.watch(generation, *delta(4, sample), BEGAN + 0.5)
+        metrics.watch(generation, *delta(sample, sample, "stop", **changes), BEGAN + 1.0)
 
     ngram = {"drafter": "ngram", "acceptance": "exact", "lossless": "true"}
     mtp = {"drafter": "mtp", "acceptance": "relaxed", "lossless": "false"}
@@ -398,9 +399,9 @@ def test_snapshots_add_up(metrics: Metrics) -> None:
     def more(metrics: Metrics) -> None:
         generation = request(2)
         metrics.prompt(7)
-        metrics.watch(generation, delta(4, 0), BEGAN + 0.25)
-        metrics.watch(generation, delta(1, 0, "length", drafter="suffix"), BEGAN + 8.0)
-        metrics.watch(generation, delta(2, 1, "error"), BEGAN + 4096.0)
+        metrics.watch(generation, *delta(4, 0), BEGAN + 0.25)
+        metrics.watch(generation, *delta(1, 0, "length", drafter="suffix"), BEGAN + 8.0)
+        metrics.watch(generation, *delta(2, 1, "error"), BEGAN + 4096.0)
         metrics.refused(429)
         metrics.frontend_restarted()
 

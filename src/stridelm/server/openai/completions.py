@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
-from stridelm.server.messages import SCORED, Score, Scores, prompt_scores, top_scores
+from stridelm.server.messages import SCORED, Score, Scores, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
 from stridelm.server.replies import to_json, while_connected
+from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 
@@ -132,6 +134,9 @@ class _Answer:
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = legacy_logprobs(chunk.logprobs or [], self._body.logprobs, lengths[index])
+            # Where each token's text begins in what was sent, however many tokens an event has.
+            begins = accumulate(map(len, chunk.pieces), initial=lengths[index])
+            logprobs["text_offset"] = [begin for begin, _ in zip(begins, chunk.pieces)]
         text = chunk.text
         lengths[index] += len(text)
         choice = _choice(index, text, logprobs)
@@ -161,7 +166,9 @@ class _Answer:
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = entries = list[msgspec.Raw]()
             for packed in sample.prompt_logprobs or []:
-                entries += [msgspec.Raw(to_json(_by_id(entry))) for entry in prompt_scores(packed)]
+                entries += [
+                    msgspec.Raw(to_json(_by_id(entry))) for entry in prompt_scores(packed, self._service.tokenizer)
+                ]
                 await turn.breathe()
         choice["speculation"] = speculation_of(sample.ended.metrics)
         return choice
@@ -191,7 +198,7 @@ class _Answer:
             first = prompt_ids[0]
             opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
             for place, packed in enumerate(sample.prompt_logprobs or []):
-                scores = prompt_scores(packed)
+                scores = prompt_scores(packed, self._service.tokenizer)
                 yield scores if place else [opening, *scores[1:]]
         if not self._silent:
             for begin in range(0, len(sample.logprobs), SCORED):

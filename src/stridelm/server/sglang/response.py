@@ -16,9 +16,10 @@ from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.params import SamplingParams
 from stridelm.server.chunk import Chunk
 from stridelm.server.gather import Gathered
-from stridelm.server.messages import Finish, Score, Scores, prompt_scores, top_scores
+from stridelm.server.messages import Finish, Score, Scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.replies import to_json
+from stridelm.server.sample_text import prompt_scores
 from stridelm.text.tokenizer import Tokenizer
 
 WEIGHTS = "default"
@@ -108,7 +109,7 @@ class SampleResponse:
             return False
         first = self._task.told_from
         assert first is not None
-        for entry in prompt_scores(self._packed.popleft()):
+        for entry in prompt_scores(self._packed.popleft(), self._tokenizer):
             if self._place == first:
                 token = self._task.prompt_ids[first]
                 text = self._tokenizer.token_text(token) if self._task.with_text else None
