@@ -43,12 +43,14 @@ class Deliveries:
         """One slice. A delivery that could go on waits for all others."""
         until = time.perf_counter() + SLICE_S
         queue = self._queue
-        while queue and time.perf_counter() < until:
-            delivery = queue.popleft()
-            delivery.due = False
-            if delivery.advance() and not delivery.due:
-                delivery.due = True
-                queue.append(delivery)
-        self._running = bool(queue)
-        if queue:
-            asyncio.get_running_loop().call_soon(self._run)
+        try:
+            while queue and time.perf_counter() < until:
+                delivery = queue.popleft()
+                delivery.due = False
+                if delivery.advance() and not delivery.due:
+                    delivery.due = True
+                    queue.append(delivery)
+        finally:
+            self._running = bool(queue)
+            if queue:
+                asyncio.get_running_loop().call_soon(self._run)

@@ -1,7 +1,8 @@
 """Uvicorn's HTTP/1.1 protocol with limits: on heads, on bodies, on time, on what a connection may hold.
 
 Uvicorn's parser and its callbacks are unchanged. The callbacks here also record how much of a request has arrived;
-`look`, called twice a second, closes a connection that takes too long (limits.py).
+`look`, called twice a second, closes a connection that takes too long (limits.py). A request's state has the connection
+as `wire`, so that a stream can write to it (replies.EventStream).
 """
 
 from __future__ import annotations

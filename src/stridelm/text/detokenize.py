@@ -17,7 +17,6 @@ character is final when it is complete.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from stridelm.text.tokenizer import Tokenizer
@@ -55,34 +54,17 @@ class Detokenizer:
         """Byte tokens that do not form a whole character yet."""
         self._prompt_bytes = 0
         """How many of them belong to the prompt."""
-        self._length = 0
-        self._ends: list[int] = []
-        """Output token index -> length of the output's text up to and with it."""
         self._start(prompt_ids)
 
     def push(self, ids: Iterable[int]) -> str:
         """Add the next output tokens. Returns the text that is newly complete."""
-        pieces = []
-        for token in ids:
-            piece = self._take(token) if self._has_text(token) else ""
-            self._length += len(piece)
-            self._ends.append(self._length)
-            pieces.append(piece)
-        return "".join(pieces)
+        return "".join([self._take(token) for token in ids if self._has_text(token)])
 
     def flush(self) -> str:
         """The text held back, when no more tokens will come. It counts as the last token's."""
         piece = self._spoil_bytes() + self._text[self._done :]
         self._done, self._open = len(self._text), False
-        self._length += len(piece)
-        if self._ends:
-            self._ends[-1] = self._length
         return piece
-
-    def tokens_to(self, offset: int) -> int:
-        """How many output tokens it takes to have the first `offset` characters of the output's text."""
-        assert offset <= self._length, f"the text has only {self._length} characters, not {offset}"
-        return bisect_left(self._ends, offset) + 1 if offset > 0 else 0
 
     def _start(self, prompt_ids: Sequence[int]) -> None:
         """Open the window over the prompt's last tokens; keep the bytes of a character left incomplete."""
@@ -169,6 +151,8 @@ class Detokenizer:
 
     def _spoil_bytes(self) -> str:
         """Give up on the incomplete bytes: one U+FFFD each, except for the prompt's."""
+        if not self._bytes:
+            return ""
         count = len(self._bytes) - self._prompt_bytes
         self._bytes.clear()
         self._prompt_bytes = 0

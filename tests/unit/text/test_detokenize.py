@@ -136,29 +136,11 @@ def test_never_half_a_character(tokenizer: Tokenizer, text: str) -> None:
         assert tokenizer.decode(ids).startswith(shown)
 
 
-@LAWS
-@given(text=texts, at=st.floats(0, 1))
-def test_tokens_to_is_the_shortest_output_with_that_text(tokenizer: Tokenizer, text: str, at: float) -> None:
-    """The cut at an offset is where one-by-one decoding would have reached it first."""
-    ids = tokenizer.encode(text)
-    detokenizer = Detokenizer(tokenizer)
-    length, reached = 0, []
-    for token in ids:
-        length += len(detokenizer.push([token]))
-        reached.append(length)
-    detokenizer.flush()
-    whole = Detokenizer(tokenizer)
-    offset = int(at * len(whole.push(ids)))
-    expected = next((n for n, have in enumerate(reached, 1) if have >= offset), len(ids)) if offset else 0
-    assert whole.tokens_to(offset) == expected
-
-
 def test_character_split_over_tokens_comes_whole(byte_level: Tokenizer) -> None:
     ids = [byte_level.hf.convert_tokens_to_ids(c) for c in "ðŁĺĢ"]
     assert byte_level.decode(ids) == "😀"
     detokenizer = Detokenizer(byte_level)
     assert [detokenizer.push([i]) for i in ids] == ["", "", "", "😀"]
-    assert detokenizer.tokens_to(1) == 4
 
 
 def test_character_split_over_prompt_and_output(tokenizer: Tokenizer) -> None:
