@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -151,6 +152,7 @@ def main() -> None:
     sys.stdout.flush()
     begin, end = json.loads(sys.stdin.readline())
     report = uvloop.run(load(job, begin, end))
+    os.set_blocking(sys.stdout.fileno(), True)  # the report is larger than a pipe
     sys.stdout.write(json.dumps(asdict(report)) + "\n")
 
 

@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -206,7 +207,8 @@ def run_clients(job: Job, settings: Settings) -> tuple[float, list[dict[str, Any
         begin = time.monotonic() + START_S
         for client in clients:
             tell(client, (begin, begin + settings.warm_up + settings.seconds))
-        reports = [client.communicate()[0] for client in clients]
+        with ThreadPoolExecutor(len(clients)) as readers:
+            reports = list(readers.map(lambda client: client.communicate()[0], clients))
     finally:
         for client in clients:
             client.kill()

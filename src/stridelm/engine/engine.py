@@ -137,7 +137,8 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Serve some of the engine's own requests, and keep nothing of them but what prompts cost."""
-        target = self.loaded.target
+        target, planner = self.loaded.target, self.steps.planner
+        policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
         waves = list(warm_up_requests(target.vocab_size, target.max_length, self.budget))
         with bar("warming up", len(waves), "steps") as advance:
             for number, wave in enumerate(waves):
@@ -145,10 +146,11 @@ class Engine:
                 self.step()
                 advance(1)
         self._finish_own()
-        self.steps.cost.clear()  # those steps compiled kernels
+        self.steps.cost.clear()
         for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
             self._serve_own(f"{PROBE} {number}", wave)
             self._finish_own()
+        planner.prompts = policy
         self.stats.reset()
 
     def _serve_own(self, id: str, wave: Wave) -> None:

@@ -13,8 +13,8 @@ import triton.language as tl
 from stridelm.kernels.index_kernel import index_kernel
 from stridelm.types import Draft
 
-_MAX_BLOCK = 1024
-"""Rows that a program lays out at a time, at most."""
+_SHORT, _LONG = 16, 1024
+"""Rows that a program handles at a time: two binaries, for spans that decode and for prompts."""
 
 
 @index_kernel
@@ -144,7 +144,7 @@ def lay_out(
         width,
         page_size,
         spans,
-        BLOCK=min(_MAX_BLOCK, max(16, triton.next_power_of_2(longest))),
+        BLOCK=_SHORT if longest <= _SHORT else _LONG,
         BLOCK_K=triton.next_power_of_2(width + 1),
     )
     return laid, about, nodes

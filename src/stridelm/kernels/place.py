@@ -13,8 +13,8 @@ import triton.language as tl
 
 from stridelm.kernels.index_kernel import index_kernel
 
-_MAX_BLOCK = 1024
-"""Rows that a program places at a time, at most."""
+_SHORT, _LONG = 16, 1024
+"""Rows that a program handles at a time: two binaries, for spans that decode and for prompts."""
 
 
 @index_kernel
@@ -104,7 +104,7 @@ def place(
             page_size,
             requests,
             STAYS=stays_R is not None,
-            BLOCK=min(_MAX_BLOCK, max(16, triton.next_power_of_2(longest))),
+            BLOCK=_SHORT if longest <= _SHORT else _LONG,
         )
     return laid[0], laid[1], pool_slots, about, last
 

@@ -57,7 +57,7 @@ class Sampler:
             table.sampled,
             table.log_min_p if wanted & Feature.MIN_P else None,
             stream,
-            self._cut(logits_MV, rows, wanted) if wanted & (Feature.TOP_K | Feature.TOP_P) else None,
+            self._cut(logits_MV, rows) if wanted & (Feature.TOP_K | Feature.TOP_P) else None,
         )
 
     def processed(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Sampler:
         # A greedy slot's temperature is 1.
         scaled_MV = logits_MV.float() / self.table.temperature[rows.slots][:, None]
         if wanted & Feature.TRUNCATED:
-            scaled_MV.masked_fill_(self._cut(logits_MV, rows, wanted).drops(scaled_MV), -math.inf)
+            scaled_MV.masked_fill_(self._cut(logits_MV, rows).drops(scaled_MV), -math.inf)
         return scaled_MV
 
     def argmax(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int]) -> torch.Tensor:
@@ -106,12 +106,13 @@ class Sampler:
             wanted |= self.table.features(slot)
         return wanted
 
-    def _cut(self, logits_MV: torch.Tensor, rows: Rows, wanted: Feature) -> Cut:
+    def _cut(self, logits_MV: torch.Tensor, rows: Rows) -> Cut:
         """Where min-p, top-k and top-p cut each row."""
+        # All three, whatever the rows ask for: a kernel for each combination would be compiled while a request waits.
         table = self.table
-        top_k = table.top_k if wanted & Feature.TOP_K else None
-        top_p = table.top_p if wanted & Feature.TOP_P else None
-        return self.ops.truncate(logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, top_k, top_p)
+        return self.ops.truncate(
+            logits_MV, rows.slots, table.temperature, table.sampled, table.log_min_p, table.top_k, table.top_p
+        )
 
     def _edited(self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], wanted: Feature) -> torch.Tensor:
         """float32 [M, V]: a copy of the logits with the wanted edits (Feature.EDITED); the logits themselves if there
