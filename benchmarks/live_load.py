@@ -63,6 +63,7 @@ class LiveSettings:
     max_num_seqs: int
     capture: str
     tiny: bool
+    itl_target_ms: float
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="of the 8B shape (default: all 32)")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--capture", default="startup", help="startup or lazy")
+    parser.add_argument("--itl-target-ms", type=float, default=EngineConfig.itl_target_ms, help="as for stride serve")
     parser.add_argument("--tiny", action="store_true", help="the built-in model; needs no GPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--plot", type=Path, help="a chart of times over loads (.svg, .png)")
@@ -176,6 +178,7 @@ def main() -> int:
         args.max_num_seqs,
         args.capture,
         args.tiny,
+        args.itl_target_ms,
     )
     console = Console(width=170)
     if args.plot:
@@ -223,6 +226,7 @@ def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
         skip_tokenizer_init=True,
         max_num_seqs=settings.max_num_seqs,
         capture=settings.capture,
+        itl_target_ms=settings.itl_target_ms,
     )
     return Engine(config, load(config))
 

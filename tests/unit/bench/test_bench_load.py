@@ -94,7 +94,7 @@ def test_loads_in_process(load_of: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Every one ends, and leaves nothing in the engine."""
     monkeypatch.setattr(live_load, "BURST", 3)
     monkeypatch.setattr(live_load, "OUTPUT", (2, 8))
-    settings = live_load.LiveSettings(("plain",), (load_of,), 0.5, 0.2, 0, 4, "startup", tiny=True)
+    settings = live_load.LiveSettings(("plain",), (load_of,), 0.5, 0.2, 0, 4, "startup", tiny=True, itl_target_ms=40)
     engine = live_load.open_engine(Path(), "plain", settings)
     row = live_load.measure(engine, "plain", load_of, settings)
     assert row.requests >= (2 if load_of == "4" else 3) and row.tokens_per_s > 0
