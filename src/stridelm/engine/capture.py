@@ -9,7 +9,7 @@ the forward pass (run/segments.py) are captured separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,10 +19,11 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
 from stridelm.engine.device_step import DeviceStep, Run
-from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, padded_size, row_stairs
+from stridelm.engine.expected import expected_kinds
+from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, kind_of, padded_size
 from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.engine.stats import EngineStats
-from stridelm.engine.ways import OTHERS, Ways, combined, depths_of, share_of, ways_of
+from stridelm.engine.ways import OTHERS, Ways, combined, share_of, ways_of
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
 from stridelm.run.batch import RowLayout, packed, row_layout
@@ -36,8 +37,6 @@ from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan, Verdict
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
 
-MAX_ENDING = 4
-"""Most requests whose shallower drafts are captured at the start."""
 MIN_ROWS = 64
 """Rows, padding included, that a captured step may have even if the step budget is smaller."""
 
@@ -128,14 +127,19 @@ class Capture:
         proposed, if it drafts."""
         ways = ways_of(plan.spans)
         kind = "mixed_speculation" if ways is None else self._kind(plan.spans, ways, draft)
-        graph = None if ways is None or isinstance(kind, str) else self._graph(kind, ways)
-        if graph is None or ways is None:
-            reason = kind if isinstance(kind, str) else "memory"
-            self._stats.uncaptured[reason] = self._stats.uncaptured.get(reason, 0) + 1
+        if ways is None or isinstance(kind, str):
+            self._count_uncaptured(str(kind))
+            return None
+        graph = self._graph(kind, ways)
+        if graph is None:
+            self._count_uncaptured("memory")
             return None
         graph.replay(plan.spans, ways, draft)
         run = graph.run
         return replace(run, table=run.table[: len(plan.spans)])
+
+    def _count_uncaptured(self, reason: str) -> None:
+        self._stats.uncaptured[reason] = self._stats.uncaptured.get(reason, 0) + 1
 
     def propose(self, drafter: Drafter, group: Group) -> Draft:
         """What the drafter proposes, by replay if possible."""
@@ -150,7 +154,10 @@ class Capture:
         """Capture the steps of requests with default speculation, and of those without, for every batch size and class
         of parameters, and the parts of steps with prompts: the largest first, and as many as the pool's memory
         allows."""
-        wanted = list(self._expected())
+        params = SamplingParams(max_tokens=1)
+        requests = (self._typical(params), self._typical(replace(params, speculation="off")))
+        kinds = expected_kinds(requests, self._budget.requests, self._sampling.generation)
+        wanted = [each for each in kinds if self._fits(each[0])]
         segments = [] if self._segments is None else self._segments.expected(self._budget.requests)
         with bar("capturing steps", len(wanted) + len(segments), "graphs") as advance:
             for kind, ways in wanted:
@@ -179,25 +186,6 @@ class Capture:
             graph = make(self.device, self._sampling, kind, ways, self.pool)
             made[kind] = graph if graph.is_captured else None
         return made[kind]
-
-    def _expected(self) -> Iterator[tuple[Kind, Ways]]:
-        params = SamplingParams(max_tokens=1)
-        requests = [self._typical(params), self._typical(replace(params, speculation="off"))]
-        largest = padded_size(min(self._budget.requests, REQUESTS[-1]))
-        for size in reversed(REQUESTS[: REQUESTS.index(largest) + 1]):
-            for features in CLASSES:
-                for like in requests if requests[0].rows_by_depth[-1] else requests[1:]:
-                    # Shallow drafts are those of requests that are about to end: rarely of many at once.
-                    for depth in depths_of(like)[: None if size <= MAX_ENDING else 1]:
-                        real = window_leftover(like) if like.all_or_nothing else 1
-                        span = Span(like, 0, real, depth, like.rows_by_depth[depth])
-                        ways = ways_of((span,))
-                        assert ways is not None
-                        # A draft made on the host may be a chain, a tree, or missing.
-                        for is_chain in (True, False, None) if ways.host_rows else (None,):
-                            kind = self._kind_of((span,) * size, ways, features, is_chain)
-                            kinds = [replace(kind, rows=n) for n in row_stairs(size, kind.real, kind.draft)]
-                            yield from ((each, ways) for each in kinds if self._fits(each))
 
     def _kind(self, spans: tuple[Span, ...], ways: Ways, draft: Draft | None) -> Kind | str:
         """The kind of a whole step, or why it cannot be captured."""
@@ -228,25 +216,7 @@ class Capture:
         features = next((each for each in CLASSES if needed in each), None)
         if features is None:
             return "grammar"
-        return self._kind_of(spans, ways, features, is_chain)
-
-    def _kind_of(self, spans: tuple[Span, ...], ways: Ways, features: Feature, is_chain: bool | None) -> Kind:
-        requests = padded_size(len(spans))
-        real = window_leftover(ways.like) if ways.like.all_or_nothing else 1
-        draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
-        used = requests * real + sum(min(span.draft, draft) for span in spans)
-        return Kind(
-            requests=requests,
-            real=real,
-            draft=draft,
-            depth=max([way.depth for way in ways.device] + [0 if is_chain is None else ways.host_depth]),
-            rule=ways.rule,
-            ways=ways.device,
-            rows=next(rows for rows in row_stairs(requests, real, draft) if rows >= used),
-            features=features,
-            lists=self._sampling.generation if features & Feature.LISTED else 0,
-            is_chain=is_chain,
-        )
+        return kind_of(spans, ways, features, is_chain, self._sampling.generation)
 
 
 def _half(

@@ -14,8 +14,9 @@ from stridelm.draft.base import Drafter, Group
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.outcome import tabulate
 from stridelm.engine.step_timer import StepTimer
-from stridelm.run.batch import RowLayout, build, row_layout, shape_of, without_padding
+from stridelm.run.batch import RowLayout, build, row_layout, shape_of
 from stridelm.run.eager import EagerRunner, Logits
+from stridelm.run.live_rows import without_padding
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
 from stridelm.upload import upload

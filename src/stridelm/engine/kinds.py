@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stridelm.engine.ways import Way
+from stridelm.engine.ways import Way, Ways
 from stridelm.params import Speculation
 from stridelm.sample.table import Feature
+from stridelm.schedule.rows import window_leftover
 from stridelm.types import Draft, Request, Span
 from stridelm.upload import staging
 
@@ -62,6 +63,26 @@ class Kind:
         depth, rows = (self.depth, self.draft) if way is None else (way.depth, way.rows)
         span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, depth, rows)
         return (span,) * self.requests
+
+
+def kind_of(spans: Sequence[Span], ways: Ways, features: Feature, is_chain: bool | None, generation: int) -> Kind:
+    """The kind of a step of these spans. is_chain: as in Kind. generation: of the sampling table."""
+    requests = padded_size(len(spans))
+    real = window_leftover(ways.like) if ways.like.all_or_nothing else 1
+    draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
+    used = requests * real + sum(min(span.draft, draft) for span in spans)
+    return Kind(
+        requests=requests,
+        real=real,
+        draft=draft,
+        depth=max([way.depth for way in ways.device] + [0 if is_chain is None else ways.host_depth]),
+        rule=ways.rule,
+        ways=ways.device,
+        rows=next(rows for rows in row_stairs(requests, real, draft) if rows >= used),
+        features=features,
+        lists=generation if features & Feature.LISTED else 0,
+        is_chain=is_chain,
+    )
 
 
 def row_stairs(requests: int, real: int, draft: int) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain_step import pool_slots
 from stridelm.kernels.step_ops import StepOps
 from stridelm.models.layers.decoder import Decoder
-from stridelm.run.batch import RowLayout, reached, row_layout
+from stridelm.run.batch import RowLayout, row_layout
 from stridelm.run.eager import EagerRunner, PagedMix
+from stridelm.run.live_rows import reached
 from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 

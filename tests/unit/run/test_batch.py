@@ -13,7 +13,8 @@ from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import append
 from stridelm.params import SamplingParams, Speculation
-from stridelm.run.batch import build, row_layout, shape_of, without_padding
+from stridelm.run.batch import build, row_layout, shape_of
+from stridelm.run.live_rows import without_padding
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span
 from support.oracles.attention import random_tree

@@ -1,0 +1,38 @@
+"""The kinds of steps that ordinary traffic needs: they are captured before the engine is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stridelm.engine.kinds import CLASSES, REQUESTS, Kind, kind_of, padded_size, row_stairs
+from stridelm.engine.ways import Ways, depths_of, ways_of
+from stridelm.schedule.rows import window_leftover
+from stridelm.types import Request, Span
+
+MAX_ENDING = 4
+"""Most requests whose shallower drafts are expected: those of requests that are about to end, rarely many at once."""
+
+
+def expected_kinds(requests: tuple[Request, Request], most: int, generation: int) -> Iterator[tuple[Kind, Ways]]:
+    """Steps of up to `most` requests, for every class of parameters, the largest first.
+
+    requests: one as the engine is configured, and one without speculation. A step with requests of both is of the first
+    one's kind. generation: of the sampling table.
+    """
+    drafting, plain = requests
+    likes = (drafting, plain) if drafting.rows_by_depth[-1] else (plain,)
+    sizes = REQUESTS[: REQUESTS.index(padded_size(min(most, REQUESTS[-1]))) + 1]
+    for size in reversed(sizes):
+        for features in CLASSES:
+            for like in likes:
+                for depth in depths_of(like)[: None if size <= MAX_ENDING else 1]:
+                    real = window_leftover(like) if like.all_or_nothing else 1
+                    span = Span(like, 0, real, depth, like.rows_by_depth[depth])
+                    ways = ways_of((span,))
+                    assert ways is not None
+                    # A draft made on the host may be a chain, a tree, or missing.
+                    for is_chain in (True, False, None) if ways.host_rows else (None,):
+                        kind = kind_of((span,) * size, ways, features, is_chain, generation)
+                        for rows in row_stairs(size, kind.real, kind.draft):
+                            yield replace(kind, rows=rows), ways

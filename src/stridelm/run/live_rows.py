@@ -1,0 +1,66 @@
+"""Drops rows that turned out to be padding, for attention on the host: there checking costs nothing, and computing them
+would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from stridelm.types import ForwardBatch
+
+
+def reached(tables: dict[str, torch.Tensor], most: int, page_size: int) -> dict[str, torch.Tensor]:
+    """Page tables cut to storage [0, most), because attention on the host reads whole tables."""
+    return {group: pages[:, : -(-most // page_size)] for group, pages in tables.items()}
+
+
+def without_padding(batch: ForwardBatch) -> ForwardBatch:
+    """The batch without the rows that turned out to be padding, whose results are not needed. Synchronises."""
+    geometry = batch.geometry
+    tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
+    batch = replace(batch, geometry=replace(geometry, tables=tables))
+    plain = batch.decision_index.shape[1] == 1 and batch.every_row
+    if plain and all(span.decides for span in batch.spans):  # there is no padding
+        return replace(batch, grid=False)
+    live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
+    if not bool(live.all()):
+        batch = _only(batch, live)
+    nodes = (batch.decision_index.flatten() >= 0).nonzero()[:, 0]
+    renumbered = torch.full_like(batch.decision_index.flatten(), -1)
+    renumbered[nodes] = torch.arange(len(nodes))
+    return replace(
+        batch,
+        decisions=batch.decisions[nodes],
+        decision_span=batch.decision_span[nodes],
+        decision_draft=batch.decision_draft[nodes],
+        decision_index=renumbered.view_as(batch.decision_index),
+        decision_host=batch.decision_host[nodes.numpy()],
+        grid=False,
+        every_row=False,
+    )
+
+
+def _only(batch: ForwardBatch, live_N: torch.Tensor) -> ForwardBatch:
+    """The batch with only its live rows."""
+    geometry, here, place = batch.geometry, live_N.nonzero()[:, 0], live_N.cumsum(0) - 1
+    spans = torch.repeat_interleave(torch.tensor(geometry.bounds))[here]
+    bounds = torch.bincount(spans, minlength=len(geometry.bounds))
+    geometry = replace(
+        geometry,
+        bounds=tuple(bounds.tolist()),
+        firsts=(bounds.cumsum(0) - bounds).to(torch.int32),
+        draft_rows=geometry.draft_rows[here],
+        ancestors=geometry.ancestors[here],
+        positions=geometry.positions[here],
+        kept={},
+    )
+    return replace(
+        batch,
+        ids=batch.ids[here],
+        positions=geometry.positions,
+        slots={group: slots[here] for group, slots in batch.slots.items()},
+        geometry=geometry,
+        decisions=place[batch.decisions],
+        prompt_rows=None if batch.prompt_rows is None else place[batch.prompt_rows],
+    )
