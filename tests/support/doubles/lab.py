@@ -254,7 +254,7 @@ class Lab:
 
     def _step(self, slots: torch.Tensor) -> None:
         spans = self._spans(slots)
-        draft = self.drafters.propose(spans, slots)
+        draft = self.drafters.propose(spans, slots, hosted=self.drafters.propose_on_host(spans, slots))
         batch = self._batch(spans, slots, draft)
         logits = self._model(batch, draft)
         verdict = self.verifier.verify(batch, draft, logits)
