@@ -12,6 +12,7 @@ request is allocated together with them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from stridelm.schedule.depth import Configured, DepthPolicy, worth_drafting
@@ -40,8 +41,9 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
-        if decoding := sum(_decode_rows(allocation, self.depths) for allocation in allocations):
-            budget.reading = min(budget.reading, self.prompts.rows(decoding))
+        joining = waiting and len(queue.running) < self.budget.requests
+        if joining or not all(allocation.decides for allocation in allocations):
+            budget.reading = min(budget.reading, self._prompt_rows(allocations))
         admitted: list[Allocation] = []
         # Running requests that lack pages come before any newcomer.
         if preempted or short or not waiting:
@@ -59,6 +61,11 @@ class Planner:
             _deepen(allocation, self.depths, budget)
         spans = tuple(allocation.span() for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
+
+    def _prompt_rows(self, allocations: list[Allocation]) -> float:
+        """Rows that prompts may have beside those of these requests that decode."""
+        decoding = sum(_decode_rows(allocation, self.depths) for allocation in allocations)
+        return self.prompts.rows(decoding) if decoding else math.inf
 
 
 def _read_all(
