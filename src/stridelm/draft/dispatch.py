@@ -52,6 +52,11 @@ class Drafters:
         for drafter in self._made.values():
             drafter.forget()
 
+    def on_host(self, spans: tuple[Span, ...]) -> bool:
+        """Whether any of the drafts is made on the host."""
+        drafters = {span.request.speculation.drafter or "" for span in spans if span.draft}
+        return any(self.get(name).host_bound for name in drafters)
+
     def propose_on_host(self, spans: tuple[Span, ...], slots: torch.Tensor) -> Draft | None:
         """What drafters of the host propose, empty for all other spans; None if they propose nothing. slots: [R] rows
         of the request table."""
