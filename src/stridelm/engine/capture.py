@@ -31,7 +31,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule.limits import Budget
-from stridelm.schedule.rows import window_leftover
+from stridelm.schedule.rows import has_prompt
 from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan, Verdict
 
 if TYPE_CHECKING:
@@ -192,10 +192,9 @@ class Capture:
         if draft is not None and draft.probs is not None:
             return "draft_probabilities"
         for span in spans:
-            request = span.request
-            if not span.decides or span.real > (window_leftover(request) if request.all_or_nothing else 1):
-                return "prompt"  # or its end: all other requests would be padded to as many rows
-            if request.params.reads_rows:
+            if has_prompt(span):
+                return "prompt"  # all other requests would be padded to as many rows
+            if span.request.params.reads_rows:
                 return "logprobs"
         several = len(ways.device) + (draft is not None) > 1
         if several and any(Guessing.of(like.speculation) is Guessing.DRAWN for like in ways.likes):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stridelm.engine.kinds import CLASSES, REQUESTS, Kind, kind_of, padded_size, row_stairs
 from stridelm.engine.ways import Ways, depths_of, ways_of
-from stridelm.schedule.rows import window_leftover
+from stridelm.schedule.rows import most_decoded
 from stridelm.types import Request, Span
 
 MAX_ENDING = 4
@@ -27,8 +27,7 @@ def expected_kinds(requests: tuple[Request, Request], most: int, generation: int
         for features in CLASSES:
             for like in likes:
                 for depth in depths_of(like)[: None if size <= MAX_ENDING else 1]:
-                    real = window_leftover(like) if like.all_or_nothing else 1
-                    span = Span(like, 0, real, depth, like.rows_by_depth[depth])
+                    span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
                     ways = ways_of((span,))
                     assert ways is not None
                     # A draft made on the host may be a chain, a tree, or missing.

@@ -11,7 +11,7 @@ import torch
 from stridelm.engine.ways import Way, Ways
 from stridelm.params import Speculation
 from stridelm.sample.table import Feature
-from stridelm.schedule.rows import window_leftover
+from stridelm.schedule.rows import most_decoded
 from stridelm.types import Draft, Request, Span
 from stridelm.upload import staging
 
@@ -68,7 +68,7 @@ class Kind:
 def kind_of(spans: Sequence[Span], ways: Ways, features: Feature, is_chain: bool | None, generation: int) -> Kind:
     """The kind of a step of these spans. is_chain: as in Kind. generation: of the sampling table."""
     requests = padded_size(len(spans))
-    real = window_leftover(ways.like) if ways.like.all_or_nothing else 1
+    real = most_decoded(ways.like)
     draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
     used = requests * real + sum(min(span.draft, draft) for span in spans)
     return Kind(

@@ -25,6 +25,7 @@ from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner, StepCost
+from stridelm.schedule.rows import has_prompt
 from stridelm.types import Draft, ForwardBatch, StepPlan
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
@@ -42,11 +43,6 @@ class Flight:
     """Span -> what its request wants of the step's rows."""
     launched: float
     """time.perf_counter() before it was planned."""
-
-    @property
-    def prompts(self) -> bool:
-        """Whether it has prompt rows."""
-        return any(span.real > 1 or not span.decides for span in self.plan.spans)
 
 
 class Device(Protocol):
@@ -112,7 +108,7 @@ class Steps:
     def _note(self, flight: Flight) -> None:
         """Record what the step added to everybody's time between tokens: steps in flight overlap."""
         began, self._landed = max(flight.launched, self._landed), time.perf_counter()
-        if flight.prompts:
+        if any(map(has_prompt, flight.plan.spans)):
             self.cost.note(flight.run.rows, self._landed - began)
 
     def _lag_behind(self, flight: Flight | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from stridelm.types import Request
+from stridelm.types import Request, Span
 
 
 def first_row(request: Request) -> int:
@@ -33,7 +33,17 @@ def uncomputed_rows(request: Request, start: int) -> int:
     """
     if start < request.known:
         return request.known - start
+    return most_decoded(request)
+
+
+def most_decoded(request: Request) -> int:
+    """Maximum real rows of a span that only decodes: more are a prompt, or its end."""
     return window_leftover(request) if request.all_or_nothing else 1
+
+
+def has_prompt(span: Span) -> bool:
+    """Whether the span has rows of a prompt."""
+    return not span.decides or span.real > most_decoded(span.request)
 
 
 def window_leftover(request: Request) -> int:
