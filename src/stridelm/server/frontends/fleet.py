@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from stridelm.server.frontends.messages import (
     ToFrontend,
     from_frontend,
 )
+from stridelm.server.nurseries import start_nursery
 
 logger = logging.getLogger(__name__)
 
@@ -237,20 +237,12 @@ class Fleet:
             if self._control is not None:
                 self._control.close()
             self._control = None
-            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            ours.setblocking(False)
+            self._nursery, ours = await start_nursery(
+                "stridelm.server.frontends.nursery",
+                opening=msgspec.json.encode(self.opening),
+                kind=socket.SOCK_SEQPACKET,
+            )
             try:
-                with theirs:
-                    self._nursery = await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-m", "stridelm.server.frontends.nursery", str(theirs.fileno())),
-                        stdin=asyncio.subprocess.PIPE,
-                        pass_fds=(theirs.fileno(),),
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-                        start_new_session=True,
-                    )
-                assert self._nursery.stdin is not None
-                self._nursery.stdin.write(msgspec.json.encode(self.opening))
-                self._nursery.stdin.close()
                 answer = await asyncio.get_running_loop().sock_recv(ours, LARGEST_ANSWER)
                 if not answer:
                     raise RuntimeError("the process that starts front-ends could not be loaded; the log says why")

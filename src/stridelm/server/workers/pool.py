@@ -10,12 +10,12 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from stridelm.server.errors import ApiError, unavailable
+from stridelm.server.nurseries import start_nursery
 from stridelm.server.workers.nursery import HEAD, PID
 
 START_S = 60.0
@@ -137,22 +137,12 @@ class Pool:
         """The nursery's socket; starts the nursery if it is not running."""
         async with self._starting:
             if self._control is None or self._nursery is None or self._nursery.returncode is not None:
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    self._nursery = await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-m", "stridelm.server.workers.nursery", self._kind, str(theirs.fileno())),
-                        stdin=asyncio.subprocess.PIPE,
-                        pass_fds=(theirs.fileno(),),
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-                        start_new_session=True,
-                    )
+                self._nursery, ours = await start_nursery(
+                    "stridelm.server.workers.nursery", self._kind, opening=self._opening
+                )
                 if self._control is not None:
                     self._control.close()
-                ours.setblocking(False)
                 self._control = ours
-                assert self._nursery.stdin is not None
-                self._nursery.stdin.write(self._opening)
-                self._nursery.stdin.close()
             return self._control
 
 
