@@ -19,7 +19,7 @@ from stridelm.engine import kinds as kinds_of_steps
 from stridelm.engine.device_step import Run
 from stridelm.llm import RequestOutput
 from stridelm.types import Draft
-from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
+from support.checks.identity import FEATURES, check_identity, mixed_jobs, prompts, sampling, trusting_neighbours
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.poison import KINDS, POOL, check_pages, requests
 from support.doubles.replays import replays
@@ -146,6 +146,18 @@ def test_mixtures(
         assert llm.engine.capture is not None
         fewer = [kind for kind in llm.engine.capture.kinds if kind.rows < kind.requests * (kind.real + kind.draft)]
         assert bool(fewer) == packed, key
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("features", [sorted(FEATURES)[i::3] for i in range(3)], ids=lambda names: names[0])
+def test_mixed_parameters(stand: LaggingStand, features: list[str], temperature: float) -> None:
+    """Requests with different drafters and parameters, some of which look back at the draft. As requests end, narrower
+    drafts follow wider ones in the graphs' inputs."""
+    jobs = mixed_jobs(stand, 8, temperature, features, seed=len(features[0]))
+    llm = stand.llm(page_size=16)
+    pool = replays(llm.engine)
+    check_identity(stand, jobs, trusting_neighbours(stand, temperature)[:2], llm=llm)
+    assert sum(graph.replays for graph in pool.made if isinstance(graph.left, Run))
 
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS])

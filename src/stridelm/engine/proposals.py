@@ -35,13 +35,14 @@ class FromHost:
         assert kind.is_chain is not None
         self._is_chain = kind.is_chain
         self._rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=device)
-        """As made by `packed`. Rows left over from earlier steps are cut off by the bounds."""
+        """As made by `packed`."""
         self._candidates = np.ones((kind.requests, kind.draft), dtype=bool)
 
     def draft(self) -> Draft:
         return unpacked(self._rows, self._candidates, self._is_chain, max_depth=self._rows.shape[2])
 
     def fill(self, draft: Draft) -> None:
+        self._rows.zero_()  # a row of an earlier, wider draft would name ancestors that this one does not have
         self._rows[:, : len(draft.tokens), : draft.width] = packed(draft, draft.valid)
 
 
