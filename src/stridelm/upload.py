@@ -25,6 +25,23 @@ def staging(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
+class Download:
+    """A tensor on its way to the host: the copy starts on construction."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._values = download(tensor)
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def values(self) -> np.ndarray:
+        """Waits until they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values
+
+
 def download(tensor: torch.Tensor) -> np.ndarray:
     """The tensor's values on the host, from the moment that the device has done its pending work: wait for an event
     recorded later before reading them. On a CPU they are there at once."""

@@ -24,6 +24,7 @@ from stridelm.kernels import plain_logits, plain_step
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Past
 from stridelm.types import CANDIDATE, Draft, Verdict
+from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import VerifyInput
 from support.checkpoints.models import make
 from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
@@ -278,7 +279,7 @@ def never_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgets_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft row's penalties miss its own token."""
-    history = exact.candidate_history
+    history = candidate_history
 
     def mutant(*args: Any) -> torch.Tensor:
         path = history(*args)
@@ -289,13 +290,13 @@ def forgets_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft row's penalties see its path twice."""
-    history = exact.candidate_history
+    history = candidate_history
     monkeypatch.setattr(exact, "candidate_history", lambda *args: history(*args).repeat(1, 2))
 
 
 def sees_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft row's penalties see every row before it, related or not."""
-    history = exact.candidate_history
+    history = candidate_history
 
     def mutant(draft: Draft, *rest: Any) -> torch.Tensor:
         everyone = (1 << torch.arange(1, draft.width + 1)) - 1

@@ -4,6 +4,7 @@ the grammar accepts it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.engine.step import Flight
 from stridelm.params import Speculation
+from stridelm.run.eager import Logits
 from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
-from stridelm.types import Request
+from stridelm.types import ForwardBatch, Request
 from stridelm.verify import RULES
 from support.checkpoints.models import EOS
 from support.checks.grammar import GRAMMARS, check_grammar, check_rule, jobs_of
 from support.checks.identity import check_identity
+from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 
@@ -36,15 +40,53 @@ def stand(speaking: Path) -> Stand:
     return Stand(speaking, "float32", options={"skip_tokenizer_init": False})
 
 
+@pytest.fixture(scope="module")
+def lagging(speaking: Path) -> Iterator[Stand]:
+    with bounds_registered():
+        yield LaggingStand(speaking, "float32", options={"skip_tokenizer_init": False})
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_identity(stand: Stand, name: str, temperature: float) -> None:
     check_grammar(stand, name, temperature)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_identity_in_flight(lagging: Stand, name: str, temperature: float) -> None:
+    check_grammar(lagging, name, temperature)
+
+
+@pytest.mark.parametrize("drafter", ["none", "mtp"])
+def test_steps_overlap(lagging: Stand, drafter: str) -> None:
+    """Requests with grammars are in every step, and the step before lands while the device runs the forward pass."""
+    llm, order = lagging.llm(), []
+    runner, land = llm.engine.runner, llm.engine.steps.land
+    forward = runner.forward
+
+    def forwarding(batch: ForwardBatch) -> Logits:
+        order.append(f"forward {len(batch.spans)}")
+        return forward(batch)
+
+    def landing(flight: Flight) -> None:
+        order.append("land")
+        land(flight)
+
+    runner.forward = forwarding  # type: ignore[method-assign]
+    llm.engine.steps.land = landing  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=6, structured_outputs={"regex": "[a-z]{40}"}, seed=0)
+    speculation = {"drafter": drafter, **({} if drafter == "none" else {"depth": 1})}
+    outputs = llm.generate([[7, 8], [9, 10, 11]], replace(params, speculation=speculation))
+    assert all(len(out.outputs[0].token_ids) == 6 for out in outputs)
+    assert order[:4] == ["forward 2", "forward 2", "land", "forward 2"]
+
+
 @pytest.mark.parametrize("name", ["json", "regex"])
-def test_pages_run_out(stand: Stand, name: str) -> None:
+@pytest.mark.parametrize("stands", ["stand", "lagging"])
+def test_pages_run_out(request: pytest.FixtureRequest, stands: str, name: str) -> None:
     """A preempted request that resumes parses its output again and continues with the same tokens."""
+    stand = request.getfixturevalue(stands)
     jobs = jobs_of(name, 1.0, [{"drafter": "ngram", "depth": 3, "prompt_lookup_min": 1}] * 10)
     llm = stand.llm(page_size=4, num_pages=32)
     check_identity(stand, jobs, llm=llm)
@@ -53,9 +95,10 @@ def test_pages_run_out(stand: Stand, name: str) -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not RULES.get(rule).simulated])
 @pytest.mark.parametrize("name", ["json", "choice"])
-def test_every_rule(stand: Stand, name: str, rule: str) -> None:
+@pytest.mark.parametrize("stands", ["stand", "lagging"])
+def test_every_rule(request: pytest.FixtureRequest, stands: str, name: str, rule: str) -> None:
     """With every rule, including lossy ones and trusted windows."""
-    check_rule(stand, name, rule)
+    check_rule(request.getfixturevalue(stands), name, rule)
 
 
 def test_masks_are_what_may_follow(speaking: Path) -> None:

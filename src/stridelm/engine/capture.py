@@ -18,7 +18,7 @@ import torch
 from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
-from stridelm.engine.device_step import DeviceStep, Run
+from stridelm.engine.device_step import DeviceStep, Land, Run
 from stridelm.engine.expected import expected_kinds
 from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, kind_of, padded_size
 from stridelm.engine.proposals import FromHost, Proposing
@@ -50,8 +50,12 @@ class Graph:
         self._proposed = None if kind.is_chain is None else FromHost(kind, where)
         # Kept alive because the graph reads this layout's tensors.
         self._layout = row_layout(((kind.real, kind.draft, True),) * kind.requests, kind.draft, where)
-        sampling.assume(kind.features)
-        captured = pool.capture(lambda: _half(device, kind, ways, self._inputs, self._layout, self._proposed))
+
+        def body() -> Run:
+            with sampling.assuming(kind.features):
+                return _half(device, kind, ways, self._inputs, self._layout, self._proposed)
+
+        captured = pool.capture(body)
         self._graph: torch.cuda.CUDAGraph | None = None
         if captured is not None:
             self._graph, run = captured
@@ -113,14 +117,14 @@ class Capture:
         """The kinds whose proposals were captured by themselves."""
         return tuple(kind for kind, graph in self._proposing.items() if graph is not None)
 
-    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+    def run(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         """Run the device's half of a step: by replay if the whole step can be captured, else part by part."""
         draft = self.device.begin(plan, transaction)
         replayed = None if detailed else self.replay(plan, draft)
         if replayed is not None:
             return replayed
         forward = None if self._segments is None else self._segments.forward
-        return self.device.finish(plan, draft, self.propose, forward)
+        return self.device.finish(plan, draft, land, self.propose, forward)
 
     def replay(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
         """Replay the step; None if its kind cannot be captured, or graphs may take no more memory. draft: what the host
@@ -196,6 +200,8 @@ class Capture:
                 return "prompt"  # all other requests would be padded to as many rows
             if span.request.params.reads_rows:
                 return "logprobs"
+            if span.request.params.structured_outputs is not None:
+                return "grammar"
         several = len(ways.device) + (draft is not None) > 1
         if several and any(Guessing.of(like.speculation) is Guessing.DRAWN for like in ways.likes):
             return "draft_probabilities"
@@ -206,15 +212,14 @@ class Capture:
         return kind.rows <= max(self._budget.tokens, MIN_ROWS)
 
     def _about(self, spans: tuple[Span, ...], ways: Ways, is_chain: bool | None) -> Kind | str:
-        """The kind that the spans have in common, or why there is none."""
+        """The kind that the spans have in common, or why there is none. Grammars do not count: guesses need not obey
+        them."""
         if len(spans) > REQUESTS[-1]:
             return "size"
         needed = Feature(0)
         for span in spans:
             needed |= self._sampling.features(span.request.slot)
-        features = next((each for each in CLASSES if needed in each), None)
-        if features is None:
-            return "grammar"
+        features = next(each for each in CLASSES if needed & ~Feature.GRAMMAR in each)
         return kind_of(spans, ways, features, is_chain, self._sampling.generation)
 
 
@@ -247,4 +252,4 @@ def _half(
         for mine, theirs, where in served:
             device.drafters.observe(theirs, where, *share_of(mine, batch, logits, verdict))
 
-    return device.half(slots, propose, lay_out, device.runner.forward, observe)
+    return device.half(spans, slots, propose, lay_out, device.runner.forward, observe)

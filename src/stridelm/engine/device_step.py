@@ -23,6 +23,8 @@ from stridelm.upload import upload
 from stridelm.verify.verifier import Verifier
 
 Forward = Callable[[ForwardBatch], Logits]
+Land = Callable[[], None]
+"""Lands all steps in flight: called before verification if any request has a grammar, which the host has to match."""
 
 
 @dataclass(slots=True)
@@ -72,9 +74,9 @@ class DeviceStep:
         self.timed = False
         self.verifier = verifier
 
-    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+    def run(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         """The device's half of a step, eagerly. detailed: ignored, since the result always has its detail."""
-        return self.finish(plan, self.begin(plan, transaction))
+        return self.finish(plan, self.begin(plan, transaction), land)
 
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
         """What the host has to do first: update page tables, and draft for the requests whose drafters run there."""
@@ -87,6 +89,7 @@ class DeviceStep:
         self,
         plan: StepPlan,
         draft: Draft | None,
+        land: Land,
         ask: Callable[[Drafter, Group], Draft] | None = None,
         forward: Forward | None = None,
     ) -> Run:
@@ -105,7 +108,7 @@ class DeviceStep:
         def observe(batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
             self.drafters.observe(spans, slots, batch, logits, verdict)
 
-        return self.half(slots, propose, lay_out, forward or self.runner.forward, observe)
+        return self.half(spans, slots, propose, lay_out, forward or self.runner.forward, observe, land)
 
     def on_layout(
         self, spans: tuple[Span, ...], layout: RowLayout, draft: Draft, slots: torch.Tensor, reach: int
@@ -115,20 +118,25 @@ class DeviceStep:
 
     def half(
         self,
+        spans: tuple[Span, ...],
         slots: torch.Tensor,
         propose: Callable[[], Draft],
         lay_out: Callable[[Draft], ForwardBatch],
         forward: Forward,
         observe: Callable[[ForwardBatch, Logits, Verdict], None],
+        land: Land | None = None,
     ) -> Run:
         """Propose, forward, verify, commit, observe. slots: [R] int64 each span's row of the request table."""
         timer = StepTimer(self.timed)
         draft = propose()
         batch = lay_out(draft)
         timer.end("draft")
+        paths = self.verifier.paths(spans, draft) if land is not None else None
         logits = forward(batch)
         timer.end("forward")
-        verdict = self.verifier.verify(batch, draft, logits.decisions)
+        if land is not None and paths is not None:
+            land()
+        verdict = self.verifier.verify(batch, draft, logits.decisions, paths)
         self.runner.pool.keep(batch, draft, verdict)
         self.tokens.advance(slots, batch.reals + verdict.kept)
         table = tabulate(verdict, batch.reals)

@@ -68,6 +68,7 @@ class Engine:
         width = self.ledger.pages_for(loaded.target.max_length + OVERRUN)
         self.pages = PageTables(tuple(loaded.pages), config.max_num_seqs, width, loaded.device)
         sampler = Sampler(self.sampling, self.tokens)
+        guesser = Sampler(self.sampling, self.tokens, grammars=not loaded.attention.reads_device)
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
             self.runner,
@@ -79,7 +80,7 @@ class Engine:
             ops,
             self.tokens.arena,
         )
-        self.drafters = Drafters(loaded.target, sampler, self.tokens, runtime)
+        self.drafters = Drafters(loaded.target, guesser, self.tokens, runtime)
         self.device = DeviceStep(
             self.runner, self.drafters, Verifier(sampler, self.tokens), self.tokens, self.pages, config.page_size
         )

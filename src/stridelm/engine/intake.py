@@ -74,8 +74,7 @@ class Intake:
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
-            # A grammar's matcher must read the output so far before it can mask the next token.
-            host_bound=drafter.host_bound or params.structured_outputs is not None,
+            host_bound=drafter.host_bound,
             draft_kv=drafter.draft_kv,
         )
         check_token_ids(params, self.target.vocab_size, request.bad_words)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stridelm.types import Verdict
+from stridelm.upload import Download
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,11 @@ class Reading:
 
     def __init__(self, table: torch.Tensor) -> None:
         """table: as made by `tabulate`."""
-        self._arrived: torch.cuda.Event | None = None
-        if table.is_cuda:
-            self._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
-            self._table.copy_(table, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        else:
-            self._table = table.clone()  # the next replay of a captured step overwrites its table
+        # On a CPU, the next replay of a captured step overwrites its table.
+        self._table = Download(table if table.is_cuda else table.clone())
 
     def outcome(self) -> Outcome:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        table = self._table.tolist()
+        table = self._table.values().tolist()
         return Outcome(
             tokens=[row[6 : 6 + row[0]] for row in table],
             kept=[row[1] for row in table],

@@ -58,10 +58,10 @@ class Proposing:
         """As made by `packed`; outside the memory that graphs share, since another runs before the draft is
         verified."""
         spans = kind.stand_ins(ways.likes[0], device.reach, kind.ways[0])
-        sampling.assume(kind.features)
 
         def body() -> Draft:
-            draft = device.drafters.propose(spans, inputs.slots)
+            with sampling.assuming(kind.features):
+                draft = device.drafters.propose(spans, inputs.slots)
             rows.copy_(packed(draft, inputs.within(draft)))
             return draft
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.engine.device_step import Run
+from stridelm.engine.device_step import Land, Run
 from stridelm.engine.emit import Emitter
 from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
@@ -48,7 +48,7 @@ class Flight:
 class Device(Protocol):
     """Runs the device's half of a step: eagerly, or by replay as far as it is captured."""
 
-    def run(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+    def run(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         """detailed: the step's tensors will be read, so it must not be a replay."""
         ...
 
@@ -76,9 +76,7 @@ class Steps:
         flight = self.launch()
         if flight is not None:
             self.flights.append(flight)
-        lag = self._lag_behind(flight)
-        while len(self.flights) > lag:
-            self.land(self.flights.popleft())
+        self.land_all(but=self._lag_behind(flight))
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
@@ -90,11 +88,16 @@ class Steps:
         if not plan.spans:
             return None
         with roster.ledger.reserve(plan.spans) as transaction:
-            run = self.device.run(plan, transaction, detailed=self.tracer is not None)
+            run = self.device.run(plan, transaction, self.land_all, detailed=self.tracer is not None)
             extras = {} if run.detail is None else roster.inside.read(run.detail)
             reading = Reading(run.table)  # last, since it waits for all that was started before
             transaction.hold()
         return Flight(plan, transaction, run, reading, extras, launched)
+
+    def land_all(self, but: int = 0) -> None:
+        """Land the steps in flight, the oldest first, but for the last few."""
+        while len(self.flights) > but:
+            self.land(self.flights.popleft())
 
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""

@@ -8,6 +8,7 @@ Legend: M rows, S slots, L columns of the token table, E extra tokens per row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,9 @@ class Rows:
     earlier in a trusted window), in order, padded at the end with -1."""
     longest: int | None = None
     """An upper bound on `known` in these slots, from the host: the token table is not read beyond it."""
+    path: Callable[[int], list[int] | None] | None = None
+    """What the host knows of `extra`, if it has read all tokens that are known: row -> its extra tokens, None for a row
+    whose token is not needed."""
 
     def select(self, index: torch.Tensor | None) -> Rows:
         """Only the rows at `index`; None: all."""

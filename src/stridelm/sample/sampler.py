@@ -14,26 +14,27 @@ from collections.abc import Sequence
 
 import torch
 
-from stridelm.faults import on_behalf_of
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.step_ops import Asked, Cut, Past, StepOps
-from stridelm.sample.grammar import Guide, allowed
-from stridelm.sample.grammar_watch import WATCH
+from stridelm.sample.grammar_masks import mask_by_grammar
 from stridelm.sample.rows import Rows, TokenHistory
 from stridelm.sample.table import Feature, SamplingTable
-from stridelm.upload import upload
 
 
 class Sampler:
     """Draws tokens for rows of requests whose parameters are in `table` and whose tokens are in `history`. The host
     knows only which features occur in a call; which rows need them is read from the tables on the device."""
 
-    def __init__(self, table: SamplingTable, history: TokenHistory, ops: StepOps | None = None) -> None:
+    def __init__(
+        self, table: SamplingTable, history: TokenHistory, ops: StepOps | None = None, *, grammars: bool = True
+    ) -> None:
+        """grammars: whether to obey them. Guesses need not, and must not where the host would wait for the device."""
         self.table = table
         self.history = history
         self.ops = ops or step_ops_for(table.device)
+        self._features = Feature.ALL if grammars else Feature.ALL & ~Feature.GRAMMAR
 
     def draw(
         self, logits_MV: torch.Tensor, rows: Rows, row_slots: Sequence[int], stream: int | torch.Tensor = 0
@@ -104,7 +105,7 @@ class Sampler:
         wanted = Feature(0)
         for slot in set(row_slots):
             wanted |= self.table.features(slot)
-        return wanted
+        return wanted & self._features
 
     def _cut(self, logits_MV: torch.Tensor, rows: Rows) -> Cut:
         """Where min-p, top-k and top-p cut each row."""
@@ -145,28 +146,3 @@ class Sampler:
             penalties = (table.repetition, table.presence, table.frequency)
             ops.penalise(edited_MV, past, asked(Feature.PENALTIES), *penalties)
         return edited_MV
-
-
-def mask_by_grammar(logits_MV: torch.Tensor, rows: Rows, guides: Sequence[Guide | None], history: TokenHistory) -> None:
-    """Forbid the tokens that the requests' grammars do not allow after the rows' histories. Matchers run on the host,
-    so this waits for the device."""
-    known, positions = history.known[rows.slots].tolist(), rows.positions.tolist()
-    extra = [[]] * len(known) if rows.extra is None else rows.extra.tolist()
-    asked: dict[int, tuple[Guide, list[int]]] = {}
-    for row, guide in enumerate(guides):
-        path = [token for token in extra[row] if token >= 0]
-        # A drafter may draw at a position without giving all tokens before it: what is allowed there is not known.
-        if guide is None or known[row] + len(path) != positions[row]:
-            continue
-        with on_behalf_of(guide.request):
-            guide.catch_up()
-            if guide.read < known[row]:  # tokens drawn but not emitted yet
-                path = history.tokens[rows.slots[row], guide.read : known[row]].tolist() + path
-        asked[row] = guide, path
-    masks = {row: mask for row, mask in zip(asked, WATCH.masks(list(asked.values()))) if mask is not None}
-    if not masks:
-        return
-    masks_GW = torch.stack(list(masks.values())).to(logits_MV.device)
-    forbidden_GV = ~allowed(masks_GW, logits_MV.shape[1])
-    index = upload(list(masks), logits_MV.device)
-    logits_MV.index_copy_(0, index, logits_MV.index_select(0, index).masked_fill_(forbidden_GV, -math.inf))

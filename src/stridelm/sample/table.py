@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,9 +122,14 @@ class SamplingTable:
         """The slot's grammar, if its request has one."""
         return self._guides[slot]
 
-    def assume(self, features: Feature) -> None:
-        """Let the padding slot stand for requests with these features while a step is captured."""
+    @contextmanager
+    def assuming(self, features: Feature) -> Iterator[None]:
+        """The padding slot stands for requests with these features while a step is captured."""
         self._features[-1] = features
+        try:
+            yield
+        finally:
+            self._features[-1] = Feature(0)
 
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
         # A tokenizer may have an eos that the model has no logit for: it is never drawn and needs no mask.

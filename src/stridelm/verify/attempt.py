@@ -19,7 +19,8 @@ import torch
 from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, uniforms
 from stridelm.sample.rows import Rows
 from stridelm.types import CANDIDATE, Draft, Verdict
-from stridelm.verify.exact import candidate_history, walk_and_append
+from stridelm.verify.exact import walk_and_append
+from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import Rule, VerifyInput
 
 

@@ -7,12 +7,15 @@ decoding", arXiv 2408.07978. An empty draft is plain decoding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from stridelm.sample.rows import Rows
 from stridelm.types import Draft, Verdict
 from stridelm.upload import upload
+from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import Rule, VerifyInput
 
 
@@ -48,7 +51,8 @@ def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
     extra = _extra(inputs, spans, batch.decision_draft[rows])
     positions = batch.positions[batch.decisions[rows]] + 1
     slots = [inputs.spans[i].request.slot for i in spans_host.tolist()]
-    tokens = inputs.sampler.draw(logits, Rows(inputs.slots[spans], positions, extra, inputs.longest), slots)
+    path = _path(inputs, batch.decision_host[rows_host])
+    tokens = inputs.sampler.draw(logits, Rows(inputs.slots[spans], positions, extra, inputs.longest, path), slots)
     everywhere = inputs.nodes.new_full((len(batch.decision_host) + 1,), -1)
     everywhere.index_copy_(0, rows, tokens)
     return everywhere[inputs.nodes]
@@ -61,7 +65,8 @@ def _draw_all(inputs: VerifyInput) -> torch.Tensor:
     positions = batch.positions[batch.decisions] + 1
     slots = [span.request.slot for span in inputs.spans for _ in range(columns)]
     owners = inputs.slots if columns == 1 else inputs.slots.repeat_interleave(columns)
-    rows = Rows(owners, positions, _extra(inputs, batch.decision_span, batch.decision_draft), inputs.longest)
+    extra = _extra(inputs, batch.decision_span, batch.decision_draft)
+    rows = Rows(owners, positions, extra, inputs.longest, _path(inputs, batch.decision_host))
     return inputs.sampler.draw(inputs.logits_MV, rows, slots).view(-1, columns)
 
 
@@ -70,6 +75,12 @@ def _extra(inputs: VerifyInput, spans: torch.Tensor, own: torch.Tensor) -> torch
     if not inputs.draft.max_depth or not inputs.uses_history:
         return None
     return candidate_history(inputs.draft, spans, own)
+
+
+def _path(inputs: VerifyInput, nodes_M2: np.ndarray) -> Callable[[int], list[int] | None] | None:
+    """`Rows.path` of rows drawn at these nodes: span of the step and draft row of each."""
+    paths = inputs.paths
+    return None if paths is None else lambda row: paths.to(*nodes_M2[row].tolist())
 
 
 def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
@@ -83,18 +94,3 @@ def _drawn_rows(inputs: VerifyInput) -> tuple[np.ndarray, np.ndarray]:
         drawn = drawn | inputs.draft.candidates[local, np.maximum(row, 0)]
     chosen = np.nonzero(drawn & (local >= 0))[0]
     return chosen, local[chosen]
-
-
-def candidate_history(draft: Draft, spans: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """[m, E] tokens of each row's path through the draft, itself included, in order; -1 after the end.
-
-    spans, own: [m] span and draft row (-1: the last real row, whose path is empty).
-    """
-    width, max_depth = draft.width, draft.max_depth
-    masks = torch.where(own >= 0, draft.ancestors[spans, own.clamp(min=0)], 0)
-    bits = torch.arange(width, device=own.device)
-    member = ((masks[:, None] >> bits) & 1) == 1
-    # What is not on the path, or lies deeper than any candidate, goes to a spare last column.
-    column = torch.where(member, draft.depths[spans] - 1, max_depth)
-    path = torch.full((own.shape[0], max_depth + 1), -1, dtype=torch.int64, device=own.device)
-    return path.scatter_(1, column.clamp(max=max_depth), draft.tokens[spans])[:, :max_depth]

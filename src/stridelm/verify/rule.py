@@ -14,6 +14,7 @@ from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Span, Verdict
 from stridelm.upload import upload
+from stridelm.verify.paths import DraftPaths
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class VerifyInput:
     """Raw logits of all decision rows of the step."""
     sampler: Sampler
     table: TokenTable
+    paths: DraftPaths | None = None
+    """Of the whole step, if any of its requests has a grammar and the host has read all known tokens."""
 
     @property
     def covers_step(self) -> bool:

@@ -9,9 +9,10 @@ import torch
 
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Verdict
+from stridelm.types import Draft, ForwardBatch, Span, Verdict
 from stridelm.upload import upload
 from stridelm.verify import RULES
+from stridelm.verify.paths import DraftPaths
 from stridelm.verify.rule import Rule, VerifyInput
 
 
@@ -21,15 +22,23 @@ class Verifier:
         self._table = table
         self._rules: dict[str, Rule] = {}
 
+    def paths(self, spans: tuple[Span, ...], draft: Draft) -> DraftPaths | None:
+        """The drafts on their way to the host, if grammars must be followed: started before the forward pass."""
+        guided = any(span.decides and self._sampler.table.guide(span.request.slot) for span in spans)
+        return DraftPaths(spans, draft) if guided else None
+
     @torch.inference_mode()
-    def verify(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
-        """Decide every span of the step by its own request's rule, and append what was emitted to the token table."""
+    def verify(
+        self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, paths: DraftPaths | None = None
+    ) -> Verdict:
+        """Decide every span of the step by its own request's rule, and append what was emitted to the token table.
+        paths: of the draft, if all known tokens have been emitted; without it, grammars wait for the device."""
         by_rule: dict[str, list[int]] = {}
         for i, span in enumerate(batch.spans):
             by_rule.setdefault(span.request.speculation.acceptance or "exact", []).append(i)
         parts = []
         for name, indices in by_rule.items():
-            inputs = self._inputs(batch, draft, logits_MV, indices)
+            inputs = replace(self._inputs(batch, draft, logits_MV, indices), paths=paths)
             # A step that only runs prompt chunks may have no logits at all.
             decides = any(span.decides for span in inputs.spans)
             parts.append((indices, self._rule(name).decide(inputs) if decides else _undecided(inputs)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stridelm.cache.transaction import Transaction
-from stridelm.engine.device_step import Run
+from stridelm.engine.device_step import Land, Run
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 from stridelm.types import StepPlan
@@ -63,9 +63,9 @@ class PoisonedPool:
         self._run = engine.steps.device.run
         engine.steps.device.run = self._listening  # type: ignore[method-assign]
 
-    def _listening(self, plan: StepPlan, transaction: Transaction, *, detailed: bool = False) -> Run:
+    def _listening(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         self._reserved = {page for table in transaction.tables("full") for page in table}
-        return self._run(plan, transaction, detailed=detailed)
+        return self._run(plan, transaction, land, detailed=detailed)
 
     def step(self) -> None:
         """One step of the engine. Raises AssertionError if an unheld page was written."""

@@ -18,6 +18,7 @@ from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
 from stridelm.types import CANDIDATE, Draft, ForwardBatch, Verdict
+from stridelm.verify.paths import DraftPaths
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 from support.oracles.sampling import probabilities
@@ -51,10 +52,12 @@ def overheard(llm: LLM) -> Iterator[dict[Path, torch.Tensor]]:
     verifier = llm.engine.device.verifier
     verify = verifier.verify
 
-    def listening(batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
+    def listening(
+        batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, paths: DraftPaths | None = None
+    ) -> Verdict:
         if not heard:
             heard.update(_probabilities(llm, batch, draft, logits_MV))
-        return verify(batch, draft, logits_MV)
+        return verify(batch, draft, logits_MV, paths)
 
     verifier.verify = listening  # type: ignore[method-assign]
     try:

@@ -163,10 +163,9 @@ def test_a_captured_step_serves_other_requests() -> None:
     """Only device tensors determine who uses what: launched for no slot, as a captured step is, with features that
     stand for all; then parameters, tables and rows change."""
     case, other = make_case(9, 150), make_case(10, 150, longest=30, listed=4)
-    case.table.assume(Feature.EDITED)
 
     def launched() -> torch.Tensor:
-        return case.sampler._edited(case.logits, case.rows, case.slots, case.table.features(-1))
+        return case.sampler._edited(case.logits, case.rows, case.slots, Feature.EDITED & ~Feature.GRAMMAR)
 
     assert torch.equal(launched()[case.real], case.wanted())
     case.become(other)

@@ -103,8 +103,10 @@ def test_the_device_knows_the_features() -> None:
     """Of the slot's own request, and nothing of its previous one or of no request."""
     table = SamplingTable(2, 100)
     table.set(1, _request(min_tokens=1, logit_bias={4: 1.0}, presence_penalty=0.1), [9], [[5]])
-    table.assume(Feature.ALL)
-    assert table.needs.tolist() == [0, Feature.LISTED | Feature.PENALTIES | Feature.SAMPLED, 0]
+    with table.assuming(Feature.ALL):
+        assert table.features(-1) == Feature.ALL
+        assert table.needs.tolist() == [0, Feature.LISTED | Feature.PENALTIES | Feature.SAMPLED, 0]
+    assert not table.features(-1)
     table.set(1, _request(temperature=0.0))
     assert table.needs.tolist() == [0, 0, 0]
 

@@ -22,6 +22,7 @@ from stridelm.kernels import STEP_OPS
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic
+from stridelm.verify.paths import DraftPaths
 from stridelm.verify.rule import VerifyInput
 from stridelm.verify.trust import rule as trust
 from stridelm.verify.trust.synthetic import SyntheticTrust
@@ -249,8 +250,10 @@ def overheard(llm: LLM) -> Iterator[list[tuple[int, int]]]:
     verifier = llm.engine.device.verifier
     verify = verifier.verify
 
-    def listening(batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor) -> Verdict:
-        verdict = verify(batch, draft, logits_MV)
+    def listening(
+        batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, paths: DraftPaths | None = None
+    ) -> Verdict:
+        verdict = verify(batch, draft, logits_MV, paths)
         levels = torch.where(draft.valid, draft.depths, 0)
         if draft.max_depth:
             levels = torch.where(draft.roles == CANDIDATE, levels, 0)

@@ -11,7 +11,7 @@ import torch
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import walk_down
 from stridelm.types import CANDIDATE, PROBE, Draft
-from stridelm.verify.exact import candidate_history
+from stridelm.verify.paths import candidate_history
 from support.oracles.attention import random_tree
 
 VOCAB = 6
