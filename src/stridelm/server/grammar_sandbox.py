@@ -4,8 +4,9 @@ the HTTP process. A grammar that has passed is remembered here, and the engine c
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import msgspec
 
@@ -25,6 +26,15 @@ OVERHEAD = 256
 """Bytes that a remembered grammar takes in addition to its text."""
 
 
+@dataclass(eq=False)
+class _Trial:
+    """A grammar that is being tried out."""
+
+    task: asyncio.Task[None]
+    waiting: int = 0
+    """Requests that wait for it."""
+
+
 class GrammarSandbox:
     """model: directory of the tokenizer; vocab_size: of the model."""
 
@@ -39,12 +49,28 @@ class GrammarSandbox:
         self._passed: OrderedDict[StructuredOutputs, int] = OrderedDict()
         """Grammar -> its bytes; most recently used last."""
         self._bytes = 0
+        self._trials: dict[StructuredOutputs, _Trial] = {}
 
     async def check(self, grammar: StructuredOutputs) -> None:
-        """Raises ApiError if it cannot be compiled, or not in time. If cancelled, its trial ends at once."""
+        """Raises ApiError if it cannot be compiled, or not in time. Requests with the same grammar share a trial, which
+        ends at once if all of them are cancelled."""
         if grammar in self._passed:
             self._passed.move_to_end(grammar)
             return
+        trial = self._trials.get(grammar)
+        if trial is None:
+            trial = self._trials[grammar] = _Trial(asyncio.create_task(self._try_out(grammar)))
+            trial.task.add_done_callback(_look)
+        trial.waiting += 1
+        try:
+            await asyncio.shield(trial.task)
+        finally:
+            trial.waiting -= 1
+            if not trial.waiting:
+                trial.task.cancel()
+                self._trials.pop(grammar)
+
+    async def _try_out(self, grammar: StructuredOutputs) -> None:
         text = msgspec.json.encode(asdict(grammar))
         try:
             error = msgspec.json.decode(await self._pool.do(text), type=str | None)
@@ -67,3 +93,9 @@ class GrammarSandbox:
         while self._bytes > REMEMBERED_BYTES:
             _, freed = self._passed.popitem(last=False)
             self._bytes -= freed
+
+
+def _look(task: asyncio.Task[None]) -> None:
+    """Without this, asyncio would log the error of a trial whose requests have all left."""
+    if not task.cancelled():
+        task.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -129,4 +130,23 @@ def test_a_grammar_that_takes_for_ever(served: Served, name: str) -> None:
         assert list(stream)[-1].choices[0].finish_reason == "length"
         answer = client.completions.create(model="built-in", prompt="x", extra_body={"guided_regex": "b"})
     assert answer.choices[0].text == "b"
+    settle(served)
+
+
+def test_many_requests_with_the_same_new_grammar(served: Served) -> None:
+    """They share one trial, so they may be more than there are places to wait. One leaves; the others are served."""
+    asked = {"guided_regex": "[st]r(id|ok)e"}
+    with served.openai() as client, ThreadPoolExecutor(40) as threads:
+
+        def ask(number: int) -> str | None:
+            try:
+                answer = client.with_options(max_retries=0, timeout=0.001 if number == 0 else 60).completions.create(
+                    model="built-in", prompt=PROMPT, extra_body=asked
+                )
+            except openai.APITimeoutError:
+                return None
+            return answer.choices[0].text
+
+        answers = list(threads.map(ask, range(40)))
+    assert answers[0] is None and all(re.fullmatch("[st]r(id|ok)e", str(answer)) for answer in answers[1:])
     settle(served)
