@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stridelm.sample.logprobs import ROWS_AT_ONCE, RawLogprobs, as_dicts, raw_logprobs, top_tokens
+from stridelm.sample.logprobs import BLOCK, ROWS_AT_ONCE, RawLogprobs, as_dicts, raw_logprobs, top_tokens
 from stridelm.types import Logprob
 
 
@@ -39,6 +39,21 @@ def test_equals_come_lowest_id_first() -> None:
     assert top_tokens(row[None], 7).tolist() == [[31, 7_000, 49_999, 12, 40, 30_000, 0]]
     assert top_tokens(torch.full((1, 5), -math.inf), 5).tolist() == [[0, 1, 2, 3, 4]]
     assert top_tokens(row[None], 0).shape == (1, 0)
+
+
+@pytest.mark.parametrize("vocab", [4 * BLOCK, 20 * BLOCK, 20 * BLOCK + 1, 21 * BLOCK - 1])
+def test_most_likely_of_many_equals(vocab: int) -> None:
+    """As a stable sort has them, whichever blocks of the vocabulary they lie in."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randint(-3, 4, (6, vocab), generator=generator) / 2.0
+    logits[1] = torch.randn(vocab, generator=generator)
+    logits[2, : vocab - 3] = -math.inf
+    logits[3] = -math.inf
+    for count in (1, 2, 7, 20):
+        for dtype in (torch.float32, torch.bfloat16):
+            rows = logits.to(dtype)
+            expected = rows.float().sort(dim=-1, descending=True, stable=True).indices[:, :count]
+            assert torch.equal(top_tokens(rows, count), expected)
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
