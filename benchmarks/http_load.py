@@ -16,8 +16,9 @@ Where vLLM is installed, it then serves the same checkpoint. It is found as `vll
 
 With --kind-streams streams, requests of other kinds follow, as ratios to plain ones: with a JSON schema (outputs may
 end when the object does), penalties, log-probabilities of five tokens, and with several drafters at once, which
-Stride's requests name in turn. --url's servers are sent those too; what a server refuses is reported as an error. They
-should not cache prefixes, as those started here do not: all loads send the same prompts.
+Stride's requests name in turn; acceptance is simulated, since random weights would accept next to nothing. --url's
+servers are sent those too; what a server refuses is reported as an error. They should not cache prefixes, as those
+started here do not: all loads send the same prompts.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ def serving(name: str, folder: Path, engine: dict[str, Any], settings: Settings)
         yield [Server.at(url) for url in settings.url]
         return
     if name == "stride":
-        command = stride_command(engine, settings.max_num_seqs, settings.server_options)
+        simulated = "drafters" in settings.kinds and any("synthetic" in drafter for drafter in settings.drafters)
+        options = settings.server_options + " --enable-synthetic-acceptance" * simulated
+        command = stride_command(engine, settings.max_num_seqs, options)
     else:
         assert settings.vllm is not None
         checkpoint = engine if "model" in engine else {**engine, "model": str(builtin_path())}

@@ -49,7 +49,7 @@ def stream_of(index: int, streams: int) -> Iterator[Asked]:
 
 
 def body_of(asked: Asked, kind: str, model: str, drafters: tuple[str, ...]) -> bytes:
-    """The JSON of a streamed, greedy completion. drafters: NAME@DEPTH, which requests of that kind use in turn."""
+    """The JSON of a streamed, greedy completion. drafters: NAME@DEPTH:RULE, which requests of that kind use in turn."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": asked.prompt,
@@ -67,6 +67,11 @@ def body_of(asked: Asked, kind: str, model: str, drafters: tuple[str, ...]) -> b
     elif kind == "logprobs":
         body["logprobs"] = 5
     elif kind == "drafters":
-        drafter, _, depth = drafters[asked.number % len(drafters)].partition("@")
-        body["speculation"] = {"drafter": drafter, **({"depth": int(depth)} if depth else {})}
+        drafter, _, rest = drafters[asked.number % len(drafters)].partition("@")
+        depth, _, acceptance = rest.partition(":")
+        body["speculation"] = {
+            "drafter": drafter,
+            **({"depth": int(depth)} if depth else {}),
+            **({"acceptance": acceptance} if acceptance else {}),
+        }
     return json.dumps(body).encode()

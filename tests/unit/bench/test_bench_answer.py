@@ -73,14 +73,15 @@ def test_streams_share_one_list_of_requests() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_differ_in_what_they_ask_for(kind: str) -> None:
     plain, other = (
-        json.loads(body_of(next(stream_of(1, 3)), each, "m", ("ngram@3", "mask"))) for each in ("plain", kind)
+        json.loads(body_of(next(stream_of(1, 3)), each, "m", ("ngram@3", "mask@2:synthetic:1.5")))
+        for each in ("plain", kind)
     )
     assert {name: other[name] for name in ("prompt", "max_tokens")} == {
         name: plain[name] for name in ("prompt", "max_tokens")
     }
     assert (other == plain) == (kind == "plain")
     if kind == "drafters":
-        assert other["speculation"] == {"drafter": "mask"}
+        assert other["speculation"] == {"drafter": "mask", "depth": 2, "acceptance": "synthetic:1.5"}
 
 
 def test_times_are_those_of_the_window() -> None:
