@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from stridelm.params import StructuredOutputs
@@ -87,8 +88,8 @@ class Grammars:
             matcher.fill_next_token_bitmask(mask)
             if time.perf_counter() - began > SLOW_TRIAL_S:
                 raise ValueError(f"structured_outputs: {TOO_SLOW}")
-            tokens = torch.nonzero(allowed(mask, self._words * WORD)[0]).flatten().tolist()
-            if not tokens or not matcher.accept_token(draw.choice(tokens)) or matcher.is_terminated():
+            tokens = np.flatnonzero(np.unpackbits(mask.numpy().view(np.uint8), bitorder="little"))
+            if not len(tokens) or not matcher.accept_token(int(draw.choice(tokens))) or matcher.is_terminated():
                 return
 
     def _matcher(self, compiled: Any) -> Any:
