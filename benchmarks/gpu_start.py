@@ -3,7 +3,8 @@
     python benchmarks/gpu_start.py --json results/gpu_start.jsonl
 
 Llama-3.1-8B's shape in bfloat16, weights random. Each start is a separate process, timed from before Python imports
-anything to the first token of a prompt of 512 tokens; kernels that this machine has already compiled are reused.
+anything to the first token of a prompt of 512 tokens. Kernels that this machine has already compiled are reused, except
+where the name of the start says that there are none: then Triton's cache is an empty directory.
 Prefill is 64 prompts of 512 random tokens at once, without prefix cache, until the last has its first token.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import random
 import subprocess
 import sys
@@ -31,7 +34,10 @@ STARTS: dict[str, dict[str, Any]] = {
     "captured when needed": {"capture": "lazy"},
     "captured at start": {},
     "deterministic": {"deterministic": True},
+    "no kernels": {},
+    "no kernels, compiled one by one": {},
 }
+NO_KERNELS, ONE_BY_ONE = list(STARTS)[-2:]
 PROMPTS, PROMPT = 64, 512
 
 
@@ -44,12 +50,17 @@ class Settings:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument(
+        "--starts", nargs="+", choices=STARTS, default=list(STARTS), metavar="NAME", help="default: all"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--one-by-one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        sys.stdout.write(json.dumps(start(json.loads(args.one), args.began)) + "\n")
+        logging.basicConfig(level=logging.INFO)
+        sys.stdout.write(json.dumps(start(json.loads(args.one), args.began, args.one_by_one)) + "\n")
         return 0
     import torch
     from gpu_decode import LLAMA_8B
@@ -64,7 +75,7 @@ def main() -> int:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-        for name, options in STARTS.items():
+        for name in args.starts:
             config = {
                 "model": folder,
                 "load_format": "dummy",
@@ -75,18 +86,28 @@ def main() -> int:
                 "max_num_seqs": settings.max_num_seqs,
                 "max_num_batched_tokens": settings.max_num_batched_tokens,
                 "max_model_len": 8192,
-                **options,
+                **STARTS[name],
             }
-            found.append({"start": name, **_in_a_process(config)})
+            found.append({"start": name, **_in_a_process(config, name)})
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 8B shape, room for {settings.max_num_seqs}"
     table = Table(title=title)
-    for column in ("start", "ready s", "first token s", "graphs", "graphs GiB", "prefill tokens/s", "KV GiB"):
+    for column in (
+        "start",
+        "ready s",
+        "first token s",
+        "compiled",
+        "graphs",
+        "graphs GiB",
+        "prefill tokens/s",
+        "KV GiB",
+    ):
         table.add_column(column, justify="left" if column == "start" else "right")
     for row in found:
         table.add_row(
             row["start"],
             f"{row['ready_s']:.1f}",
             f"{row['first_token_s']:.1f}",
+            str(row["compiled"]),
             str(row["graphs"]),
             f"{row['graph_gib']:.2f}",
             f"{row['prefill_per_s']:,.0f}",
@@ -98,21 +119,28 @@ def main() -> int:
     return 0
 
 
-def _in_a_process(config: dict[str, Any]) -> dict[str, Any]:
+def _in_a_process(config: dict[str, Any], name: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", json.dumps(config), "--began", str(time.time())]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    if name == ONE_BY_ONE:
+        command.append("--one-by-one")
+    with tempfile.TemporaryDirectory() as empty:
+        cache = {"TRITON_CACHE_DIR": empty} if name in (NO_KERNELS, ONE_BY_ONE) else {}
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **cache})
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def start(options: dict[str, Any], began: float) -> dict[str, Any]:
-    """One start, in a process that has done nothing else. began: `time.time()` before the process was created."""
+def start(options: dict[str, Any], began: float, one_by_one: bool) -> dict[str, Any]:
+    """One start, in a process that has done nothing else. began: `time.time()` before the process was created.
+    one_by_one: compile nothing ahead."""
     import torch
 
     from stridelm.config import EngineConfig
     from stridelm.engine.engine import Engine
+    from stridelm.engine.start import start as start_engine
+    from stridelm.kernels import compilations
     from stridelm.params import SamplingParams
 
-    engine = Engine(EngineConfig(**options))
+    engine = (Engine if one_by_one else start_engine)(EngineConfig(**options))
     ready = time.time() - began
     rng = random.Random(0)
 
@@ -141,6 +169,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
     return {
         "ready_s": ready,
         "first_token_s": first,
+        "compiled": compilations.count(),
         "graphs": graphs.graphs if graphs else 0,
         "graph_gib": graphs.spent / 2**30 if graphs else 0.0,
         "prefill_per_s": max(rates),

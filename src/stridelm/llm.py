@@ -15,8 +15,8 @@ import torch
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
-from stridelm.engine.engine import Engine
 from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.engine.start import start
 from stridelm.options import settings
 from stridelm.params import SamplingParams
 from stridelm.text.generation_config import read_generation_config
@@ -79,7 +79,7 @@ class LLM:
         path = Path(config.model) if config.model is not None else builtin_path()
         self._defaults = read_generation_config(config.generation_config, path)
         self._announced = False
-        self.engine = Engine(config)
+        self.engine = start(config)
         self.text_engine = TextEngine(self.engine)
         self._ids = itertools.count()
         self._open: dict[str, tuple[RequestOutput, int]] = {}

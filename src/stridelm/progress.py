@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+_shown = ContextVar("bars are shown", default=True)
 
 
 def terminal_bar(*columns: ProgressColumn) -> Progress:
@@ -26,7 +29,7 @@ def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Cal
     least: a smaller total gets no bar, since it is done before a bar could be read.
     """
     progress = terminal_bar(TimeRemainingColumn())
-    progress.disable = progress.disable or total < least
+    progress.disable = progress.disable or total < least or not _shown.get()
     with progress:
         done = 0
         task = progress.add_task(description, total=total, text=_text(done, total, unit))
@@ -37,6 +40,16 @@ def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Cal
             progress.update(task, completed=done, text=_text(done, total, unit))
 
         yield advance
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Show no bar for what runs inside."""
+    token = _shown.set(False)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
 
 
 def size(count: int) -> str:

@@ -11,12 +11,13 @@ from stridelm.bench.prompts import PromptSet
 from stridelm.bench.variants import Variant
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
+from stridelm.engine.start import start
 from stridelm.params import SamplingParams
 
 
 def open_engine(model: str | None, streams: int, *, prefix_caching: bool = False, **options: Any) -> Engine:
     """An engine with room for `streams` requests at once. Each request names its drafter."""
-    return Engine(
+    return start(
         EngineConfig(model=model, drafter="none", max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
     )
 

@@ -35,11 +35,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start an engine, which compiles what is missing, and stop it. Raises ValueError if it cannot be started."""
-    from stridelm.engine.engine import Engine
+    from stridelm.engine.start import start
 
     config = EngineConfig(**given_options(args, EngineConfig), **FIXED)
     began = time.perf_counter()
-    engine = Engine(config)
+    engine = start(config)
     _serve_one(engine)
     seconds = time.perf_counter() - began
     where = _numba_cache() if engine.capture is None else _triton_cache()

@@ -140,21 +140,24 @@ class Engine:
         """Serve some of the engine's own requests, and keep nothing of them but what prompts cost."""
         target, planner = self.loaded.target, self.steps.planner
         policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
-        waves = list(warm_up_requests(target.vocab_size, target.max_length, self.budget))
-        with bar("warming up", len(waves), "steps") as advance:
-            for number, wave in enumerate(waves):
-                self._serve_own(f"{PROBE} {number}", wave)
-                self.step()
-                advance(1)
-        self._finish_own()
+        self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget)))
         self.steps.cost.clear()
         for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
-            self._serve_own(f"{PROBE} {number}", wave)
+            self._add_own(f"{PROBE} {number}", wave)
             self._finish_own()
         planner.prompts = policy
         self.stats.reset()
 
-    def _serve_own(self, id: str, wave: Wave) -> None:
+    def serve_own(self, waves: Sequence[Wave]) -> None:
+        """Serve requests of the engine's own, a wave arriving at each step."""
+        with bar("warming up", len(waves), "steps") as advance:
+            for number, wave in enumerate(waves):
+                self._add_own(f"{PROBE} {number}", wave)
+                self.step()
+                advance(1)
+        self._finish_own()
+
+    def _add_own(self, id: str, wave: Wave) -> None:
         for place, (prompt, params) in enumerate(wave):
             with suppress(ValueError):  # too long for the pool
                 self.add(f"{id} {place}", prompt, params)

@@ -4,11 +4,13 @@ logs which they are at the level of debugging."""
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 _compiled = 0
+_lock = threading.Lock()  # kernels are compiled in several threads (engine/start.py)
 _is_watching = False
 
 
@@ -24,7 +26,8 @@ def watch() -> None:
     def listen(*, cache_hit: bool, **details: Any) -> None:
         global _compiled
         if not cache_hit:
-            _compiled += 1
+            with _lock:
+                _compiled += 1
             source = details.get("src")
             what = (getattr(source, each, None) for each in ("name", "signature", "constants"))
             logger.debug("compiled %s: %s, %s", *what)

@@ -16,9 +16,16 @@ Legend: M rows, V vocabulary, K tokens or nodes, B = ceil(V / 4) Philox blocks.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
+
+from stridelm.kernels.ahead import only_compiles
+
+T = TypeVar("T")
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -170,7 +177,7 @@ def _rounds(even: torch.Tensor, odd: torch.Tensor, keys: torch.Tensor) -> tuple[
     round (after ten, an even number, they are back), and the low half is not masked until something needs it clean.
     Products wrap at 64 bits, and their bits are those of the unsigned product's low and high words.
     """
-    multipliers, shift, low = _constants(even.device)
+    multipliers, shift, low = _shared(_constants, even.device)
     product = torch.empty_like(odd)
     first, second = even[0], even[1]
     odd_halves, product_halves = (odd[0], odd[1]), (product[0], product[1])
@@ -188,7 +195,7 @@ def _rounds(even: torch.Tensor, odd: torch.Tensor, keys: torch.Tensor) -> tuple[
 def _round_keys(k0_M: torch.Tensor, k1_M: torch.Tensor) -> torch.Tensor:
     """[10, 2, M, 1]: each round's key halves, ordered as `_rounds` holds c0 and c2; the low 32 bits count."""
     order = torch.stack((k1_M, k0_M, k0_M, k1_M)).view(1, 2, 2, -1, 1)
-    return (order + _weyl(k0_M.device)).view(_ROUNDS, 2, -1, 1)
+    return (order + _shared(_weyl, k0_M.device)).view(_ROUNDS, 2, -1, 1)
 
 
 def _tile(rows: int, blocks: int, device: torch.device) -> tuple[int, int]:
@@ -196,6 +203,11 @@ def _tile(rows: int, blocks: int, device: torch.device) -> tuple[int, int]:
     if device.type != "cpu":
         return max(rows, 1), blocks
     return max(1, _CPU_TILE // blocks), min(blocks, _CPU_TILE)
+
+
+def _shared(make: Callable[[torch.device], T], device: torch.device) -> T:
+    """What a cached function makes for the device; not kept if it would have no memory."""
+    return inspect.unwrap(make)(device) if only_compiles() else make(device)
 
 
 @cache  # numbers of the generator itself, the same for all engines, as if they stood in a kernel

@@ -23,6 +23,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.settle import best_drafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.engine.start import start
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
 from stridelm.server.lifeline import end_with
@@ -89,7 +90,7 @@ def main() -> None:
 
 def _load(config: EngineConfig, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> Loop | None:
     try:
-        engine = Engine(config)
+        engine = start(config)
     except Exception as error:
         if not isinstance(error, ValueError):
             logger.exception("the engine could not be loaded")

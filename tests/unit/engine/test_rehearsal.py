@@ -1,0 +1,81 @@
+"""A start is rehearsed without a device: it finds the kernels, compiles them for the device, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stridelm
+from support.checkpoints.heads import write_eagle
+
+pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_gpu_start.py starts on the GPU itself"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to pretend that there is a GPU"),
+]
+BASE = {"device": "cuda:0", "dtype": "bfloat16", "num_pages": 256, "max_num_seqs": 4, "max_num_batched_tokens": 128}
+
+
+def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict[str, int]:
+    """What support/doubles/absent_gpu.py prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    package = str(Path(stridelm.__path__[0]).parent)
+    environment |= {"TRITON_CACHE_DIR": str(directory / "kernels"), "PYTHONPATH": package}
+    command = [sys.executable, "-m", "support.doubles.absent_gpu", json.dumps(BASE | config), str(directory)]
+    run = subprocess.run(
+        [*command, str(compiled)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "could not be compiled ahead" not in run.stderr, run.stderr[-3000:]
+    found: dict[str, int] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "none"},
+        {"drafter": "none", "deterministic": True},
+        {"drafter": "ngram", "acceptance": "rejection"},
+        {"drafter": "suffix"},
+        {"drafter": "eagle", "depth": 3},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, options: dict[str, Any]) -> None:
+    """With any drafter and rule. No cache of the process may keep a tensor without memory: an engine that starts later
+    would compute with it."""
+    target = checkpoint("qwen3", tie_word_embeddings=True)
+    head = (
+        {"drafter_model": str(write_eagle(tmp_path / "head", target, "eagle3"))} if "eagle" in options.values() else {}
+    )
+    found = rehearse(tmp_path, {"model": str(target), **options, **head})
+    assert found["launched"] > 50
+    assert found["left"] == 0
+
+
+def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """For the device, on other threads; in a second process there is nothing left to compile."""
+    config = {"model": str(checkpoint("qwen3", tie_word_embeddings=True)), "drafter": "none"}
+    assert rehearse(tmp_path, config, compiled=6)["compiled"] == 6
+    assert len(list((tmp_path / "kernels").glob("*/*.cubin"))) == 6
+    assert rehearse(tmp_path, config, compiled=6)["compiled"] == 0
+
+
+def test_what_cannot_start_compiles_nothing(tmp_path: Path) -> None:
+    """The start itself says why."""
+    assert rehearse(tmp_path, {"model": str(tmp_path / "nothing")}) == {"launched": 0, "compiled": 0, "left": 0}
