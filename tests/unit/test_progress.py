@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stridelm.progress import bar, size, terminal_bar
+from stridelm.progress import bar, no_bars, size, terminal_bar
 
 
 class Stderr(io.StringIO):
@@ -40,6 +40,16 @@ def test_a_bar_is_shown_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.
     assert ("capturing" in stderr.getvalue()) == terminal
     assert ("12 of 12 graphs" in stderr.getvalue()) == terminal
     assert terminal or not stderr.getvalue()
+
+
+def test_no_bar_is_shown_for_what_is_only_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = begin(monkeypatch, terminal=True)
+    with no_bars(), bar("capturing", 12, "graphs") as advance:
+        advance(12)
+    assert not stderr.getvalue()
+    with bar("capturing", 12, "graphs") as advance:
+        advance(12)
+    assert "capturing" in stderr.getvalue()
 
 
 def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
