@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,8 @@ class Engine:
         """Serve some of the engine's own requests, and keep nothing of them but what prompts cost."""
         target, planner = self.loaded.target, self.steps.planner
         policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
-        self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget)))
+        grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
+        self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
         self.steps.cost.clear()
         for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
             self._add_own(f"{PROBE} {number}", wave)

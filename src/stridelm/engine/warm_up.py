@@ -29,21 +29,25 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
+GRAMMAR: dict[str, Any] = {"temperature": 0.0, "structured_outputs": {"regex": "[a-z ]*"}, "ignore_eos": False}
+
+
 Wave = list[tuple[list[int], SamplingParams]]
 """Prompts and parameters of requests that arrive together."""
 
 
-def warm_up_requests(vocab_size: int, max_length: int, budget: Budget) -> Iterator[Wave]:
+def warm_up_requests(vocab_size: int, max_length: int, budget: Budget, *, grammars: bool) -> Iterator[Wave]:
     """One wave per step; the engine may have no room for all of a wave. The last waves fill a step with prompts, since
-    kernels are launched in another form where there is work for every processor."""
+    kernels are launched in another form where there is work for every processor. grammars: whether the engine has
+    them."""
 
     def wave(variant: dict[str, Any], length: int, count: int) -> Wave:
         prompt = _prompt(length, vocab_size)
-        params = SamplingParams(**variant, max_tokens=OUTPUT, ignore_eos=True, seed=0)
+        params = SamplingParams(**{"ignore_eos": True, **variant}, max_tokens=OUTPUT, seed=0)
         return [(prompt, replace(params, speculation=which)) for which in ("off", None) for _ in range(count)]
 
     lengths = [length for length in LENGTHS if length + OUTPUT <= max_length]
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, *([GRAMMAR] if grammars else ())):
         for length in lengths:
             yield wave(variant, length, 1)
     for length in lengths:

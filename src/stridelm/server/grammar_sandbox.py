@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -50,6 +51,11 @@ class GrammarSandbox:
         """Grammar -> its bytes; most recently used last."""
         self._bytes = 0
         self._trials: dict[StructuredOutputs, _Trial] = {}
+
+    async def get_ready(self) -> None:
+        """So that the first grammar need not wait for the workers to be loaded. Without it, that happens then."""
+        with suppress(OSError):
+            await self._pool.start()
 
     async def check(self, grammar: StructuredOutputs) -> None:
         """Raises ApiError if it cannot be compiled, or not in time. Requests with the same grammar share a trial, which

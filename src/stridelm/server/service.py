@@ -9,6 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -123,6 +124,7 @@ class Service:
         """The engine's last report."""
         self.draining = False
         self._sandbox: GrammarSandbox | None = None
+        self._getting_ready: asyncio.Task[None] | None = None
         self._bodies: Pool | None = None
         self._token_bytes = longest_token_bytes(self.tokenizer)
         self._threads = asyncio.Semaphore(THREADS)
@@ -131,10 +133,13 @@ class Service:
         """For long work on the loop."""
 
     def connect(self, link: EngineLink, peers: Peers | None = None) -> None:
-        """Before anything is served, but not before the engine has been loaded once."""
+        """Before anything is served, but not before the engine has been loaded once. Called inside the event loop."""
         assert link.ready is not None
         self._link = link
         self.peers = peers or self.peers
+        if link.ready.device.startswith("cuda") and find_spec("xgrammar"):  # on a CPU the engine needs the cores
+            self._sandbox = GrammarSandbox(link.ready.model, link.ready.vocab_size)
+            self._getting_ready = asyncio.create_task(self._sandbox.get_ready())
 
     @property
     def link(self) -> EngineLink:

@@ -34,12 +34,13 @@ def test_nothing_stays(checkpoint: Callable[..., Path], drafter: str, options: d
     assert request.stats.cached_tokens == 0
 
 
-def test_waves_cover_sizes_and_parameters() -> None:
+@pytest.mark.parametrize("grammars", [False, True])
+def test_waves_cover_sizes_and_parameters(grammars: bool) -> None:
     """Prompts as long as the context allows, every class of parameters, and steps full of prompts."""
     budget = Budget(4096, 64)
-    waves = list(warm_up_requests(50, 1000, budget))
+    waves = list(warm_up_requests(50, 1000, budget, grammars=grammars))
     assert {len(prompt) for wave in waves for prompt, _ in wave} == {length for length in LENGTHS if length <= 996}
-    assert len(waves) == (len(VARIANTS) + 1) * sum(length <= 996 for length in LENGTHS)
+    assert len(waves) == (len(VARIANTS) + grammars + 1) * sum(length <= 996 for length in LENGTHS)
     assert all(len({params.speculation for _, params in wave}) == 2 for wave in waves), "drafted and not drafted"
     rows = [sum(len(prompt) for prompt, _ in wave) for wave in waves]
     assert max(rows) > 0.9 * budget.tokens and max(rows) <= budget.tokens

@@ -72,6 +72,10 @@ class Pool:
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
 
+    async def start(self) -> None:
+        """Start the nursery, so that the first task need not wait for it. Raises OSError if it cannot be started."""
+        await self._started()
+
     async def do(self, *task: bytes) -> bytes:
         """The result of a task, which may be given in parts. If cancelled, the worker is killed at once.
 
