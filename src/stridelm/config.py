@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from stridelm.options import Given, takes_options
 from stridelm.params import Speculation
@@ -27,8 +27,10 @@ class EngineConfig:
         "auto",
         "drafter: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best one available",
     )
-    depth: int | None = option(
-        None, "drafted rows in a chain (k - 1 for mask-token decoding); the drafter's own default"
+    depth: int | Literal["auto"] | None = option(
+        None,
+        "drafted rows in a chain (k - 1 for mask-token decoding); auto: at most the drafter's own default, chosen at "
+        "every step by what was accepted and how long steps took; the drafter's own default",
     )
     acceptance: str = option(
         "exact",
@@ -141,7 +143,8 @@ class EngineConfig:
     @property
     def speculation(self) -> Speculation:
         """The default for requests that set none of their own."""
-        return Speculation(self.drafter, self.depth, self.acceptance, **dict(self.options))
+        depth = None if self.depth == "auto" else self.depth
+        return Speculation(self.drafter, depth, self.acceptance, **dict(self.options))
 
 
 def _masks(value: int | Sequence[int]) -> tuple[int, ...]:

@@ -106,6 +106,8 @@ class Request:
     rows_in_flight: int = 0
     tokens_in_flight: int = 0
     host_bound: bool = False
+    adaptive: bool = False
+    """Its drafts may be shallower than its depth, if that makes more tokens per second."""
     draft_kv: DraftKV | None = None
     """The drafter whose KV is stored beside the target's: pages without it are a miss for this request."""
     finish_reason: str | None = None
@@ -146,6 +148,10 @@ class RequestStats:
     reached_at: list[int] = field(default_factory=list)
     """reached_at[d]: steps in which position d was drafted and all positions before it were accepted."""
     preemptions: int = 0
+    fortune: float = 0.0
+    """How much likelier its drafts are to be accepted than those of others, as log-odds (schedule/acceptance.py)."""
+    checks: int = 0
+    """Levels of drafts that were checked so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ leaves the field at its default. By type:
     Sequence[other]         the option repeated, so that a string may contain a comma
     Mapping[K, V]           the option repeated, each time KEY=VALUE
     X | None                as X; for numbers the word `none` means None
+    int | Literal[...]      a number or one of the words
     X | Sequence[X]         as Sequence[X]
 """
 
@@ -95,6 +96,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         return hint, False
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     optional = len(members) < len(typing.get_args(hint))
+    if len(members) > 1 and typing.get_origin(members[1]) is Literal:
+        return typing.Union[tuple(members)], optional  # noqa: UP007
     if len(members) > 1:
         members = [m for m in members if typing.get_origin(m) is Sequence and typing.get_args(m)[0] in members]
     assert len(members) == 1, f"cannot make an option from {hint}"
@@ -112,6 +115,8 @@ def _parser(name: str, hint: Any) -> Parse:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return _choice(inner)
+    if origin is typing.Union:
+        return _number_or(*(_parser(name, each) for each in inner))
     assert origin in (tuple, Sequence), f"{name}: cannot make an option from {hint}; skip it"
     assert origin is Sequence or inner[1:] == (...,), f"{name}: a tuple needs the form tuple[X, ...]"
     return _listed(_parser(name, inner[0]), _metavar(inner[0]))
@@ -124,6 +129,16 @@ def _choice(values: tuple[Any, ...]) -> Parse:
         if word not in by_word:
             raise argparse.ArgumentTypeError(f"{word!r} is not one of: {', '.join(by_word)}")
         return by_word[word]
+
+    return parse
+
+
+def _number_or(number: Parse, word: Parse) -> Parse:
+    def parse(text: str) -> Any:
+        try:
+            return number(text)
+        except ValueError:
+            return word(text)
 
     return parse
 

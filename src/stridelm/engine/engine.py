@@ -36,7 +36,7 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Budget, Planner, Queue, StepCost, Timed, Unbounded
+from stridelm.schedule import Adaptive, Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
@@ -94,6 +94,7 @@ class Engine:
             config.speculation,
             loaded.tokenizer is not None,
             lambda: self.grammars,
+            config.depth == "auto",
         )
         self.intake.check_default()
         self.roster = Roster(
@@ -111,7 +112,8 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
-        planner = Planner(self.budget, prompts=prompts)
+        depths = Adaptive() if config.depth == "auto" else Configured()
+        planner = Planner(self.budget, depths, prompts)
         self.steps = Steps(planner, self.roster, self.device, emitter, int(self.device.on_bounds), cost)
         self.doubts = Doubts()
         self._arrivals = 0
@@ -144,6 +146,7 @@ class Engine:
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
         self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
         self.steps.cost.clear()
+        planner.depths.clear()
         for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
             self._add_own(f"{PROBE} {number}", wave)
             self._finish_own()

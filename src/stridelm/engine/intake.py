@@ -36,6 +36,8 @@ class Intake:
     default: Speculation
     has_tokenizer: bool
     grammars: Callable[[], Grammars]
+    adaptive: bool = False
+    """Drafts of requests that name no depth may be shallower than usual."""
     _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
     """Requested speculation -> its resolution. So a head's files are read once, and may be deleted while the engine
     runs."""
@@ -75,6 +77,7 @@ class Intake:
             seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
             host_bound=drafter.host_bound,
+            adaptive=self.adaptive and Speculation.of(params.speculation).depth is None,
             draft_kv=drafter.draft_kv,
         )
         check_token_ids(params, self.target.vocab_size, request.bad_words)
@@ -83,7 +86,11 @@ class Intake:
 
     def check_default(self) -> None:
         """Raise ValueError if a request without settings of its own could never be drafted as configured."""
-        self.settled(SamplingParams())
+        speculation, rows_by_depth = self.settled(SamplingParams())
+        fixed = RULES.get(speculation.acceptance or "exact").all_or_nothing
+        if self.adaptive and (fixed or not rows_by_depth[-1]):
+            why = f"acceptance {speculation.acceptance!r}" if fixed else f"drafter {speculation.drafter!r}"
+            raise ValueError(f"depth auto would have no effect with {why}; leave it out or choose another")
 
     def longest(self, request: Request) -> int:
         """Maximum number of tokens that the request can reach, prompt included."""

@@ -102,17 +102,20 @@ class Steps:
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
         outcome = flight.reading.outcome()
-        self._note(flight)
+        self.planner.depths.landed(flight.plan.spans, outcome.accepted, self._note(flight))
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
         self._trace(flight.plan, flight.run, outcome)
         self.emitter.emit(flight.plan.spans, flight.run.rows, outcome, alive, flight.extras)
 
-    def _note(self, flight: Flight) -> None:
-        """Record what the step added to everybody's time between tokens: steps in flight overlap."""
+    def _note(self, flight: Flight) -> float | None:
+        """What the step added to everybody's time between tokens: steps in flight overlap. Noted for steps with prompt
+        rows, and returned for others."""
         began, self._landed = max(flight.launched, self._landed), time.perf_counter()
-        if any(map(has_prompt, flight.plan.spans)):
-            self.cost.note(flight.run.rows, self._landed - began)
+        if not any(map(has_prompt, flight.plan.spans)):
+            return self._landed - began
+        self.cost.note(flight.run.rows, self._landed - began)
+        return None
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Traces are read from the step's own tensors, so

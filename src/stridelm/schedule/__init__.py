@@ -1,6 +1,7 @@
 """Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors."""
 
-from stridelm.schedule.depth import DepthPolicy
+from stridelm.schedule.adaptive import Adaptive
+from stridelm.schedule.depth import Configured, DepthPolicy
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.planner import Planner
 from stridelm.schedule.prompt_rows import PromptPolicy, Timed, Unbounded
@@ -9,7 +10,9 @@ from stridelm.schedule.rows import smallest_budget
 from stridelm.schedule.step_cost import StepCost
 
 __all__ = [
+    "Adaptive",
     "Budget",
+    "Configured",
     "DepthPolicy",
     "PageView",
     "Planner",

@@ -1,4 +1,4 @@
-"""How deep to draft: decided once per request and step, by the planner, and nowhere else.
+"""How deep to draft: decided once per step, by the planner, and nowhere else.
 
 A policy sees the requests of a plan and nothing of the device, so that every rank that plans the same step chooses the
 same depths.
@@ -6,30 +6,50 @@ same depths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from stridelm.schedule.rows import useful_depth
-from stridelm.types import Request
+from stridelm.types import Request, Span
 
 
 class DepthPolicy(Protocol):
-    """Called while a plan is made; must not change state that another call would see."""
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
+        or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
 
-    def depth(self, request: Request) -> int:
-        """Maximum levels of the request's next draft, 0 for none. The planner uses fewer if rows or pages are short, or
-        if the request could not emit as many tokens. Not called for `all_or_nothing` requests."""
+        Called while a plan is made: must not change state that another call would see.
+        """
+        ...
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        """A step of these spans has landed. Steps land in order, but later ones may have been planned before.
+
+        accepted: levels of each span's draft that were. seconds: how long the step took; None if it had prompt rows.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Forget all that was learnt."""
         ...
 
 
 class Configured:
-    """The request's own depth, at every load."""
+    """Each request's own depth, at every load."""
 
-    def depth(self, request: Request) -> int:
-        return len(request.rows_by_depth) - 1
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [len(request.rows_by_depth) - 1 for request in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
 
 
-def worth_drafting(policy: DepthPolicy, request: Request) -> int:
-    """Levels that the policy allows and from which a token could still be emitted."""
-    allowed = policy.depth(request)
-    assert allowed >= 0, f"a depth policy allowed {allowed} levels"
-    return min(allowed, useful_depth(request))
+def worth_drafting(policy: DepthPolicy, requests: Sequence[Request]) -> dict[Request, int]:
+    """Levels that the policy allows each request, and from which a token could still be emitted."""
+    free = [request for request in requests if not request.all_or_nothing]
+    allowed = policy.depths(free) if free else ()
+    assert all(depth >= 0 for depth in allowed), f"a depth policy allowed {min(allowed)} levels"
+    return {request: min(depth, useful_depth(request)) for request, depth in zip(free, allowed, strict=True)}

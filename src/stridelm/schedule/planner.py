@@ -41,9 +41,10 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
+        depths = self._depths(allocations, {})
         joining = waiting and len(queue.running) < self.budget.requests
         if joining or not all(allocation.decides for allocation in allocations):
-            budget.reading = min(budget.reading, self._prompt_rows(allocations))
+            budget.reading = min(budget.reading, self._prompt_rows(allocations, depths))
         admitted: list[Allocation] = []
         # Running requests that lack pages come before any newcomer.
         if preempted or short or not waiting:
@@ -57,14 +58,20 @@ class Planner:
                 preempted.append(victim)
                 allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
+        depths |= self._depths(served, depths)
         for allocation in served:
-            _deepen(allocation, self.depths, budget)
+            _deepen(allocation, depths, budget)
         spans = tuple(allocation.span() for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
-    def _prompt_rows(self, allocations: list[Allocation]) -> float:
+    def _depths(self, allocations: list[Allocation], known: dict[Request, int]) -> dict[Request, int]:
+        """Levels to draft for the requests that decide, except those whose depth is known."""
+        deciding = [each.request for each in allocations if each.decides and each.request not in known]
+        return worth_drafting(self.depths, deciding)
+
+    def _prompt_rows(self, allocations: list[Allocation], depths: dict[Request, int]) -> float:
         """Rows that prompts may have beside those of these requests that decode."""
-        decoding = sum(_decode_rows(allocation, self.depths) for allocation in allocations)
+        decoding = sum(_decode_rows(allocation, depths) for allocation in allocations)
         return self.prompts.rows(decoding) if decoding else math.inf
 
 
@@ -163,13 +170,13 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
     return []
 
 
-def _decode_rows(allocation: Allocation, depths: DepthPolicy) -> int:
+def _decode_rows(allocation: Allocation, depths: dict[Request, int]) -> int:
     """Rows that a request which decides may have in this step; 0 for one that still reads its prompt."""
     if not allocation.decides:
         return 0
     if allocation.request.all_or_nothing:
         return allocation.rows
-    return allocation.real + allocation.request.rows_by_depth[worth_drafting(depths, allocation.request)]
+    return allocation.real + allocation.request.rows_by_depth[depths[allocation.request]]
 
 
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
@@ -190,11 +197,11 @@ def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
         budget.take(allocation, budget.most_real(allocation, allocation.uncomputed - 1), 0)
 
 
-def _deepen(allocation: Allocation, depths: DepthPolicy, budget: StepBudget) -> None:
+def _deepen(allocation: Allocation, depths: dict[Request, int], budget: StepBudget) -> None:
     """Allocate the deepest usable draft to a request that has all its real rows."""
     request = allocation.request
     if request.all_or_nothing or not allocation.decides:
         return
-    for depth in range(worth_drafting(depths, request), 0, -1):
+    for depth in range(depths[request], 0, -1):
         if budget.take(allocation, allocation.real, depth):
             return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stridelm.types import Request
+from stridelm.types import Request, Span
 
 
 @dataclass
@@ -18,8 +19,14 @@ class RandomDepths:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
-    def depth(self, request: Request) -> int:
-        return self._draw.choice((0, 0, *range(len(request.rows_by_depth))))
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [self._draw.choice((0, 0, *range(len(request.rows_by_depth)))) for request in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
 
 
 @dataclass
@@ -28,5 +35,11 @@ class AtMost:
 
     levels: int
 
-    def depth(self, request: Request) -> int:
-        return min(self.levels, len(request.rows_by_depth) - 1)
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [min(self.levels, len(request.rows_by_depth) - 1) for request in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass

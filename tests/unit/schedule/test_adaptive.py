@@ -1,0 +1,197 @@
+"""Depths chosen by what was accepted and by what steps cost: simulated, so that both are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from stridelm import SamplingParams
+from stridelm.params import Speculation
+from stridelm.schedule import Adaptive, Configured, DepthPolicy
+from stridelm.schedule.acceptance import Acceptance
+from stridelm.types import Request, Span
+
+DEPTH = 4
+LIFE = 300
+"""Tokens of a request."""
+Cost = Callable[[int, int, int], float]
+"""(requests, rows, depth of the deepest draft) -> seconds."""
+
+
+def dense(requests: int, rows: int, depth: int) -> float:
+    """Reads weights, until there are so many rows that it computes."""
+    return 4.5e-3 + 2e-6 * rows + 22e-6 * max(0, rows - 128) + (0.25e-3 + 0.45e-3 * depth if depth else 0)
+
+
+def small(requests: int, rows: int, depth: int) -> float:
+    """On a CPU every row costs."""
+    return 2.5e-3 + 0.35e-3 * rows + depth * (0.3e-3 + 0.08e-3 * requests)
+
+
+def sparse(requests: int, rows: int, depth: int) -> float:
+    """A mixture of experts: the first rows are the dearest, since each brings experts."""
+    return 3e-3 + 10e-3 * (1 - math.exp(-rows / 40)) + (0.2e-3 + 0.3e-3 * depth if depth else 0)
+
+
+COSTS = {"dense": dense, "small": small, "sparse": sparse}
+
+
+@dataclass
+class Simulation:
+    """Requests whose drafts are accepted with known chances, one for each; a request that has ended is followed by
+    another of its kind."""
+
+    policy: DepthPolicy
+    chances: Sequence[float]
+    cost: Cost
+    seed: int = 0
+    adaptive: bool = True
+    requests: list[Request] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    depths: list[Sequence[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self.requests = [self._request() for _ in self.chances]
+
+    def run(self, steps: int) -> Simulation:
+        for _ in range(steps):
+            self._step()
+        return self
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def _step(self) -> None:
+        depths = self.policy.depths(self.requests)
+        spans = [Span(request, 0, 1, d, d) for request, d in zip(self.requests, depths, strict=True)]
+        accepted = [self._accepted(chance, depth) for chance, depth in zip(self.chances, depths, strict=True)]
+        rows = len(spans) + sum(depths)
+        seconds = self.cost(len(spans), rows, max(depths)) * self._rng.uniform(0.97, 1.03)
+        self.policy.landed(spans, accepted, seconds)
+        self.tokens += len(spans) + sum(accepted)
+        self.seconds += seconds
+        self.depths.append(depths)
+        for place, more in enumerate(accepted):
+            self.requests[place].output_ids += [0] * (1 + more)
+            if len(self.requests[place].output_ids) > LIFE:
+                self.requests[place] = self._request()
+
+    def _accepted(self, chance: float, depth: int) -> int:
+        return next((level for level in range(depth) if self._rng.random() >= chance), depth)
+
+    def _request(self) -> Request:
+        rows = tuple(range(DEPTH + 1))
+        return Request("", [0], SamplingParams(), Speculation(drafter="mtp"), rows, adaptive=self.adaptive)
+
+
+def best_fixed(chances: Sequence[float], cost: Cost) -> float:
+    """Expected tokens per second at the depth that is best for all."""
+    count = len(chances)
+
+    def rate(depth: int) -> float:
+        accepted = sum(chance**level for chance in chances for level in range(1, depth + 1))
+        return (count + accepted) / cost(count, count * (1 + depth), depth)
+
+    return max(map(rate, range(DEPTH + 1)))
+
+
+@pytest.mark.parametrize("kinds", [(0.1,), (0.5,), (0.85,), (0.15, 0.5, 0.9)], ids=str)
+@pytest.mark.parametrize("streams", [2, 12, 60])
+@pytest.mark.parametrize("name", COSTS)
+def test_close_to_the_best_fixed_depth(name: str, streams: int, kinds: tuple[float, ...]) -> None:
+    """Whatever is accepted and whatever rows cost, once it has been learnt. (Rates are of simulated time.)"""
+    chances = [kinds[i % len(kinds)] for i in range(streams)]
+    best = best_fixed(chances, COSTS[name])
+    learning = Simulation(Adaptive(), chances, COSTS[name]).run(300)
+    before = learning.tokens, learning.seconds
+    learning.run(6000 // streams)
+    learnt = (learning.tokens - before[0]) / (learning.seconds - before[1])
+    assert learnt > 0.95 * best
+
+
+def test_rows_go_to_those_who_gain() -> None:
+    """Where every row costs, requests that are guessed well draft deeper than those that are not."""
+    run = Simulation(Adaptive(), [0.1, 0.9] * 3, small).run(400)
+    last = run.depths[-200:]
+    bad, good = (sum(depths[i] for depths in last for i in places) for places in ((0, 2, 4), (1, 3, 5)))
+    assert good > 5 * bad
+
+
+def test_a_useless_drafter_costs_little() -> None:
+    """Under 3% of plain decoding once it is known to be useless, and under 1% a thousand tokens later."""
+    for streams in (1, 8, 32):
+        run = Simulation(Adaptive(), [0.0] * streams, small)
+        run.run(100)
+        for steps, share in ((1000, 0.97), (1000, 0.99)):
+            before = run.tokens, run.seconds
+            run.run(steps)
+            rate = (run.tokens - before[0]) / (run.seconds - before[1])
+            assert rate > share * streams / small(streams, streams, 0)
+
+
+def test_a_better_text_is_noticed() -> None:
+    """Depth 0 is not for ever: probes find out that drafts are accepted now."""
+    run = Simulation(Adaptive(), [0.0] * 4, dense).run(600)
+    assert max(max(depths) for depths in run.depths[-5:]) == 0
+    run.chances = [0.9] * 4
+    run.run(800)
+    assert min(sum(depths) for depths in run.depths[-5:]) >= 8
+
+
+def test_load_comes_and_goes() -> None:
+    """Few requests draft, many do not, and few do again at once: what was learnt about a load is kept."""
+    policy = Adaptive()
+    few = Simulation(policy, [0.6] * 2, dense).run(200)
+    many = Simulation(policy, [0.6] * 256, dense).run(100)
+    again = Simulation(policy, [0.6] * 2, dense).run(20)
+    assert sum(map(sum, few.depths[-20:])) > 40 and sum(map(sum, again.depths)) > 40
+    assert sum(map(sum, many.depths[-20:])) < 20 * 256 / 2
+
+
+def test_others_keep_their_depth() -> None:
+    requests = Simulation(Configured(), [0.0] * 3, small, adaptive=False).requests
+    policy = Adaptive()
+    assert policy.depths(requests) == [DEPTH] * 3
+    run = Simulation(policy, [0.0] * 4, small)
+    run.requests[0].adaptive = False
+    run.run(200)
+    fixed = [depths[0] for depths in run.depths[-20:]]
+    assert set(fixed) == {DEPTH} and sum(sum(depths[1:]) for depths in run.depths[-20:]) < 20
+
+
+def test_levels_after_a_refused_one_are_not_counted() -> None:
+    """A draft that fails at its first level says nothing of the second: counting it would halve the estimate."""
+    rng, acceptance = random.Random(0), Acceptance()
+    requests = Simulation(Configured(), [0.0] * 20, small).requests
+    for _ in range(200):
+        accepted = [next((j for j, chance in enumerate((0.5, 0.9)) if rng.random() >= chance), 2) for _ in requests]
+        acceptance.learn(requests, accepted, [min(levels + 1, 2) for levels in accepted])
+    first, second = acceptance.chances(requests, 2).mean(0)
+    assert first == pytest.approx(0.5, abs=0.12) and second / first == pytest.approx(0.9, abs=0.08)
+
+
+def test_the_young_are_like_the_others() -> None:
+    """A request without a history starts where its drafter's other requests are."""
+    run = Simulation(Adaptive(), [0.9] * 4, small).run(300)
+    policy = run.policy
+    assert isinstance(policy, Adaptive)
+    young = Simulation(Configured(), [0.0], small).requests
+    assert policy.acceptance.chances(young, 1)[0, 0] > 0.75
+
+
+def test_steps_with_prompts_are_not_timed() -> None:
+    """They would make drafts look dear, since they are long for another reason."""
+    run = Simulation(Adaptive(), [0.8] * 2, dense).run(100)
+    policy = run.policy
+    before = [policy.depths(run.requests) for _ in range(3)]
+    for _ in range(50):
+        spans = [Span(request, 0, 1, 3, 3) for request in run.requests]
+        policy.landed(spans, [3, 3], None)
+    assert sum(map(sum, before)) <= sum(sum(policy.depths(run.requests)) for _ in range(3))
