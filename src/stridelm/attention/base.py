@@ -40,6 +40,14 @@ class Mix(Protocol):
         ...
 
 
+class PagedLayers:
+    """A Mix over a pool's pages, which may be able to run whole layers."""
+
+    def run_layer(self, layer: int, arguments: tuple[Any, ...]) -> bool:
+        """As `Mixer.run_layer`; False also if only some of the rows attend."""
+        raise NotImplementedError
+
+
 class Mixer(Generic[S]):
     """Serves all layers with one kind of state, for one step."""
 
@@ -65,6 +73,11 @@ class Mixer(Generic[S]):
         wanted_M: int64 rows that attend, which are those of the step's geometry; None: all.
         """
         raise NotImplementedError
+
+    def run_layer(self, state: S, entries: Entries, slots_N: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
+        """Run a layer of attention and a gated MLP as one compiled call. arguments: those of
+        kernels/host/layer.py up to the heads. False if the backend has no such call."""
+        return False
 
 
 class HeadsMixer(Mixer[HeadsKV]):

@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.base import AttentionBackend, Entries, HeadsMixer
 from stridelm.attention.host_view import HostView
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV
-from stridelm.kernels.host.arithmetic import DTYPES, array, follow_torch
+from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
 from stridelm.kernels.host.attention import attend
+from stridelm.kernels.host.layer import layer
+from stridelm.kernels.host.memory import array
 from stridelm.types import Geometry
 
 TILE_QUERIES = 48
@@ -41,10 +43,17 @@ class HostHeads(HeadsMixer):
         if q_NHD.dtype not in DTYPES:
             return self._reference().attend(state, q_NHD, keys_PGD, values_PGD)
         out = torch.empty_like(q_NHD)
-        attend(
-            array(q_NHD),
-            array(keys_PGD),
-            array(values_PGD),
+        attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._seen(state), array(out))
+        return out
+
+    def run_layer(self, state: HeadsKV, entries: Entries, slots_N: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
+        stored = array(entries["keys"]), array(entries["values"]), array(slots_N)
+        layer(*arguments, *stored, *self._seen(state))
+        return True
+
+    def _seen(self, state: HeadsKV) -> tuple[Any, ...]:
+        """What each row sees, as `attend` takes it."""
+        return (
             self._slots[state.group],
             self._tiles_of(state.heads // state.kv_heads),
             self._limits,
@@ -52,9 +61,7 @@ class HostHeads(HeadsMixer):
             self._ancestors,
             sys.maxsize if state.window is None else state.window,
             np.float32(state.scale),
-            array(out),
         )
-        return out
 
     def _tiles_of(self, shared: int) -> np.ndarray[Any, Any]:
         if shared not in self._tiles:

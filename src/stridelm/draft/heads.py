@@ -16,6 +16,7 @@ from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerStates
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
+from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.slots import ModelPart
@@ -96,6 +97,7 @@ def load_head(
     head.requires_grad_(False).eval()
     set_products(head, deterministic=runtime.deterministic)
     head.ops = runtime.model.ops
+    compile_blocks(head)
     return head
 
 

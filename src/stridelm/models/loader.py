@@ -17,6 +17,7 @@ from torch import nn
 from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
+from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.products import bfloat16_is_native
@@ -146,6 +147,7 @@ def load_model(
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
         model.ops = ops_for(device, dtype)
+        compile_blocks(model)
     return model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stridelm.attention.base import AttentionBackend, PreparedAttention
+from stridelm.attention.base import AttentionBackend, PagedLayers, PreparedAttention
 from stridelm.cache.pool import PagePool, draft_places
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, ModelInput
@@ -78,7 +78,7 @@ class EagerRunner:
         return self.model.logits(hidden_NH.index_select(0, rows))
 
 
-class PagedMix:
+class PagedMix(PagedLayers):
     """Called by the model to mix a layer's rows: writes their KV entries, then runs attention."""
 
     def __init__(
@@ -96,3 +96,10 @@ class PagedMix:
         state, entries = self.pool.states[layer], self.pool.entries[layer]
         mixer = self.prepared.mixer(state)
         return mixer.mix(state, inputs, entries, self.slots[state.group], self.ops, self.lookers)
+
+    def run_layer(self, layer: int, arguments: tuple[Any, ...]) -> bool:
+        if self.lookers is not None:
+            return False
+        state, entries = self.pool.states[layer], self.pool.entries[layer]
+        mixer = self.prepared.mixer(state)
+        return mixer.run_layer(state, entries, self.slots[state.group], arguments)

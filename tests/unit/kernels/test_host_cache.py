@@ -14,7 +14,8 @@ import hashlib, sys
 import numpy as np
 import torch
 from stridelm.kernels.host import attention, rows
-from stridelm.kernels.host.arithmetic import array, follow_torch
+from stridelm.kernels.host.arithmetic import follow_torch
+from stridelm.kernels.host.memory import array
 
 torch.set_num_threads(1)
 follow_torch()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from stridelm.kernels.host.product import FewRows
 from stridelm.models.layers import products
 from stridelm.models.layers.linear import DENSE, Linear, WeightFormat, set_products
 from stridelm.models.layers.products import (
@@ -21,6 +22,7 @@ from stridelm.models.layers.products import (
     Product,
     Way,
     bfloat16_is_native,
+    few_rows,
     keeps_bits,
     padded_product,
     tiled_product,
@@ -61,6 +63,38 @@ def test_packed(shape: tuple[int, int], kind: Way) -> None:
     check_row_bits(lambda part: product(part, weight, bias), x)
     many = rows(2, 1024, shape[0], torch.bfloat16, "cpu")
     check_row_bits(lambda part: product(part, weight, None), many, counts=(1, 2, 3, 16, 17, 65, 129, 333, 1000))
+
+
+@native
+@pytest.mark.parametrize("shape", [(96, 64), (384, 640), (96, 41), (3072, 96)], ids=str)
+def test_few_rows(shape: tuple[int, int]) -> None:
+    """Where our kernel for few rows is chosen, its bits are the library's at every number of rows that it takes."""
+    weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
+    product = PackedProduct(weight)
+    few = few_rows(product, weight.shape, biased=True)
+    if few is None:
+        pytest.skip("this CPU has no AMX, or oneDNN packs the weight in another way")
+    x = rows(1, few.max_rows, shape[0], torch.bfloat16, "cpu")
+    for count in range(1, few.max_rows + 1):
+        assert torch.equal(few(x[:count], bias), product(x[:count], weight, bias))
+        assert torch.equal(few(x[:count], None), product(x[:count], weight, None))
+
+
+@native
+def test_another_packing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that oneDNN packs as our kernel does not read it goes through the library at every number of rows."""
+    monkeypatch.setattr(products, "_AGREED", {})
+    of = FewRows.of
+
+    def moved(packed: torch.Tensor, shape: torch.Size) -> FewRows | None:
+        found = of(packed, shape)
+        return found and FewRows(found.weight[::-1].copy(), found.outputs)
+
+    monkeypatch.setattr(FewRows, "of", moved)
+    layer = Linear(96, 64).to(torch.bfloat16).requires_grad_(False)
+    set_products(layer, deterministic=True)
+    assert isinstance(layer.product, PackedProduct)
+    assert layer.product.few is None
 
 
 @native

@@ -26,11 +26,6 @@ DTYPES = frozenset((torch.bfloat16, torch.float32))
 """What the kernels read and write. They compute in float32."""
 
 
-def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's memory as an array that numba accepts."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
 def follow_torch() -> None:
     """Make Numba use as many threads as torch currently does, without changing torch's number.
 

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from stridelm.kernels.host import rows
-from stridelm.kernels.host.arithmetic import DTYPES, array
+from stridelm.kernels.host.arithmetic import DTYPES
+from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.warm import compile_kernels
 from stridelm.kernels.ops import QKRope
-
-_NO_NORMS = np.empty((0, 0), np.uint16)
 
 
 class HostOps:
@@ -54,7 +53,7 @@ class HostOps:
         q = qkv_NXD.new_empty(count, rope.heads, size)
         rows.rope_and_store(
             array(qkv_NXD),
-            _NO_NORMS if rope.norms is None else array(rope.norms.view(2, size)),
+            NO_NORMS if rope.norms is None else array(rope.norms.view(2, size)),
             np.float32(rope.eps),
             array(rope.positions),
             array(rope.cos_LF),

@@ -14,7 +14,7 @@ from stridelm.cache.layout import HeadsKV
 from stridelm.kernels.ops import Ops, QKRope
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.linear import Linear
-from stridelm.models.layers.rope import RopeSpec
+from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
 from stridelm.parallel.shard import ONE, Shard
 
@@ -70,9 +70,13 @@ class Attention(ModelPart):
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
 
+    @property
+    def rope(self) -> Rope:
+        return self._rope[0]
+
     def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        (rope,) = self._rope
+        rope = self.rope
         qk = QKRope(self.heads, self.kv_heads, positions_N, rope.cos, rope.sin, self.qk_norm, self.eps)
         return self.shard.sum(self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)))
 

@@ -120,6 +120,16 @@ class Stream:
         self._waiting = None
         return normed_NH
 
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """The stream without the deferred addition, the latter, and whether there is one; both may be overwritten."""
+        if self._waiting is None:
+            return self.x.clone(), torch.empty_like(self.x), False
+        return self.x, self._waiting, True
+
+    def become(self, x_NH: torch.Tensor, delta_NH: torch.Tensor) -> None:
+        """Continue with the stream x, to which delta is still to be added."""
+        self.x, self._waiting = x_NH, delta_NH
+
     def sum(self) -> torch.Tensor:
         """The stream with all additions, for use where no norm follows."""
         return self.x if self._waiting is None else self.x + self._waiting
@@ -128,6 +138,14 @@ class Stream:
         """Continue with these rows only."""
         assert self._waiting is None
         self.x = self.x.index_select(0, rows_M)
+
+
+class CompiledBlock(Protocol):
+    """A block as one call, for some steps."""
+
+    def __call__(self, stream: Stream, positions_N: torch.Tensor, mix: Mix) -> bool:
+        """What `Block.forward` does with these arguments. False if it cannot, and has done nothing."""
+        ...
 
 
 class Block(ModelPart):
@@ -143,6 +161,7 @@ class Block(ModelPart):
         self.mixer = spec.mixer.build(site)
         self.mlp_norm = nn.Parameter(torch.empty(site.width))
         self.mlp = spec.mlp.build(site)
+        self.compiled: CompiledBlock | None = None
 
     def forward(
         self,
@@ -157,6 +176,9 @@ class Block(ModelPart):
 
         read: the mixer's input, if the block has no norm before it.
         """
+        plain = tap is None and wanted_M is None and self.mixer_norm is not None
+        if plain and self.compiled is not None and self.compiled(stream, positions_N, mix):
+            return
         if self.mixer_norm is not None:
             read_NC = stream.norm(self.mixer_norm)
         if tap is not None:

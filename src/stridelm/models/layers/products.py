@@ -9,7 +9,8 @@ A library product picks its kernel by the number of rows, and another kernel may
 - packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
   call on few rows. Whether a row's bits depend on the number of rows depends on the CPU: with AVX512-BF16 they were
   seen not to, with AMX they do for some shapes, but not within a few dozen rows. So if equal bits are promised, each
-  shape is tried: all rows at once, else in pieces as tall as keep them, else in padded tiles;
+  shape is tried: all rows at once, else in pieces as tall as keep them, else in padded tiles. Few rows go through our
+  own kernel over the same memory, if it was seen to give the same bits: it takes less time to call;
 - tiled: the rows in tiles of a fixed height, each a product of the same shape.
 """
 
@@ -17,9 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from stridelm.kernels.host.product import FewRows
 
 TILE_ROWS = 16
 """Height of a tile. Every product of a tiled layer has this many rows."""
@@ -85,11 +90,15 @@ class PackedProduct:
     """The product with a bfloat16 CPU weight that was reordered once into oneDNN's own layout."""
 
     ROWS_HINT = 2
+    few: FewRows | None = None
+    """Our kernel for few rows."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.few is not None and 0 < x.shape[0] <= self.few.max_rows:
+            return self.few(x, bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
@@ -125,14 +134,8 @@ def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) ->
     """
     key = (way, shape, dtype, biased, torch.get_num_threads())
     if key not in _TRIED:
-        out, width = shape
-        counts = [count for count in TRIED_ROWS if count * out <= MAX_TRIED]
-        numbers = torch.Generator().manual_seed(0)
-        half_x, half_w = (torch.randn(n, width // 2, generator=numbers, dtype=dtype) for n in (counts[-1], out))
-        x, weight = (
-            F.pad(torch.cat(halves, dim=1), (0, width % 2)) for halves in ((half_x, half_x), (half_w, -half_w))
-        )
-        bias = torch.zeros(out, dtype=dtype) if biased else None
+        counts = [count for count in TRIED_ROWS if count * shape[0] <= MAX_TRIED]
+        x, weight, bias = _cancelling(counts[-1], shape, dtype, biased)
         product = way(weight)
         whole = product(x, weight, bias)
         _TRIED[key] = all(
@@ -144,6 +147,39 @@ def keeps_bits(way: Way, shape: torch.Size, dtype: torch.dtype, biased: bool) ->
 
 
 _TRIED: dict[tuple[Way, torch.Size, torch.dtype, bool, int], bool] = {}
+
+
+def _cancelling(
+    rows: int, shape: torch.Size, dtype: torch.dtype, biased: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows, weight and bias whose products are zero but for rounding."""
+    out, width = shape
+    numbers = torch.Generator().manual_seed(0)
+    half_x, half_w = (torch.randn(n, width // 2, generator=numbers, dtype=dtype) for n in (rows, out))
+    x, weight = (F.pad(torch.cat(halves, dim=1), (0, width % 2)) for halves in ((half_x, half_x), (half_w, -half_w)))
+    return x, weight, torch.zeros(out, dtype=dtype) if biased else None
+
+
+def few_rows(product: PackedProduct, shape: torch.Size, biased: bool) -> FewRows | None:
+    """Our kernel for few rows of a packed weight, if it gives the product's bits: tried once per shape and number of
+    threads, which also shows whether oneDNN packs the weight as our kernel reads it."""
+    from stridelm.kernels.host.product import FewRows
+
+    few = FewRows.of(product.packed, shape)
+    if few is None:
+        return None
+    key = (shape, biased, torch.get_num_threads())
+    if key not in _AGREED:
+        x, weight, bias = _cancelling(few.max_rows, shape, torch.bfloat16, biased)
+        tried = PackedProduct(weight)
+        ours = FewRows.of(tried.packed, shape)
+        _AGREED[key] = ours is not None and all(
+            torch.equal(ours(x[:count], bias), tried(x[:count], weight, bias)) for count in range(1, len(x) + 1)
+        )
+    return few if _AGREED[key] else None
+
+
+_AGREED: dict[tuple[torch.Size, bool, int], bool] = {}
 
 
 def bfloat16_is_native() -> bool:
@@ -160,7 +196,10 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and bfloat16_is_native():
         asked = (weight.shape, weight.dtype, biased)
         ways = (way for way in _native_ways() if not deterministic or keeps_bits(way, *asked))
-        return next(ways, _tiled)(weight)
+        product = next(ways, _tiled)(weight)
+        if isinstance(product, PackedProduct):
+            product.few = few_rows(product, weight.shape, biased)
+        return product
     if _runs_in_order(weight):
         return InOrderProduct(deterministic)
     return tiled_product if deterministic else F.linear

@@ -1,0 +1,67 @@
+"""Products of few rows with a bfloat16 weight, by AMX, from the memory in which oneDNN has packed it.
+
+For few rows a product is as fast as its weight can be read. oneDNN takes 15 microseconds more for each call, and its
+calls cannot be made from compiled code (layer.py).
+
+Legend: N rows, I inputs, O outputs; a weight is [O / 32, I / 32, 16, 32] pairs of inputs.
+"""
+
+# mypy: disable-error-code="no-untyped-def,call-arg,unreachable"
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numba import prange
+
+from stridelm.kernels.host import amx
+from stridelm.kernels.host.arithmetic import follow_torch, kernel, narrow, widen
+from stridelm.kernels.host.memory import NO_BIAS, array
+
+
+@kernel
+def product(x_NI, weight_OIPB, bias_O, out_NO):
+    """x W^T + bias, which may be empty. N is at most FewRows.max_rows."""
+    rows, outputs = out_NO.shape
+    configuration = amx.configuration(rows)
+    for block in prange(weight_OIPB.shape[0]):
+        sums = np.empty((rows, amx.OUTPUTS), np.float32)
+        amx.configure(configuration)
+        amx.multiply(x_NI, weight_OIPB, block, sums)
+        amx.release()
+        first = block * amx.OUTPUTS
+        for row in range(rows):
+            for i in range(min(amx.OUTPUTS, outputs - first)):
+                total = sums[row, i]
+                if bias_O.shape[0]:
+                    total += widen(bias_O[first + i])
+                out_NO[row, first + i] = narrow(total, out_NO)
+
+
+class FewRows:
+    """A weight that oneDNN has packed, as the kernel reads it."""
+
+    max_rows: ClassVar[int] = amx.ROWS
+
+    def __init__(self, weight_OIPB: np.ndarray[Any, Any], outputs: int) -> None:
+        self.weight, self.outputs = weight_OIPB, outputs
+
+    @classmethod
+    def of(cls, packed: torch.Tensor, shape: torch.Size) -> FewRows | None:
+        """packed: shares its memory, so it must be kept. None if there is no AMX, or the weight cannot be packed as the
+        kernel needs it. Whether it is packed like that oneDNN does not say: it has to be tried."""
+        (outputs, inputs), pairs = shape, 2 * amx.PAIRS
+        blocks = (-(-outputs // amx.OUTPUTS), inputs // pairs, amx.PAIRS, amx.OUTPUTS)
+        nbytes = torch.ops.mkldnn._nbytes(packed)
+        if inputs % pairs or nbytes != 4 * np.prod(blocks) or not amx.has_amx():
+            return None
+        memory = (ctypes.c_uint32 * (nbytes // 4)).from_address(torch.ops.mkldnn.data_ptr(packed))
+        return cls(np.frombuffer(memory, np.uint32).reshape(blocks), outputs)
+
+    def __call__(self, x_NI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+        out = x_NI.new_empty(x_NI.shape[0], self.outputs)
+        follow_torch()
+        product(array(x_NI.contiguous()), self.weight, NO_BIAS if bias_O is None else array(bias_O), array(out))
+        return out
