@@ -8,6 +8,7 @@ from support.gpu import NEEDS_GPU
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_kernel import check_place, check_sources
@@ -18,7 +19,7 @@ pytestmark = NEEDS_GPU
 @pytest.mark.parametrize("width", [0, 1, 5, 64])
 def test_layout(width: int) -> None:
     for seed in range(20):
-        check_layout(seed, width, "cuda")
+        check_layout(seed, width, "cuda", TritonStepOps())
 
 
 def test_place() -> None:

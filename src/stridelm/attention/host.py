@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, Entries, HeadsMixer
-from stridelm.attention.host_view import HostView
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV
 from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
 from stridelm.kernels.host.attention import attend
+from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import layer
 from stridelm.kernels.host.memory import array
 from stridelm.types import Geometry
@@ -27,14 +27,13 @@ class HostHeads(HeadsMixer):
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         follow_torch()
         self._backend, self._geometry = backend, geometry
-        self._view = view = HostView.of(geometry)
-        self._slots = {group: _slots(view.tables(group), geometry.page_size) for group in geometry.tables}
+        tables = {group: array(pages.contiguous()) for group, pages in geometry.tables.items()}
+        self._slots = {group: pool_slots(pages, geometry.page_size) for group, pages in tables.items()}
+        self._firsts, self._rows = array(geometry.firsts), geometry.positions.shape[0]
         self._tiles: dict[int, np.ndarray[Any, Any]] = {}
-        bases = np.repeat(np.add(view.starts, view.reals), view.counts)
-        draft = array(geometry.draft_rows)
-        self._bases = bases
-        self._limits = np.where(draft < 0, array(geometry.positions) + 1, bases)
         self._ancestors = array(geometry.ancestors)
+        spans = (self._firsts, array(geometry.starts), array(geometry.reals))
+        self._bases, self._limits = reach(*spans, array(geometry.draft_rows), array(geometry.positions))
         self._fallback: ReferenceHeads | None = None
 
     def attend(
@@ -65,7 +64,7 @@ class HostHeads(HeadsMixer):
 
     def _tiles_of(self, shared: int) -> np.ndarray[Any, Any]:
         if shared not in self._tiles:
-            self._tiles[shared] = _tiles(self._view.counts, max(1, TILE_QUERIES // shared))
+            self._tiles[shared] = tiles(self._firsts, self._rows, max(1, TILE_QUERIES // shared))
         return self._tiles[shared]
 
     def _reference(self) -> ReferenceHeads:
@@ -82,18 +81,3 @@ class HostAttention(AttentionBackend):
 
     def __init__(self, deterministic: bool = True) -> None:
         super().__init__(True)
-
-
-def _slots(tables_RP: np.ndarray[Any, Any], page_size: int) -> np.ndarray[Any, Any]:
-    """[R, L] pool slot of every storage entry; after a request's own pages come slots of the null page."""
-    pages_RP = tables_RP.astype(np.int64)
-    return (pages_RP[:, :, None] * page_size + np.arange(page_size)).reshape(len(pages_RP), -1)
-
-
-def _tiles(counts: list[int], max_rows: int) -> np.ndarray[Any, Any]:
-    """[T, 3] (span, first row, rows): each span's rows in runs of at most `max_rows`."""
-    tiles, row = [], 0
-    for span, count in enumerate(counts):
-        tiles += [(span, row + first, min(max_rows, count - first)) for first in range(0, count, max_rows)]
-        row += count
-    return np.array(tiles, dtype=np.int64)

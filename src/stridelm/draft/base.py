@@ -237,5 +237,9 @@ def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 def empty_draft(rows: int, arena: Arena) -> Draft:
     """An empty draft for `rows` spans, as plain decoding has it."""
-    tokens = torch.zeros(rows, 0, dtype=torch.int64, device=arena.device)
-    return arena.keep(chain, 0, CANDIDATE).draft(tokens, tokens.bool())
+    return arena.keep(_empty, rows)
+
+
+def _empty(rows: int, device: torch.device) -> Draft:
+    tokens = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+    return chain(0, CANDIDATE, device).draft(tokens, tokens.bool())

@@ -2,7 +2,7 @@
 
 `ops.py` defines the row operations; `plain.py` implements them in torch, as the reference that every other
 implementation is tested against and that training differentiates. `host/` compiles them for a CPU, `triton_rows.py` for
-a GPU. `step_ops.py`, `plain_step.py` and `triton_step.py` do the same for a step's other operations.
+a GPU. `step_ops.py`, `plain_step.py`, `host/step.py` and `triton_step.py` do the same for a step's other operations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ MADE_FOR = {"cpu": "host", "cuda": "triton"}
 """Device type -> the set made for it, if it is registered. Listed here so that choosing one imports no other."""
 STEP_OPS: Registry[type[StepOps]] = Registry("set of step operations")
 STEP_OPS.add("plain", "stridelm.kernels.plain_step:PlainStepOps")
+STEP_OPS.add("host", "stridelm.kernels.host.step:HostStepOps")
 if find_spec("triton"):  # a dependency of torch's CUDA builds
     OPS.add("triton", "stridelm.kernels.triton_rows:TritonOps")
     STEP_OPS.add("triton", "stridelm.kernels.triton_step:TritonStepOps")

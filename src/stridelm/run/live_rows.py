@@ -19,10 +19,10 @@ def without_padding(batch: ForwardBatch) -> ForwardBatch:
     """The batch without the rows that turned out to be padding, whose results are not needed. Synchronises."""
     geometry = batch.geometry
     tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
-    batch = replace(batch, geometry=replace(geometry, tables=tables))
+    batch = replace(batch, geometry=replace(geometry, tables=tables), grid=False)
     plain = batch.decision_index.shape[1] == 1 and batch.every_row
     if plain and all(span.decides for span in batch.spans):  # there is no padding
-        return replace(batch, grid=False)
+        return batch
     live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
     if not bool(live.all()):
         batch = _only(batch, live)
@@ -36,7 +36,6 @@ def without_padding(batch: ForwardBatch) -> ForwardBatch:
         decision_draft=batch.decision_draft[nodes],
         decision_index=renumbered.view_as(batch.decision_index),
         decision_host=batch.decision_host[nodes.numpy()],
-        grid=False,
         every_row=False,
     )
 

@@ -1,4 +1,4 @@
-"""Random steps on bounds, laid out with Triton and with torch."""
+"""Random steps on bounds, laid out by a set of operations and with torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from stridelm.arena import Arena
 from stridelm.draft.base import empty_draft
 from stridelm.kernels.plain_step import PlainStepOps
-from stridelm.kernels.triton_step import TritonStepOps
+from stridelm.kernels.step_ops import StepOps
 from stridelm.run.batch import row_layout
 from stridelm.run.state import TokenTable
 from stridelm.types import Draft
@@ -19,7 +19,7 @@ from support.checks.walk_kernels import random_draft
 SLOTS, LENGTH, PAGE_SIZE = 40, 400, 4
 
 
-def check_layout(seed: int, width: int, device: str) -> None:
+def check_layout(seed: int, width: int, device: str, ops: StepOps) -> None:
     """Prompts, decodes, drafts that are wider than their span's bound, and padding, in one step."""
     rng = random.Random(seed)
     draft = random_draft(rng, width)
@@ -64,7 +64,7 @@ def check_layout(seed: int, width: int, device: str) -> None:
         max(layout.bounds),
         PAGE_SIZE,
     )
-    for ours, theirs in zip(TritonStepOps().lay_out(*arguments), PlainStepOps().lay_out(*arguments), strict=True):
+    for ours, theirs in zip(ops.lay_out(*arguments), PlainStepOps().lay_out(*arguments), strict=True):
         assert torch.equal(ours, theirs)
 
 

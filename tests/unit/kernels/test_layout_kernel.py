@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.layout_kernel import check_layout
 from support.doubles.interpreter import INTERPRETED
 
@@ -15,4 +16,4 @@ pytestmark = INTERPRETED
 @pytest.mark.parametrize("width", [0, 1, 5, 64])
 def test_layout(width: int) -> None:
     for seed in range(4):
-        check_layout(seed, width, "cpu")
+        check_layout(seed, width, "cpu", TritonStepOps())

@@ -26,5 +26,6 @@ def test_every_set_has_every_operation(operation: str, name: str) -> None:
 def test_choice() -> None:
     """A device gets the set made for it, or torch's if there is none."""
     sets = {device: type(step_ops_for(torch.device(device))) for device in ("cpu", "cuda", "meta")}
-    assert sets["cpu"] is sets["meta"] is STEP_OPS.get("plain")
+    assert sets["cpu"] is STEP_OPS.get("host")
+    assert sets["meta"] is STEP_OPS.get("plain")
     assert sets["cuda"] is STEP_OPS.get("triton" if "triton" in STEP_OPS else "plain")

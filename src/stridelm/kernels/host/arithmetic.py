@@ -33,7 +33,9 @@ def follow_torch() -> None:
     process configured for one thread would continue with one per core.
     """
     threads = torch.get_num_threads()
-    nb.set_num_threads(min(threads, nb.config.NUMBA_NUM_THREADS))
+    wanted = min(threads, nb.config.NUMBA_NUM_THREADS)
+    if nb.get_num_threads() != wanted:  # asking takes a tenth of the time that setting takes
+        nb.set_num_threads(wanted)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 

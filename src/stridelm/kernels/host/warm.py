@@ -13,6 +13,7 @@ import torch
 from stridelm.kernels.host.amx import OUTPUTS, PAIRS, has_amx
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
+from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import layer
 from stridelm.kernels.host.memory import NO_BIAS, NO_NORMS, array
 from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
@@ -51,8 +52,10 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
     q = ops.rope_and_store(
         torch.ones(1, 3, size, dtype=dtype), QKRope(1, 1, zero, angles, angles, norms), keys, values, zero
     )
-    slots, tiles, one = np.zeros((1, 1), np.int64), np.array([[0, 0, 1]]), np.ones(1, np.int64)
-    seen = (slots, tiles, one, one, array(zero), sys.maxsize, np.float32(1))
+    first = np.zeros(1, np.int32)
+    bases, limits = reach(first, first, first, array(zero), array(zero))
+    where = pool_slots(first[None], 1), tiles(first, 1, 1), limits, bases
+    seen = (*where, array(zero), sys.maxsize, np.float32(1))
     attend(array(q), array(keys), array(values), *seen, array(q))
     if dtype == torch.bfloat16 and has_amx():
         _run_layer_once(array(norms.view(2, -1)) if norms is not None else NO_NORMS, seen, activation)

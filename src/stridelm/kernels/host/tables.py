@@ -1,0 +1,169 @@
+"""A step's look-ups in the tables of running requests on a CPU: laying rows out, and walking down a draft. Each is a
+few numbers per request, for which torch would make up to thirty calls.
+
+Legend: as in kernels/step_ops.py.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numba as nb
+import numpy as np
+import torch
+
+from stridelm.kernels.host.memory import array
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.types import CANDIDATE, Draft, Verdict
+
+
+class HostTables(PlainStepOps):
+    def lay_out(
+        self,
+        slots_R: torch.Tensor,
+        known_S: torch.Tensor,
+        committed_S: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        pages_SP: torch.Tensor,
+        firsts_R: torch.Tensor,
+        reals_R: torch.Tensor,
+        drafts_R: torch.Tensor,
+        decides_R: torch.Tensor,
+        span_N: torch.Tensor,
+        offset_N: torch.Tensor,
+        draft: Draft,
+        longest: int,
+        page_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        tables = (slots_R, known_S, committed_S, tokens_SL, pages_SP)
+        layout = (firsts_R, reals_R, drafts_R, decides_R, span_N, offset_N)
+        drafted = (draft.tokens, draft.depths, draft.ancestors, draft.valid)
+        laid, about, nodes = _lay_out(*_arrays(*tables, *layout, *drafted), page_size)
+        return torch.from_numpy(laid), torch.from_numpy(about), torch.from_numpy(nodes)
+
+    def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
+        _advance(*_arrays(lengths_S, slots_R, rows_R))
+
+    def walk(
+        self,
+        draft: Draft,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+    ) -> Verdict:
+        drafted = (draft.tokens, draft.parents, draft.roles, draft.valid)
+        found = _walk(*_arrays(*drafted, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S))
+        return Verdict(*map(torch.from_numpy, found))
+
+
+@cache
+def compile_tables() -> None:
+    """Run each once for no request."""
+    one, two = np.empty(0, np.int64), np.empty((0, 0), np.int64)
+    flags, pages = two.astype(bool), two.astype(np.int32)
+    _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
+    _advance(one, one, one)
+    _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
+
+
+def _arrays(*tensors: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    """Contiguous, so that one compiled version serves all; those that are written to already are."""
+    return [array(tensor.contiguous()) for tensor in tensors]
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _lay_out(
+    slots_R,
+    known_S,
+    committed_S,
+    tokens_SL,
+    pages_SP,
+    firsts_R,
+    reals_R,
+    drafts_R,
+    decides_R,
+    span_N,
+    offset_N,
+    drafted_RW,
+    depths_RW,
+    ancestors_RW,
+    valid_RW,
+    page_size,
+):
+    rows, (spans, width) = len(span_N), drafted_RW.shape
+    nodes = width + 1
+    about, decisions = np.empty((4, spans), np.int32), np.empty((2, spans * nodes), np.int64)
+    for i in range(spans):
+        start = committed_S[slots_R[i]]
+        real = min(known_S[slots_R[i]] - start, reals_R[i])
+        about[0, i], about[1, i], about[2, i], about[3, i] = firsts_R[i], real + drafts_R[i], start, real
+        for k in range(nodes):
+            valid = decides_R[i] and k <= drafts_R[i] and (k == 0 or valid_RW[i, k - 1])
+            decisions[0, i * nodes + k] = min(max(firsts_R[i] + real - 1 + k, 0), rows - 1)
+            decisions[1, i * nodes + k] = i * nodes + k if valid else -1
+    laid = np.zeros((5, rows), np.int64)
+    for n in range(rows):
+        i = span_N[n]
+        slot, start, real = slots_R[i], np.int64(about[2, i]), np.int64(about[3, i])
+        storage, own = start + offset_N[n], offset_N[n] - real
+        laid[1, n], laid[4, n] = storage, own
+        lives = own < 0
+        if lives:
+            laid[0, n] = tokens_SL[slot, storage]
+        elif own < min(drafts_R[i], width):
+            laid[0, n] = drafted_RW[i, own]
+            laid[1, n] = start + real - 1 + depths_RW[i, own]
+            lives = valid_RW[i, own]
+            if lives:
+                laid[3, n] = ancestors_RW[i, own]
+        if lives:
+            laid[2, n] = np.int64(pages_SP[slot, storage // page_size]) * page_size + storage % page_size
+    return laid, about, decisions
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _advance(lengths_S, slots_R, rows_R):
+    for i in range(len(slots_R)):
+        slot = slots_R[i]
+        lengths_S[slot] = 0 if slot < 0 else lengths_S[slot] + rows_R[i]
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _walk(drafted_RW, parents_RW, roles_RW, valid_RW, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S):
+    """The fields of a Verdict, in their order."""
+    spans, width = drafted_RW.shape
+    tokens, sources = np.zeros((spans, width + 1), np.int64), np.zeros((spans, width + 1), np.int64)
+    path = np.zeros((spans, width), np.int64)
+    counts, kept, leaf = np.zeros(spans, np.int64), np.zeros(spans, np.int64), np.full(spans, -1)
+    drafted, reached = np.zeros(spans, np.int64), np.zeros(spans, np.int64)
+    for i in range(spans):
+        slot = slots_R[i]
+        if slot < 0 or not decides_R[i]:
+            continue
+        node = 0
+        while True:
+            emitted = counts[i]
+            tokens[i, emitted], sources[i, emitted] = drawn_RK[i, node], nodes_RK[i, node]
+            tokens_SL[slot, known_S[slot] + emitted] = drawn_RK[i, node]
+            counts[i] = emitted + 1
+            chosen, checked = -1, False
+            for row in range(width):
+                if valid_RW[i, row] and roles_RW[i, row] == CANDIDATE and parents_RW[i, row] == leaf[i]:
+                    checked = True
+                    if drafted_RW[i, row] == drawn_RK[i, node]:
+                        chosen = row
+                        break
+            reached[i] += checked
+            if chosen < 0:
+                break
+            leaf[i], path[i, kept[i]], node = chosen, chosen, chosen + 1
+            kept[i] += 1
+        known_S[slot] += counts[i]
+        for row in range(width):
+            drafted[i] += valid_RW[i, row] and roles_RW[i, row] == CANDIDATE
+    return tokens, counts, sources, path, kept, leaf, drafted, kept.copy(), reached
