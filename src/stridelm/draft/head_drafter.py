@@ -243,7 +243,9 @@ class HeadDrafter(Drafter):
             ids_N = table.tokens[slot_N, token_N]
             if module == head.num_modules - 1:
                 mix = self._runner.mix(within, last_rows)
-                outputs.append(head.forward(module, ids_N, hidden_NH, rows.position_N, mix, last_rows.rows_R))
+                wanted = None if last_rows.geometry is None else last_rows.rows_R
+                out = head.forward(module, ids_N, hidden_NH, rows.position_N, mix, wanted)
+                outputs.append(out[last_rows.rows_R] if wanted is None else out)
             else:
                 hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])

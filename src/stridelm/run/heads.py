@@ -27,6 +27,8 @@ from stridelm.run.live_rows import reached
 from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
+FEW_ROWS = 16
+"""On a CPU, up to so many rows are one call per layer (kernels/host/layer.py), if all of them are run to the end."""
 MAX_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
 """Maximum rows per request that a captured step may run through a head: a tail, the last token, and a draft."""
 
@@ -190,9 +192,12 @@ def last_of(
 ) -> LastRows:
     """Of rows placed with these arguments, each request's last, or the one `back` before it; arbitrary if there is
     none."""
+    at = (rows.last_R - back).clamp(min=0) if back else rows.last_R
+    if not runtime.attention.reads_device and len(rows.span_N) <= FEW_ROWS:
+        return LastRows(at, None)
     one_each = head_layout((1,) * len(slots_R), runtime.arena)
     alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
-    return LastRows((rows.last_R - back).clamp(min=0) if back else rows.last_R, alone.geometry)
+    return LastRows(at, alone.geometry)
 
 
 @dataclass(frozen=True)
@@ -201,8 +206,9 @@ class LastRows:
 
     rows_R: torch.Tensor
     """int64 index among all rows that are run."""
-    geometry: Geometry
-    """Geometry of these rows alone."""
+    geometry: Geometry | None
+    """Geometry of these rows alone; None if all rows are run to the end, because they are so few on a CPU that leaving
+    some out takes longer."""
 
 
 def _pool_slots(
@@ -260,8 +266,10 @@ class HeadRunner:
         self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
 
     def mix(self, rows: HeadRows, last_rows: LastRows | None = None) -> PagedMix:
-        """What the head calls to mix its own layer i for these rows. All rows write their entries; if `last_rows` is
-        given, only those attend, and the result is theirs."""
-        geometry, wanted = (rows.geometry, None) if last_rows is None else (last_rows.geometry, last_rows.rows_R)
+        """What the head calls to mix its own layer i for these rows. All rows write their entries; if `last_rows` with
+        a geometry are given, only those attend, and the result is theirs."""
+        geometry, wanted = rows.geometry, None
+        if last_rows is not None and last_rows.geometry is not None:
+            geometry, wanted = last_rows.geometry, last_rows.rows_R
         prepared = self._serving.attention.prepare(geometry)
         return PagedMix(self.pool, self._head.ops, prepared, rows.slots, wanted)
