@@ -212,8 +212,7 @@ class Capture:
         return kind.rows <= max(self._budget.tokens, MIN_ROWS)
 
     def _about(self, spans: tuple[Span, ...], ways: Ways, is_chain: bool | None) -> Kind | str:
-        """The kind that the spans have in common, or why there is none. Grammars do not count: guesses need not obey
-        them."""
+        """The kind that the spans have in common, or why there is none, grammars apart: guesses need not obey them."""
         if len(spans) > REQUESTS[-1]:
             return "size"
         needed = Feature(0)

@@ -20,6 +20,7 @@ from stridelm.run.live_rows import without_padding
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
 from stridelm.upload import upload
+from stridelm.verify.paths import DraftPaths
 from stridelm.verify.verifier import Verifier
 
 Forward = Callable[[ForwardBatch], Logits]
@@ -131,7 +132,7 @@ class DeviceStep:
         draft = propose()
         batch = lay_out(draft)
         timer.end("draft")
-        paths = self.verifier.paths(spans, draft) if land is not None else None
+        paths = None if land is None else DraftPaths.of(spans, draft, self.verifier.sampler.table)
         logits = forward(batch)
         timer.end("forward")
         if land is not None and paths is not None:

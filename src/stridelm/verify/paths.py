@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from stridelm.sample.table import SamplingTable
 from stridelm.types import Draft, Span
 from stridelm.upload import Download
 
@@ -19,6 +20,12 @@ class DraftPaths:
         self._fields: Download | None = None
         if draft.width:
             self._fields = Download(torch.stack((draft.tokens, draft.ancestors, draft.valid.to(torch.int64))))
+
+    @classmethod
+    def of(cls, spans: tuple[Span, ...], draft: Draft, table: SamplingTable) -> DraftPaths | None:
+        """None if no request that decides has a grammar."""
+        guided = any(span.decides and table.guide(span.request.slot) for span in spans)
+        return cls(spans, draft) if guided else None
 
     def to(self, span: int, row: int) -> list[int] | None:
         """Tokens of the path to a draft row, its own included; empty for -1, the last real row. None if nothing is

@@ -9,7 +9,7 @@ import torch
 
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Span, Verdict
+from stridelm.types import Draft, ForwardBatch, Verdict
 from stridelm.upload import upload
 from stridelm.verify import RULES
 from stridelm.verify.paths import DraftPaths
@@ -18,14 +18,9 @@ from stridelm.verify.rule import Rule, VerifyInput
 
 class Verifier:
     def __init__(self, sampler: Sampler, table: TokenTable) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._table = table
         self._rules: dict[str, Rule] = {}
-
-    def paths(self, spans: tuple[Span, ...], draft: Draft) -> DraftPaths | None:
-        """The drafts on their way to the host, if grammars must be followed: started before the forward pass."""
-        guided = any(span.decides and self._sampler.table.guide(span.request.slot) for span in spans)
-        return DraftPaths(spans, draft) if guided else None
 
     @torch.inference_mode()
     def verify(
@@ -56,7 +51,7 @@ class Verifier:
             spans = tuple(spans[i] for i in indices)
             nodes, slots, decides = nodes[index], slots[index], decides[index]
             draft = _select(draft, index, indices)
-        return VerifyInput(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self._sampler, self._table)
+        return VerifyInput(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self.sampler, self._table)
 
 
 def _select(draft: Draft, index: torch.Tensor, indices: list[int]) -> Draft:

@@ -59,7 +59,7 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
         "propose": (engine.drafters, "propose", lambda spans, *_: _spans(spans)),
         "forward": (engine.runner, "forward", _spans),
         "verify": (engine.device.verifier, "_inputs", lambda batch, draft, logits, indices: _spans(batch)),
-        "sample": (engine.device.verifier._sampler, "draw", _of_slots(engine)),
+        "sample": (engine.device.verifier.sampler, "draw", _of_slots(engine)),
         "compact": (engine.loaded.pool, "keep", lambda batch, *_: _spans(batch)),
         "commit": (engine.ledger, "advance", lambda request, rows: [request]),
         "observe": (engine.drafters, "observe", lambda spans, *_: _spans(spans)),
