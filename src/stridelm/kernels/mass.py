@@ -21,8 +21,8 @@ _DIGITS = ((20, 11), (10, 10), (0, 10))
 def depths(logits_MV: torch.Tensor) -> torch.Tensor:
     """How far each logit lies below its row's largest: float32 [M, V], at least 0, infinite for -inf."""
     logits_MV = logits_MV.float()
-    # Clamped, because a row of nothing but -inf would give NaN.
-    return logits_MV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min) - logits_MV
+    # Clamped, because a row of nothing but -inf would give NaN. Plus zero, because -0.0 - 0.0 would have a sign.
+    return logits_MV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min).add_(0.0) - logits_MV
 
 
 def masses(depths_MV: torch.Tensor) -> torch.Tensor:

@@ -84,8 +84,8 @@ def begin(
     heat = tl.load(temperature + slot * stride_temperature, mask=asks, other=1.0)
     peak = tl.div_rn(row_peak(split_peaks, splits), heat)
     tl.store(heats + row, heat)
-    # The depths of a row of nothing but -inf would be NaN.
-    tl.store(peaks + row, tl.maximum(peak, LOWEST))
+    # The depths of a row of nothing but -inf would be NaN. Plus zero, because -0.0 - 0.0 would have a sign.
+    tl.store(peaks + row, tl.maximum(peak, LOWEST) + 0.0)
     relative = tl.load(log_min_p + slot * stride_min_p, mask=asks, other=float("-inf"))
     tl.store(lows + row, tl.where(relative == float("-inf"), float("-inf"), peak + relative))
     tl.store(edges + row, float("inf"))

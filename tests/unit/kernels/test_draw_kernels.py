@@ -188,6 +188,17 @@ def test_what_truncation_keeps(vocab: int, dtype: torch.dtype, step: float) -> N
     check_kept(logits, slots, table)
 
 
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_zeros_of_both_signs_are_equal(first: float) -> None:
+    """Also as the largest logits, from which depths are measured."""
+    table = table_of(TRUNCATED, 300)
+    slots = list(range(len(TRUNCATED)))
+    logits = make_logits(len(slots), 300, torch.float32, step=100.0)
+    assert not logits.any()
+    logits[:, 0] = first
+    check_kept(logits, slots, table)
+
+
 def test_near_zero_depths_round_to_equals() -> None:
     """Different logits whose depths are equal are ties: those of lowest id are kept."""
     table = table_of(TRUNCATED, 300)
