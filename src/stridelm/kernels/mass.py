@@ -14,6 +14,9 @@ import torch
 UNIT = 2.0**40
 """The mass of the most probable token."""
 
+FAR = 32.0
+"""A depth from which tokens have no mass: exp(-32) is below 2**-46."""
+
 _DIGITS = ((20, 11), (10, 10), (0, 10))
 """Shift and width, in bits, of the digits of a non-negative float32's 31 bits."""
 
@@ -25,9 +28,14 @@ def depths(logits_MV: torch.Tensor) -> torch.Tensor:
     return logits_MV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min).add_(0.0) - logits_MV
 
 
+def weights(depths_MV: torch.Tensor) -> torch.Tensor:
+    """exp(-depth), float32 [M, V]; of depths beyond FAR, exp(-FAR): processors are slow with subnormal numbers."""
+    return depths_MV.clamp(max=FAR).neg_().exp_()
+
+
 def masses(depths_MV: torch.Tensor) -> torch.Tensor:
     """exp(-depth) in units of 1 / UNIT, rounded down: int64 [M, V]."""
-    return depths_MV.neg().exp_().mul_(UNIT).long()
+    return weights(depths_MV).mul_(UNIT).long()
 
 
 def nucleus(depths_MV: torch.Tensor, top_p_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

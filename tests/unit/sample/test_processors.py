@@ -10,7 +10,7 @@ import pytest
 import torch
 from sampling_oracle import History, make_case, naive_row
 
-from stridelm.kernels.mass import depths, nucleus
+from stridelm.kernels.mass import FAR, UNIT, depths, masses, nucleus
 from stridelm.kernels.step_ops import StepOps
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.rows import Rows, check_rows
@@ -132,6 +132,14 @@ def test_the_nucleus_is_what_a_stable_sort_would_keep(vocab: int) -> None:
     sorted_p = p.gather(1, order)
     expected = torch.zeros_like(kept).scatter_(1, order, sorted_p.cumsum(-1) - sorted_p < top_p.double()[:, None])
     assert torch.equal(kept, expected)
+
+
+def test_masses_are_exponentials_at_any_depth() -> None:
+    """Also where exp would give subnormal numbers, or 0."""
+    depth = torch.tensor([0.0, 1.0, 20.0, 27.5, 28.0, FAR, FAR + 1, 88.0, 104.0, math.inf])
+    expected = torch.exp(-depth.double()) * UNIT
+    torch.testing.assert_close(masses(depth).double(), expected, rtol=1e-6, atol=1.0)
+    assert not masses(depth)[4:].any()
 
 
 def test_rows_that_contradict_their_history_are_noticed() -> None:
