@@ -9,7 +9,7 @@ entries of a list.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,10 @@ from stridelm.kernels.mass import UNIT, depths, masses, nucleus
 from stridelm.kernels.noise import gumbel, gumbel_at
 from stridelm.kernels.step_ops import Asked, Cut, Past
 
+FindNucleus = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What computes mass.py's `nucleus`."""
+Keep = Callable[[torch.Tensor, Cut], tuple[torch.Tensor, torch.Tensor]]
+"""What computes `keep`."""
 FEW = 8
 """Few tokens of a row survive truncation if they are at most one in this many."""
 _PROMPT = 1 << 32
@@ -145,6 +149,7 @@ def truncate(
     log_min_p_S: torch.Tensor,
     top_k_S: torch.Tensor | None = None,
     top_p_S: torch.Tensor | None = None,
+    find_nucleus: FindNucleus = nucleus,
 ) -> Cut:
     rows, vocab = logits_MV.shape
     asks_M = log_min_p_S[slots_M] > -math.inf
@@ -169,10 +174,33 @@ def truncate(
         top_p_X = top_p_S[slots_X]
         index_G = _where(top_p_X < 1)
         if len(index_G):
-            scaled_XV.masked_fill_(scaled_XV < low_X[:, None], -math.inf)
-            edge_X[index_G], last_X[index_G] = nucleus(depths(_pick(scaled_XV, index_G)), top_p_X[index_G])
+            scaled_GV, low_G1 = _pick(scaled_XV, index_G), low_X[index_G, None]
+            if (low_G1 > -math.inf).any():
+                scaled_GV.masked_fill_(scaled_GV < low_G1, -math.inf)
+            edge_X[index_G], last_X[index_G] = find_nucleus(depths(scaled_GV), top_p_X[index_G])
     found = ((peak_X, 0.0), (low_X, -math.inf), (edge_X, math.inf), (last_X, vocab - 1))
     return Cut(*(each.new_full((rows,), nothing).index_copy_(0, index_X, each) for each, nothing in found))
+
+
+def keep(scaled_XV: torch.Tensor, cut_X: Cut) -> tuple[torch.Tensor, torch.Tensor]:
+    """Set what the cut drops to -inf, in place: (how many tokens of each row are left [X], their ids [X, V / FEW]).
+
+    ids: int64, ascending, then zeros; nothing but zeros in a row with more tokens left than that.
+    """
+    scaled_XV.masked_fill_(cut_X.drops(scaled_XV), -math.inf)
+    left_XV = scaled_XV != -math.inf
+    count_X = left_XV.sum(1)
+    ids_XK = empty_ids(scaled_XV)
+    listed_X = torch.where(count_X <= ids_XK.shape[1], count_X, 0)
+    row, id = (left_XV & (listed_X > 0)[:, None]).nonzero().unbind(1)
+    ids_XK[row, torch.arange(len(row), device=row.device) - (listed_X.cumsum(0) - listed_X)[row]] = id
+    return count_X, ids_XK
+
+
+def empty_ids(scaled_XV: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of `keep`'s ids."""
+    rows, vocab = scaled_XV.shape
+    return torch.zeros(rows, max(1, vocab // FEW), dtype=torch.int64, device=scaled_XV.device)
 
 
 # Draws
@@ -189,20 +217,22 @@ def draw(
     log_min_p_S: torch.Tensor | None = None,
     stream: int | torch.Tensor = 0,
     cut: Cut | None = None,
+    keep: Keep = keep,
 ) -> torch.Tensor:
     index_X = _where(sampled_S[slots_M])
     if not len(index_X):
         return argmax(logits_MV)
     slots_X = slots_M[index_X]
     scaled_XV = _scaled(logits_MV, index_X, temperature_S[slots_X])
-    if cut is not None:
-        scaled_XV.masked_fill_(cut.select(index_X).drops(scaled_XV), -math.inf)
-    elif log_min_p_S is not None:
-        least_X1 = scaled_XV.amax(-1, keepdim=True).add_(log_min_p_S[slots_X][:, None])
-        scaled_XV.masked_fill_(scaled_XV < least_X1, -math.inf)
     streams_X = stream[index_X] if isinstance(stream, torch.Tensor) else torch.full_like(index_X, stream)
     keys_4X = torch.stack((seed_S[slots_X], positions_M[index_X], sample_index_S[slots_X], streams_X))
-    tokens_X = (_noisy if cut is None and log_min_p_S is None else _noisy_survivors)(scaled_XV, keys_4X)
+    if cut is not None:
+        tokens_X = _noisy_survivors(scaled_XV, *keep(scaled_XV, cut.select(index_X)), keys_4X)
+    elif log_min_p_S is not None:
+        cut_X = _min_p_cut(scaled_XV, log_min_p_S[slots_X])
+        tokens_X = _noisy_survivors(scaled_XV, *keep(scaled_XV, cut_X), keys_4X)
+    else:
+        tokens_X = _noisy(scaled_XV, keys_4X)
     return tokens_X if len(index_X) == len(slots_M) else argmax(logits_MV).index_copy_(0, index_X, tokens_X)
 
 
@@ -212,22 +242,19 @@ def _noisy(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
     return argmax(scaled_XV.add_(gumbel(seed_X, position_X, sample_X, scaled_XV.shape[1], stream_X)))
 
 
-def _noisy_survivors(scaled_XV: torch.Tensor, keys_4X: torch.Tensor) -> torch.Tensor:
-    """The same. Where truncation left few tokens, only these get noise, which is most of the work."""
-    survives_XV = scaled_XV != -math.inf
-    count_X = survives_XV.sum(1)
-    is_few_X = count_X * FEW <= scaled_XV.shape[1]
+def _noisy_survivors(
+    scaled_XV: torch.Tensor, count_X: torch.Tensor, ids_XK: torch.Tensor, keys_4X: torch.Tensor
+) -> torch.Tensor:
+    """The same, after `keep`. Where few tokens are left, only these get noise, which is most of the work."""
+    is_few_X = count_X <= ids_XK.shape[1]
     few_G, many_H = _where(is_few_X), _where(~is_few_X)
     tokens_X = torch.empty_like(count_X)
     if len(few_G):
         count_G = count_X[few_G]
-        row, id = _pick(survives_XV, few_G).nonzero().unbind(1)  # ids ascend, so that the lowest of equals is first
-        place = torch.arange(len(row), device=row.device) - (count_G.cumsum(0) - count_G)[row]
-        ids_GK = row.new_zeros(len(few_G), int(count_G.max().clamp(min=1)))
-        ids_GK[row, place] = id
+        ids_GK = ids_XK[few_G, : int(count_G.max().clamp(min=1))]  # ascending, so the lowest of equals comes first
         seed_G, position_G, sample_G, stream_G = keys_4X[:, few_G]
         scores_GK = gumbel_at(seed_G, position_G, sample_G, ids_GK, stream_G).add_(scaled_XV[few_G[:, None], ids_GK])
-        is_padding_GK = torch.arange(ids_GK.shape[1], device=row.device) >= count_G[:, None]
+        is_padding_GK = torch.arange(ids_GK.shape[1], device=ids_GK.device) >= count_G[:, None]
         chosen_G = argmax(scores_GK.masked_fill_(is_padding_GK, -math.inf))
         tokens_X[few_G] = ids_GK.gather(1, chosen_G[:, None])[:, 0]
     if len(many_H):
@@ -265,6 +292,12 @@ def _where(flags_M: torch.Tensor) -> torch.Tensor:
 def _pick(rows_MV: torch.Tensor, index_G: torch.Tensor) -> torch.Tensor:
     """These rows; not a copy if they are all of them."""
     return rows_MV if len(index_G) == len(rows_MV) else rows_MV.index_select(0, index_G)
+
+
+def _min_p_cut(scaled_XV: torch.Tensor, log_min_p_X: torch.Tensor) -> Cut:
+    peak_X = scaled_XV.amax(-1)
+    last_X = peak_X.new_full(peak_X.shape, scaled_XV.shape[1] - 1, dtype=torch.int64)
+    return Cut(peak_X, peak_X + log_min_p_X, torch.full_like(peak_X, math.inf), last_X)
 
 
 def _scaled(logits_MV: torch.Tensor, index_X: torch.Tensor, temperature_X: torch.Tensor) -> torch.Tensor:

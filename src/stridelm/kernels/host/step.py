@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from stridelm.kernels import plain_logits
 from stridelm.kernels.host.tables import HostTables, compile_tables
+from stridelm.kernels.host.truncate import keep, nucleus
+from stridelm.kernels.host.warm import compile_sampling
 
 
 class HostStepOps(HostTables):
+    truncate = staticmethod(partial(plain_logits.truncate, find_nucleus=nucleus))
+    draw = staticmethod(partial(plain_logits.draw, keep=keep))
+
     def __init__(self) -> None:
         compile_tables()
+        compile_sampling()

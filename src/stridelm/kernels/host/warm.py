@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,9 @@ from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import layer
 from stridelm.kernels.host.memory import NO_BIAS, NO_NORMS, array
+from stridelm.kernels.host.truncate import keep, nucleus
 from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
+from stridelm.kernels.step_ops import Cut
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +32,29 @@ PATIENCE_S = 1.0
 def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
     """Run every kernel that a model needs once on one row, attention included. Loading them from disk takes a quarter
     of a second; on a machine that never ran this dtype, compiling takes about ten, and a warning is logged."""
-    notice = threading.Timer(
-        PATIENCE_S, logger.warning, ("compiling the CPU kernels for %s: about ten seconds, once per machine", dtype)
-    )
+    with _notice(f"{dtype}: about ten seconds"):
+        follow_torch()
+        _run_once(ops, dtype, normed_heads, activation)
+
+
+@cache
+@torch.inference_mode()
+def compile_sampling() -> None:
+    """Run every kernel that sampling needs once on one row. They are the same for all dtypes."""
+    with _notice("sampling: about five seconds"):
+        one = torch.ones(1)
+        edge, last = nucleus(torch.zeros(1, 4), one)
+        keep(torch.zeros(1, 4), Cut(one, one, edge, last))
+
+
+@contextmanager
+def _notice(what: str) -> Iterator[None]:
+    """Log a warning if this takes long enough for someone to wonder."""
+    notice = threading.Timer(PATIENCE_S, logger.warning, ("compiling the CPU kernels for %s, once per machine", what))
     notice.daemon = True
     notice.start()
     try:
-        follow_torch()
-        _run_once(ops, dtype, normed_heads, activation)
+        yield
     finally:
         notice.cancel()
 
