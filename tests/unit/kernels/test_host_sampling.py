@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from stridelm.kernels import mass, plain_logits
+from stridelm.kernels import mass, philox, plain_logits
+from stridelm.kernels.host import philox as host_philox
 from stridelm.kernels.host import truncate
 from stridelm.kernels.step_ops import Cut
 from stridelm.sample.rows import Rows
@@ -52,3 +53,24 @@ def test_rows_that_no_model_should_give(fault: float) -> None:
     plain = sampler_of(table)
     host = Sampler(table, History(plain.history.tokens, plain.history.known))
     assert host.draw(logits, rows, slots).tolist() == plain.draw(logits, rows, slots).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_words(dtype: torch.dtype) -> None:
+    """All tokens of a vocabulary and chosen ones, for keys and counters of all magnitudes and columns of any stride."""
+    seeds = torch.tensor([0, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF0])
+    counters = torch.tensor(
+        [[0, 1, 131071, 2**31, 2**32 - 1], [2**32 - 1, 0, 7, 2**31, 1], [3, 2**32 - 1, 0, 1, 2**31]]
+    )
+    columns = (seeds, counters[0], counters.T.contiguous()[:, 1], counters[2])
+    whole, expected = torch.empty(2, 5, 4100, dtype=dtype)
+    host_philox.fill(whole, columns)
+    philox.fill(expected, columns)
+    assert torch.equal(whole, expected)
+    if dtype == torch.float32:
+        ids = torch.tensor([4099, 0, 3, 1777, 2]).expand(5, 5)
+        chosen = torch.empty(5, 5)
+        host_philox.fill(chosen, columns, ids)
+        assert torch.equal(chosen, whole.gather(1, ids))
+        philox.fill(chosen.zero_(), columns, ids)
+        assert torch.equal(chosen, whole.gather(1, ids))

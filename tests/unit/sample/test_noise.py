@@ -9,6 +9,7 @@ import torch
 from sampling_oracle import philox_ints, word
 
 from stridelm.kernels import noise
+from stridelm.kernels.philox import philox
 
 # Random123's kat_vectors: counter, key, output.
 KNOWN = [
@@ -37,7 +38,7 @@ def _row(columns: Columns, m: int) -> Columns:
 def test_philox_gives_the_published_answers(counter: str, key: str, output: str) -> None:
     c, k, expected = ([int(w, 16) for w in text.split()] for text in (counter, key, output))
     assert list(philox_ints(tuple(c), tuple(k))) == expected
-    words = noise.philox([torch.tensor([[w]]) for w in c], [torch.tensor([w]) for w in k])
+    words = philox([torch.tensor([[w]]) for w in c], [torch.tensor([w]) for w in k])
     assert [int(w) for w in words] == expected
 
 
@@ -53,7 +54,7 @@ def test_bits_follow_key_and_counter_for_every_kind_of_seed() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 4097, 65537, 152064])
-def test_bits_do_not_depend_on_tiles_or_neighbours(vocab: int) -> None:
+def test_bits_do_not_depend_on_width_or_neighbours(vocab: int) -> None:
     columns = _columns([11, -12, 2**62 + 5], position=130000)
     bits_MV = noise.bits(*columns, vocab)
     assert bits_MV.shape == (3, vocab)

@@ -19,6 +19,7 @@ from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import layer
 from stridelm.kernels.host.memory import NO_BIAS, NO_NORMS, array
+from stridelm.kernels.host.philox import fill
 from stridelm.kernels.host.truncate import keep, nucleus
 from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
 from stridelm.kernels.step_ops import Cut
@@ -42,7 +43,11 @@ def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activat
 def compile_sampling() -> None:
     """Run every kernel that sampling needs once on one row. They are the same for all dtypes."""
     with _notice("sampling: about five seconds"):
-        one = torch.ones(1)
+        zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1)
+        columns = (zero, zero, zero, zero)
+        fill(torch.empty(1, 4), columns)
+        fill(torch.empty(1, 4, dtype=torch.int64), columns)
+        fill(torch.empty(1, 1), columns, zero[:, None])
         edge, last = nucleus(torch.zeros(1, 4), one)
         keep(torch.zeros(1, 4), Cut(one, one, edge, last))
 
