@@ -9,6 +9,7 @@ import pytest
 
 from stridelm import LLM
 from stridelm.cache.transaction import Transaction
+from stridelm.engine.device_step import Land
 from stridelm.run.trap import PageFault
 from stridelm.types import Span, StepPlan
 from support.checks.identity import mixed_jobs, teach
@@ -38,12 +39,12 @@ class Spoiler:
             monkeypatch.setattr(self.engine.pages, "update", self._after(self.engine.pages.update))
 
     def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def spoiled(plan: StepPlan, transaction: Transaction, *, detailed: bool) -> Any:
+        def spoiled(plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool) -> Any:
             self.undo: list[tuple[Any, int, int]] = []
             if self.where == "ledger":
                 self._spoil(plan.spans)
             try:
-                return run(plan, transaction, detailed=detailed)
+                return run(plan, transaction, land, detailed=detailed)
             finally:
                 for row, index, page in self.undo:
                     row[index] = page
