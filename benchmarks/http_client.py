@@ -2,7 +2,7 @@
 
 Its first line of input is a `Job` as JSON, whereupon it writes a line when it is ready; the second is the times at
 which to begin and to send no more, on the clock that all processes of a machine share. Its second line of output is a
-`Report` as JSON. Nothing is parsed in between (http_answer.py), and Python's garbage collector does not run.
+`Report` as JSON. Nothing is parsed in between (stridelm.bench.http), and Python's garbage collector does not run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import uvloop
-from http_answer import Answer
 from load_requests import Asked, body_of, stream_of
+
+from stridelm.bench.http.answer import Answer
+from stridelm.bench.http.connection import Connection, post
 
 CONNECT_S = 30.0
 
@@ -58,36 +60,6 @@ class Report:
     """Share of the time for which this process computed: near 1, it and not the server was measured."""
 
 
-class Connection(asyncio.Protocol):
-    """Sends a request and collects its answer."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._waiting = None
-
-    async def send(self, message: bytes) -> Answer:
-        """Raises ConnectionError if the server closes the connection before the answer is complete."""
-        if self.transport.is_closing():
-            raise ConnectionError("the server closed the connection between two requests")
-        done = asyncio.get_running_loop().create_future()
-        self._answer, self._waiting = Answer(time.monotonic()), done
-        self.transport.write(message)
-        return await done
-
-    def data_received(self, data: bytes) -> None:
-        if self._waiting is not None and self._answer.add(time.monotonic(), data):
-            self._waiting.set_result(self._answer)
-            self._waiting = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._waiting is not None:
-            self._waiting.set_exception(ConnectionError(f"the connection was lost in an answer ({exc})"))
-            self._waiting = None
-
-    _answer: Answer
-    _waiting: asyncio.Future[Answer] | None
-
-
 async def load(job: Job, begin: float, end: float) -> Report:
     """All streams of this process, to the end of their last answers."""
     report = Report()
@@ -124,8 +96,7 @@ async def load(job: Job, begin: float, end: float) -> Report:
 def messages(job: Job, index: int) -> Iterator[tuple[Asked, bytes]]:
     for asked in stream_of(index, job.streams):
         body = body_of(asked, job.kind, job.model, job.drafters)
-        head = f"POST {job.path} HTTP/1.1\r\nhost: {job.host}:{job.port}\r\ncontent-type: application/json\r\n"
-        yield asked, f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        yield asked, post(f"{job.host}:{job.port}", job.path, body)
 
 
 def read(asked: Asked, answer: Answer, kind: str) -> Streamed:

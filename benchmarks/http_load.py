@@ -40,13 +40,14 @@ import torch
 from gpu_decode import write_eagle3
 from http_client import Job
 from http_options import Settings, read_options
-from http_servers import Server, started, stride_command, vllm_command
+from http_servers import started, stride_command, vllm_command
 from live_load import CLOSED
 from load_model import LIMITS, MASK_TOKEN_ID, TINY_LIMITS, write_checkpoint
 from load_report import as_table, plot
 from load_times import Exchange, Times
 from rich.console import Console
 
+from stridelm.bench.http.server import Server
 from stridelm.bench.results import append_result, read_results
 from stridelm.builtin import builtin_path
 
@@ -168,7 +169,7 @@ def measure(
     server: Server, kind: str, streams: int, before: Sequence[Row], settings: Settings
 ) -> tuple[Row, list[str]]:
     """One load, from its first request to its last token, and the errors in it."""
-    job = Job(server.host, server.port, server.path, server.model, kind, settings.drafters, streams)
+    job = Job(server.host, server.port, server.path("/v1/completions"), server.model, kind, settings.drafters, streams)
     begin, reports = run_clients(job, settings)
     window = begin + settings.warm_up, begin + settings.warm_up + settings.seconds
     streamed = [each for report in reports for each in report["streamed"]]

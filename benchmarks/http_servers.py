@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import signal
@@ -12,46 +11,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+
+from stridelm.bench.http.server import Server
 
 READY_S = 900.0
 """Other servers compile their kernels for minutes."""
 STOP_S = 60.0
-DIRECT = build_opener(ProxyHandler({}))
-"""The streams use no proxy either."""
 LOG_LINES = 20
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that responds."""
-
-    name: str
-    host: str
-    port: int
-    path: str
-    """Of the completions' route."""
-    model: str
-
-    @classmethod
-    def at(cls, url: str, name: str | None = None) -> Server:
-        """url: with or without /v1 at its end. Raises ValueError unless a server of models responds there."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme != "http" or parts.hostname is None:
-            raise ValueError(f"{url} is not the address of a server; write http://host:port")
-        base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-        try:
-            with DIRECT.open(f"{base}/v1/models", timeout=10) as answer:
-                models = json.load(answer)["data"]
-        except (URLError, OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{url} does not list its models ({error}); is a server running there?") from error
-        path = f"{urlsplit(base).path}/v1/completions"
-        return cls(name or parts.netloc, parts.hostname, parts.port or 80, path, models[0]["id"])
 
 
 @contextmanager

@@ -7,11 +7,12 @@ import json
 import random
 
 import pytest
-from http_answer import Answer
 from hypothesis import given
 from hypothesis import strategies as st
 from load_requests import KINDS, body_of, stream_of
 from load_times import Exchange, Times
+
+from stridelm.bench.http.answer import Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TEXTS = ["a", "\r\n0\r\n\r\n", "data: [DONE]\n\n", "é" * 40, ""]

@@ -11,9 +11,10 @@ import live_load
 import pytest
 from http_client import Job
 from http_options import Settings, read_options
-from http_servers import Server, started, stride_command
+from http_servers import started, stride_command
 from load_requests import KINDS, stream_of
 
+from stridelm.bench.http.server import Server
 from stridelm.bench.results import read_results
 from support.doubles.server import Served, gauges, serving
 
@@ -37,7 +38,15 @@ def test_every_token_is_counted(served: Served, kind: str) -> None:
     """As many as the server generated, and as many as were asked for; one event for each or fewer, in order."""
     server = Server.at(served.url)
     before = gauges(served)[GENERATED]
-    job = Job(server.host, server.port, server.path, server.model, kind, ("ngram@3", "mask@2", "mtp@3"), STREAMS)
+    job = Job(
+        server.host,
+        server.port,
+        server.path("/v1/completions"),
+        server.model,
+        kind,
+        ("ngram@3", "mask@2", "mtp@3"),
+        STREAMS,
+    )
     begin, [report] = http_load.run_clients(job, settings_of(served))
     streamed: list[dict[str, Any]] = report["streamed"]
     assert not report["errors"]
