@@ -1,7 +1,7 @@
-"""Drives an engine with a fixed number of streams and records when tokens are emitted.
+"""Drives an engine with a fixed number of streams, or with requests that arrive, and records when tokens are emitted.
 
-A closed loop: when one request ends, the next is added, so that a run has its stated concurrency until the prompts run
-out. Times are those at which a caller of `Engine.step` sees the tokens.
+In a closed loop, when one request ends, the next is added, so that a run has its stated concurrency until the prompts
+run out. Times are those at which a caller of `Engine.step` sees the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Job:
 
 @dataclass(slots=True)
 class Timeline:
-    """The course of one job. `emissions` has (seconds since it was added, tokens emitted) for each of its steps."""
+    """The course of one job. `emissions` has (seconds since it was added or, if jobs arrive, since it arrived, tokens
+    emitted) for each of its steps."""
 
     request: Request
     added_s: float
@@ -58,12 +59,15 @@ class Run:
         return self.tokens / self.seconds
 
 
-def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
-    """Complete all jobs, `streams` at a time. The engine must be idle, and is idle again afterwards.
+def drive(
+    engine: Engine, jobs: Sequence[Job], streams: int | None = None, arrivals: Sequence[float] | None = None
+) -> Run:
+    """Complete all jobs: `streams` at a time, or as they arrive, which is when `arrivals` says, in seconds after the
+    beginning, in order. The engine must be idle, and is idle again afterwards.
 
     Raises ValueError if a job can never be served; nothing is left running.
     """
-    assert not engine.busy
+    assert not engine.busy and (streams is None) != (arrivals is None)
     engine.ledger.peak = 0
     steps, rows, preemptions = engine.stats.steps, engine.stats.rows, engine.stats.preemptions
     pending = deque(enumerate(jobs))
@@ -72,10 +76,17 @@ def drive(engine: Engine, jobs: Sequence[Job], streams: int) -> Run:
     start = time.perf_counter()
     try:
         while pending or live:
-            while pending and len(live) < streams:
+            while pending and (arrivals is None or start + arrivals[pending[0][0]] <= time.perf_counter()):
+                if streams is not None and len(live) >= streams:
+                    break
                 index, job = pending.popleft()
                 request = engine.add(f"bench-{index}", job.prompt_ids, job.params)
-                live[request.id] = timelines[index] = Timeline(request, time.perf_counter())
+                added = time.perf_counter() if arrivals is None else start + arrivals[index]
+                live[request.id] = timelines[index] = Timeline(request, added)
+            if not live:
+                assert arrivals is not None
+                time.sleep(max(0.0, start + arrivals[pending[0][0]] - time.perf_counter()))
+                continue
             outputs = engine.step()
             now = time.perf_counter()
             for output in outputs:

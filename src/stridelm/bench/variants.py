@@ -103,19 +103,31 @@ def runnable(target: TargetInfo) -> list[str]:
     return [name for name in DRAFTERS if DRAFTERS.get(name).why_not(target) is None]
 
 
-def _of_entry(entry: str, depths: Sequence[int], target: TargetInfo) -> list[Variant]:
+def read_entry(entry: str) -> Speculation:
+    """What an entry says, with the rest left open. Raises ValueError if it cannot be parsed."""
     match = FORM.fullmatch(entry.strip())
     if match is None:
         raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
-    name, rule = match["name"], match["rule"]
+    rule = match["rule"]
     options = _options(entry, match["options"]) | _number(entry, rule, match["number"])
-    base = Speculation.of({"drafter": name, "acceptance": rule, **options})
-    if match["depth"] is not None:
-        return [_settled(Speculation.of({"depth": int(match["depth"])}).over(base), target)]
+    depth = {} if match["depth"] is None else {"depth": int(match["depth"])}
+    return Speculation.of({"drafter": match["name"], "acceptance": rule, **options, **depth})
+
+
+def read_variant(entry: str, target: TargetInfo) -> Variant:
+    """One entry, which may also be plain decoding. Raises ValueError for an entry that cannot be parsed or that this
+    model cannot run."""
+    return _settled(read_entry(entry), target)
+
+
+def _of_entry(entry: str, depths: Sequence[int], target: TargetInfo) -> list[Variant]:
+    asked = read_entry(entry)
     # A drafter without a depth runs once, whatever depths the others run at.
-    if not depths or (name in DRAFTERS and DRAFTERS.get(name).default_depth == 0):
-        return [_settled(base, target)]
-    return [_settled(Speculation(depth=depth).over(base), target) for depth in depths]
+    assert asked.drafter is not None
+    without = asked.drafter in DRAFTERS and DRAFTERS.get(asked.drafter).default_depth == 0
+    if asked.depth is not None or not depths or without:
+        return [_settled(asked, target)]
+    return [_settled(Speculation(depth=depth).over(asked), target) for depth in depths]
 
 
 def _options(entry: str, text: str) -> dict[str, Any]:

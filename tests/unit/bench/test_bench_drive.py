@@ -50,3 +50,15 @@ def test_a_job_that_cannot_be_served_leaves_nothing_running(engine: Engine, prom
         drive(engine, [good[0], Job([3] * 1000, good[0].params)], streams=2)
     assert not engine.busy
     engine.check()
+
+
+def test_jobs_arrive(engine: Engine, prompts: PromptSet) -> None:
+    """Each is timed from its arrival, and outputs are those of a closed loop."""
+    arrivals = [0.0, 0.001, 0.05]
+    run = drive(engine, jobs(engine, prompts), arrivals=arrivals)
+    assert not engine.busy
+    first = run.timelines[0].added_s
+    assert [t.added_s - first for t in run.timelines] == pytest.approx(arrivals)
+    assert all(t.emissions[0][0] > 0 for t in run.timelines)
+    closed = drive(engine, jobs(engine, prompts), streams=2)
+    assert [t.token_ids for t in run.timelines] == [t.token_ids for t in closed.timelines]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -29,6 +29,8 @@ class Server:
     """What comes before the routes in their paths."""
     model: str
     """The name of the model that is asked for."""
+    owner: str = ""
+    """Who its list of models says owns the model: stride, vllm, sglang."""
     secure: bool = False
     headers: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -44,14 +46,15 @@ class Server:
         key = os.environ.get(KEY)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         port = parts.port or (443 if secure else 80)
-        server = cls(name or parts.netloc, parts.hostname, port, prefix, model or "", secure, headers)
+        server = cls(name or parts.netloc, parts.hostname, port, prefix, "", "", secure, headers)
         try:
-            models = [each["id"] for each in server.ask("/v1/models")["data"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            owners = {each["id"]: each.get("owned_by") or "" for each in server.ask("/v1/models")["data"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{url} does not list its models ({error}); is a server running there?") from error
-        if not models or (model is not None and model not in models):
-            raise ValueError(f"{url} has no model {model!r}; it serves {', '.join(models) or 'none'}")
-        return cls(server.name, server.host, port, prefix, model or models[0], secure, headers)
+        if not owners or (model is not None and model not in owners):
+            raise ValueError(f"{url} has no model {model or ''!r}; it serves {', '.join(owners) or 'none'}")
+        chosen = model or next(iter(owners))
+        return replace(server, model=chosen, owner=owners[chosen])
 
     @property
     def authority(self) -> str:
