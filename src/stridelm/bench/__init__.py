@@ -1,1 +1,1 @@
-"""Measuring drafters against plain decoding: same process, same prompts, and the ratio is the figure."""
+"""Measuring: drafters against plain decoding in one process (latency.py, acceptance.py), and loads (serving/)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path) -> None:
         return
     labels = list(dict.fromkeys(row.label for row in drafting))
     streams = list(dict.fromkeys(row.concurrency for row in rows))
-    figure, (axes,) = _figure(1, width=1.6 + 1.1 * len(labels))
+    figure, (axes,) = new_figure(1, width=1.6 + 1.1 * len(labels))
     width = 0.8 / len(streams)
     for row in drafting:
         s = streams.index(row.concurrency)
@@ -62,7 +63,7 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
     temperatures = list(dict.fromkeys(row.temperature for row in report.rows))
     families = looks_of(report.rows, _family) if _many_depths(report.rows) else {}
     count = 4 if families else len(dict.fromkeys(row.label for row in report.rows))
-    figure, panels = _figure(len(temperatures), width=2.0 + 0.7 * count, lines=2)
+    figure, panels = new_figure(len(temperatures), width=2.0 + 0.7 * count, lines=2)
     for i, temperature in enumerate(temperatures):
         rows = [row for row in report.rows if row.temperature == temperature and row.bucket != ALL.name]
         headline = [row for row in rows if row.headline]
@@ -89,7 +90,7 @@ def plot_acceptance(report: AcceptanceReport, path: Path) -> None:
 def _latency_lines(rows: Sequence[LatencyRow], path: Path) -> None:
     streams = list(dict.fromkeys(row.concurrency for row in rows))
     families = looks_of(rows, _family)
-    figure, panels = _figure(len(streams), width=4.0)
+    figure, panels = new_figure(len(streams), width=4.0)
     for axes, count in zip(panels, streams, strict=True):
         here = [row for row in rows if row.concurrency == count]
         _depth_lines(axes, here, families, lambda row: row.ratio)
@@ -205,7 +206,7 @@ def _bar(axes: Any, at: float, value: float, width: float, colour: str, lossless
     return bar
 
 
-def _figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
+def new_figure(panels: int, width: float, lines: int = 1) -> tuple[Any, list[Any]]:
     """A figure of `lines` rows of panels, and its axes, row after row."""
     # Without pyplot: no window system is touched and no global state is left behind.
     from matplotlib.figure import Figure
@@ -231,6 +232,17 @@ def _inside() -> dict[str, Any]:
         "rotation": 90,
         "bbox": {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
     }
+
+
+def svg_of(figure: Any) -> str:
+    """A figure as an SVG element, to be put into a page; its text stays text."""
+    from matplotlib import rc_context
+
+    drawn = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -1,39 +1,21 @@
-"""`stride bench latency` and `stride bench acceptance`: compare drafters with plain decoding, in one process on the
-same prompts. Prints a table and, if requested, appends a line of JSON to a file and draws a chart."""
+"""`stride bench`: loads against an engine or a server (bench_serving.py), and drafters compared with plain decoding in
+one process on the same prompts (`latency`, `acceptance`). Prints a table and, if requested, appends a line of JSON to a
+file and draws charts."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
+from stridelm.cli import bench_serving
+from stridelm.cli.bench_options import add_threads, engine_options, reserved, set_threads
+from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
-from stridelm.options import known
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
-PIPED_WIDTH = 200
-"""Width in columns of a table that is piped, so that nothing is folded."""
-RESERVED = (
-    "model",
-    "drafter",
-    "depth",
-    "acceptance",
-    "generation_config",
-    "max_num_seqs",
-    "enable_prefix_caching",
-    "strict",
-    "skip_tokenizer_init",
-)
-"""Fields of EngineConfig that a benchmark sets itself, in addition to the options of drafters and rules."""
+OTHERS = {"serving": bench_serving.run_serving, "sweep": bench_serving.run_sweep}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -50,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
         help="count accepted tokens, by how repetitive the text is",
         description="Count accepted draft tokens, by how repetitive the plain continuation is.",
     )
+    bench_serving.add_parsers(kinds)
     for kind, settings in ((latency, LatencySettings), (acceptance, AcceptanceSettings)):
         kind.add_argument(
             "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"
@@ -57,13 +40,15 @@ def add_parser(subparsers: Any) -> None:
         add_options(kind.add_argument_group("benchmark"), settings)
         kind.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
         kind.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart into this file, .png or .svg")
-        kind.add_argument("--threads", type=int, metavar="INT", help="CPU threads to compute with (default: torch's)")
-        add_options(kind.add_argument_group("engine"), EngineConfig, skip=_reserved())
+        add_threads(kind)
+        add_options(kind.add_argument_group("engine"), EngineConfig, skip=reserved())
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark. Raises ValueError up front for anything that cannot be run."""
-    _set_threads(args.threads)
+    if args.benchmark in OTHERS:
+        return OTHERS[args.benchmark](args)
+    set_threads(args.threads)
     if args.plot is not None:
         from stridelm.bench.plot import check_plot
 
@@ -86,12 +71,12 @@ def _latency(args: argparse.Namespace) -> int:
         args.model,
         max(settings.batch),
         prefix_caching=settings.prefix_cache == "cold",
-        **_engine_options(options),
+        **engine_options(options),
     )
     variants = read_variants(settings.drafters, settings.depth, engine.loaded.target)
-    with _progress(count_runs(variants, settings)) as on_run:
+    with progress(count_runs(variants, settings)) as on_run:
         rows = measure_latency(engine, variants, prompts, settings, on_run)
-    _show(latency_table(rows))
+    show(latency_table(rows))
     if args.json is not None:
         append_result(args.json, "latency", settings, rows=[row.to_json() for row in rows])
     if args.plot is not None:
@@ -113,11 +98,11 @@ def _acceptance(args: argparse.Namespace) -> int:
 
     settings = read_options(args, AcceptanceSettings)
     prompts = load_prompts(settings.prompts).first(settings.num_prompts)
-    engine = open_engine(args.model, settings.batch, **_engine_options(given_options(args, EngineConfig)))
+    engine = open_engine(args.model, settings.batch, **engine_options(given_options(args, EngineConfig)))
     variants = read_variants(settings.drafters, settings.depth, engine.loaded.target)
-    with _progress(count_runs(variants, settings)) as on_run:
+    with progress(count_runs(variants, settings)) as on_run:
         report = measure_acceptance(engine, variants, prompts, settings, on_run)
-    _show(acceptance_table(report))
+    show(acceptance_table(report))
     if args.json is not None:
         texts = [asdict(text) for text in report.plain]
         append_result(args.json, "acceptance", settings, plain=texts, rows=[row.to_json() for row in report.rows])
@@ -126,49 +111,3 @@ def _acceptance(args: argparse.Namespace) -> int:
 
         plot_acceptance(report, args.plot)
     return int(any(row.identical is False for row in report.rows))
-
-
-def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options given for the engine, without names that belong to the benchmark."""
-    return {name: value for name, value in options.items() if name not in _reserved()}
-
-
-def _reserved() -> set[str]:
-    return {*RESERVED, *known()}
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1; got {threads}")
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-@contextmanager
-def _progress(runs: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that advances when a run starts; disabled if stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=runs)
-        started = False
-
-        def on_run(what: str) -> None:
-            nonlocal started
-            bar.update(task, advance=int(started), description=what)
-            started = True
-
-        yield on_run
-
-
-def _show(what: RenderableType) -> None:
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
-    console.print(what)

@@ -1,0 +1,272 @@
+"""`stride bench serving` and `sweep` on the built-in model: in process, and against a real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from stridelm.bench.http.server import Server
+from stridelm.bench.results import read_results
+from stridelm.bench.serving.cells import Side, alternate, asks_of, count_runs, measure
+from stridelm.bench.serving.in_process import InProcess
+from stridelm.bench.serving.loads import Load
+from stridelm.bench.serving.record import Run
+from stridelm.bench.serving.remote import Remote
+from stridelm.bench.serving.settings import ServingSettings, SweepSettings
+from stridelm.bench.serving.target import Ask, Way
+from stridelm.cli.main import main
+from support.doubles.server import Served, gauges, serving
+
+GENERATED = "stride_generation_tokens_total"
+SHORT: dict[str, Any] = {"num_prompts": 3, "num_warmups": 1, "max_tokens": 6, "repeats": 2}
+OPTIONS = ["--num-prompts", "2", "--num-warmups", "1", "--max-tokens", "5", "--repeats", "1"]
+
+
+class Watched(InProcess):
+    """Notes what is asked of the engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[str] = []
+
+    def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
+        self.seen.append(f"{way.label} {len(asks)}")
+        return super().run(asks, load, arrivals, way)
+
+    def flush(self) -> None:
+        self.seen.append("flush")
+        super().flush()
+
+
+@pytest.fixture(scope="module")
+def local() -> Watched:
+    opened = Watched.open(None, 4, 0.0, True, max_model_len=512)
+    assert isinstance(opened, Watched)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("bench"), "--drafter", "ngram") as served:
+        yield served
+
+
+# In process
+
+
+@pytest.mark.parametrize("load", [{"max_concurrency": 2}, {"request_rate": 50.0}])
+def test_a_cell_and_plain_decoding_beside_it(local: Watched, load: dict[str, Any]) -> None:
+    settings = ServingSettings(**SHORT, **load, scenario="short-question", slo=("e2el=100000",))
+    told: list[str] = []
+    plain, ngram = measure(local, ["ngram@2"], ["short-question"], settings, told.append)
+    assert (plain.label, ngram.label) == ("plain", "ngram@2")
+    for cell in (plain, ngram):
+        assert (cell.figures.requests, cell.figures.completion_tokens, cell.figures.errors) == (6, 36, 0)
+        assert cell.figures.met_share == 1.0 and cell.figures.client_busy is None
+    assert plain.figures.tokens_per_step == 1.0 and plain.speed is None and plain.identical_outputs is None
+    assert ngram.identical is True and ngram.identical_outputs == 3
+    assert ngram.speed is not None and ngram.pace is not None
+    assert len(ngram.speed.runs) == len(ngram.pace.runs) == 2
+    assert len(told) == count_runs(local, ["ngram@2"], settings) == 6
+
+
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [
+        ("cold", ["plain 1", "ngram@2 1", *["flush", "plain 3", "flush", "ngram@2 3"] * 2]),
+        ("warm", ["plain 3", "ngram@2 3", *["plain 3", "ngram@2 3"] * 2]),
+    ],
+)
+def test_runs_alternate(local: Watched, cache: Any, expected: list[str]) -> None:
+    """After a warm-up that is dropped; a warm cache has seen every prompt, a cold one is flushed before each run."""
+    more = {**SHORT, "num_warmups": 1} if cache == "cold" else {**SHORT, "num_warmups": ServingSettings.num_warmups}
+    settings = ServingSettings(**more, scenario="short-question", prefix_cache=cache)
+    local.seen.clear()
+    asks = asks_of("short-question", settings, True)
+    sides = [Side(local, local.plain()), Side(local, local.way("ngram@2"))]
+    runs = alternate(sides, asks, Load(1), settings, lambda what: None, "")
+    assert local.seen == expected
+    assert [len(each) for each in runs] == [2, 2]
+
+
+def test_plain_decoding_alone_has_nothing_beside_it(local: Watched) -> None:
+    [cell] = measure(local, ["none"], ["repetition"], ServingSettings(**SHORT))
+    assert cell.label == "plain" and cell.speed is None
+
+
+def test_lossy_and_simulated_ways_are_marked(local: Watched) -> None:
+    trusted, simulated = local.way("mask@2:trust"), local.way("ngram@3:synthetic:2.5")
+    assert (trusted.label, trusted.lossless, trusted.repeats) == ("mask@2:trust*", False, False)
+    assert simulated.simulated and local.way("ngram@2").repeats
+
+
+def test_a_sweep_has_a_cell_for_everything(local: Watched) -> None:
+    settings = SweepSettings(
+        **{**SHORT, "repeats": 1, "num_prompts": 2, "max_tokens": 3},
+        scenarios=("short-question", "multi-turn"),
+        max_concurrency=(1, 2),
+        request_rate=(100.0,),
+        drafters=("ngram@2", "mask@1:trust"),
+    )
+    cells = measure(local, list(settings.drafters), list(settings.names), settings)
+    assert [(cell.scenario, cell.load, cell.label) for cell in cells] == [
+        (scenario, load, label)
+        for scenario in ("short-question", "multi-turn")
+        for load in ("1 stream", "2 streams", "100 requests/s")
+        for label in ("plain", "ngram@2", "mask@1:trust*")
+    ]
+    assert all(cell.figures.requests == (4 if cell.label == "plain" else 2) for cell in cells)
+
+
+def test_losses_are_the_models(local: Watched) -> None:
+    """Plain decoding's own continuation is likelier than another prompt's."""
+    settings = ServingSettings(**SHORT, scenario="code-completion")
+    asks = asks_of("code-completion", settings, True)
+    own = local.run(asks, Load(2), None, local.plain()).answered
+    mine, others = local.losses(asks, own), local.losses(asks, [*own[1:], own[0]])
+    assert all(loss is not None and loss > 0 for loss in mine)
+    assert sum(filter(None, mine)) < sum(filter(None, others))
+
+
+# Against a server
+
+
+@pytest.mark.parametrize("backend", ["openai", "sglang"])
+@pytest.mark.parametrize("load", [Load(2), Load(request_rate=30.0)])
+def test_a_server_answers_what_the_engine_does(served: Served, local: Watched, backend: str, load: Load) -> None:
+    """The same tokens for every API and load, and as many as the server counted."""
+    settings = ServingSettings(**SHORT, scenario="multi-turn")
+    asks = asks_of("multi-turn", settings, True)
+    remote = Remote(Server.at(served.url), backend, 0.0)
+    way = remote.way("ngram@3")
+    before = gauges(served)[GENERATED]
+    run = remote.run(asks, load, load.arrivals(3, 0), way)
+    assert not run.errors and run.tokens == 18 == gauges(served)[GENERATED] - before
+    ours = local.run(asks, Load(2), None, local.plain()).answered
+    assert [each.token_ids for each in run.answered] == [each.token_ids for each in ours]
+    assert [each.prompt_tokens for each in run.answered] == [each.prompt_tokens for each in ours]
+    for each in run.answered:
+        assert list(each.at) == sorted(each.at) and 1 <= len(each.at) <= each.tokens
+        assert each.steps is not None and 1 <= each.steps <= 6
+    assert run.client_busy is not None and 0 <= run.client_busy <= 1
+
+
+def test_chats_are_sent_as_messages(served: Served) -> None:
+    remote = Remote(Server.at(served.url), "openai-chat", 0.0)
+    asks = asks_of("multi-turn", ServingSettings(**SHORT), True)
+    run = remote.run(asks, Load(1), None, remote.way(None))
+    assert not run.errors and run.tokens == 18
+
+
+def test_a_server_says_what_it_does_by_default(served: Served) -> None:
+    remote = Remote(Server.at(served.url), "openai", 0.0)
+    assert re.fullmatch(r"ngram@\d+", remote.way(None).label)
+    assert remote.way("none") == remote.way("ngram@0") == remote.plain()
+    assert remote.way("mask@2:trust").label == "mask@2:trust*"
+    with pytest.raises(ValueError, match="refuses the speculation"):
+        remote.way("ngram@500")
+
+
+def test_losses_are_the_same_over_http(served: Served, local: Watched) -> None:
+    asks = asks_of("repetition", ServingSettings(**SHORT), True)
+    run = local.run(asks, Load(2), None, local.plain())
+    remote = Remote(Server.at(served.url), "openai", 0.0)
+    assert remote.losses(asks, run.answered) == pytest.approx(local.losses(asks, run.answered), abs=1e-4)
+
+
+def test_what_a_server_refuses_are_errors(served: Served) -> None:
+    """One bad request is an error of the run; if nothing is answered, there is no run."""
+    remote = Remote(Server.at(served.url), "openai", 0.0)
+    good = asks_of("short-question", ServingSettings(**SHORT), True)
+    long = asks_of("long-document", ServingSettings(**SHORT), True)
+    run = remote.run([*good, long[0]], Load(2), None, remote.way(None))
+    assert run.completions[3] is None and len(run.answered) == 3
+    [error] = run.errors
+    assert error.startswith("request 3: ") and "400" in error
+    with pytest.raises(ValueError, match="answered no request; the first error: request 0"):
+        measure(remote, [None], ["long-document"], ServingSettings(**SHORT, url=served.url, scenario="long-document"))
+
+
+# The command
+
+
+def test_serving_in_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    record, page = tmp_path / "runs.jsonl", tmp_path / "report.html"
+    more = [
+        "--scenario",
+        "repetition",
+        "--drafter",
+        "ngram@2",
+        "--max-concurrency",
+        "2",
+        "--slo",
+        "ttft=90000,tpot=9000",
+    ]
+    assert main(["bench", "serving", *OPTIONS, *more, "--json", str(record), "--report", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "ngram@2" in shown and "flushed before every run" in shown and "(100%)" in shown
+    [run] = read_results(record)
+    assert run["benchmark"] == "serving" and run["settings"]["scenario"] == "repetition"
+    assert [row["label"] for row in run["rows"]] == ["plain", "ngram@2"]
+    assert set(run["rows"][1]["speed"]) == {"median", "low", "high", "runs"}
+    assert set(run["rows"][0]["itl_ms"]) == {"p50", "p95", "p99"}
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 4 and "ngram@2" in text
+    assert not re.search(r'(?:src|href)="(?!#)', text)  # nothing is loaded from elsewhere
+
+
+def test_sweep_of_a_server(served: Served, tmp_path: Path) -> None:
+    """Markdown with its charts beside it."""
+    pytest.importorskip("matplotlib")
+    report = tmp_path / "new" / "sweep.md"
+    more = ["--url", served.url, "--scenarios", "short-question", "--max-concurrency", "1,2", "--drafters", "ngram@2"]
+    assert main(["bench", "sweep", *OPTIONS, *more, "--report", str(report)]) == 0
+    text = report.read_text(encoding="utf-8")
+    charts = re.findall(r"\]\((sweep-\d\.svg)\)", text)
+    assert len(charts) == 4 and "| short-question | 2 streams | ngram@2 |" in text
+    for chart in charts:
+        assert ElementTree.fromstring((report.parent / chart).read_text(encoding="utf-8")).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--scenario", "chess"], "unknown scenario chess"),
+        (["--max-concurrency", "2", "--request-rate", "2"], "give one of the two"),
+        (["--backend", "sglang"], "backend would have no effect in process"),
+        (["--slo", "ttft"], "cannot be read"),
+        (["--drafter", "nobody"], "unknown drafter"),
+        (["--document-chars", "9000"], "no effect on code-completion"),
+        (["--prefix-cache", "warm", "--num-warmups", "3"], "warmed by every prompt"),
+        (["--report", "report.pdf"], "must end in .md or .html"),
+        (["--temperature", "nan"], "temperature must be"),
+        (["--num-prompts", "0"], "num_prompts must be at least 1"),
+        (["--url", "ftp://x"], "write http://host:port"),
+        (["--url", "x", "--prefix-cache", "off"], "start the server without its cache"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serving", *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_options_of_the_engine_are_not_for_servers(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serving", "--url", served.url, "--max-model-len", "64", "--threads", "1"]) == 2
+    assert "max_model_len, threads would have no effect on a server" in capsys.readouterr().err
+
+
+def test_models_are_chosen_by_name(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serving", "other", "--url", served.url]) == 2
+    assert "has no model 'other'; it serves built-in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--scenarios", ""], ["--max-concurrency", ""], ["--scenarios", "chess"]])
+def test_sweeps_of_nothing_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sweep", *wrong]) == 2
+    assert "stride: error: " in capsys.readouterr().err
