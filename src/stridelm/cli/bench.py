@@ -1,6 +1,6 @@
-"""`stride bench`: loads against an engine or a server (bench_serving.py), and drafters compared with plain decoding in
-one process on the same prompts (`latency`, `acceptance`). Prints a table and, if requested, appends a line of JSON to a
-file and draws charts."""
+"""`stride bench`: loads against an engine or a server, two of these compared, and drafters compared with plain decoding
+in one process on the same prompts. Prints a table and, if requested, appends a line of JSON to a file and draws charts.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
-from stridelm.cli import bench_serving
+from stridelm.cli import bench_compare, bench_serving
 from stridelm.cli.bench_options import add_threads, engine_options, reserved, set_threads
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
 
-OTHERS = {"serving": bench_serving.run_serving, "sweep": bench_serving.run_sweep}
+OTHERS = {
+    "serving": bench_serving.run_serving,
+    "sweep": bench_serving.run_sweep,
+    "compare": bench_compare.run_compare,
+}
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `bench` and its two benchmarks to the main command."""
-    parser = subparsers.add_parser("bench", help="compare drafters with plain decoding", description=__doc__)
+    parser = subparsers.add_parser("bench", help="measure drafters, engines and servers", description=__doc__)
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     latency = kinds.add_parser(
         "latency",
@@ -33,6 +37,7 @@ def add_parser(subparsers: Any) -> None:
         description="Count accepted draft tokens, by how repetitive the plain continuation is.",
     )
     bench_serving.add_parsers(kinds)
+    bench_compare.add_parser(kinds)
     for kind, settings in ((latency, LatencySettings), (acceptance, AcceptanceSettings)):
         kind.add_argument(
             "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"

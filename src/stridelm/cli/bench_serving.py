@@ -36,11 +36,13 @@ def add_parsers(kinds: Any) -> None:
         description="Measure every scenario under every load with every drafter, and plain decoding beside each.",
     )
     for kind, settings in ((serving, ServingSettings), (sweep, SweepSettings)):
-        add_common(kind, settings, "MODEL", "checkpoint directory (default: the built-in model); with --url, the name")
+        add_common(kind, settings)
 
 
-def add_common(kind: argparse.ArgumentParser, settings: type, metavar: str, text: str) -> None:
-    kind.add_argument("model", nargs="?", metavar=metavar, help=text)
+def add_common(kind: argparse.ArgumentParser, settings: type) -> None:
+    """The options that all benchmarks of loads have."""
+    text = "checkpoint directory (default: the built-in model); with --url, the model's name (default: the first)"
+    kind.add_argument("model", nargs="?", metavar="MODEL", help=text)
     add_options(kind.add_argument_group("benchmark"), settings)
     kind.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     kind.add_argument("--report", type=Path, metavar="FILE", help=REPORT_HELP)

@@ -84,7 +84,7 @@ def test_a_cell_and_plain_decoding_beside_it(local: Watched, load: dict[str, Any
 )
 def test_runs_alternate(local: Watched, cache: Any, expected: list[str]) -> None:
     """After a warm-up that is dropped; a warm cache has seen every prompt, a cold one is flushed before each run."""
-    more = {**SHORT, "num_warmups": 1} if cache == "cold" else {**SHORT, "num_warmups": ServingSettings.num_warmups}
+    more = {**SHORT, "num_warmups": 1 if cache == "cold" else None}
     settings = ServingSettings(**more, scenario="short-question", prefix_cache=cache)
     local.seen.clear()
     asks = asks_of("short-question", settings, True)
@@ -92,6 +92,12 @@ def test_runs_alternate(local: Watched, cache: Any, expected: list[str]) -> None
     runs = alternate(sides, asks, Load(1), settings, lambda what: None, "")
     assert local.seen == expected
     assert [len(each) for each in runs] == [2, 2]
+
+
+def test_as_many_requests_warm_up_as_there_are_streams() -> None:
+    settings = ServingSettings(num_prompts=6)
+    assert [settings.warm_up(load) for load in (Load(4), Load(32), Load(request_rate=1.0))] == [4, 6, 6]
+    assert ServingSettings(num_prompts=6, num_warmups=0).warm_up(Load(4)) == 0
 
 
 def test_plain_decoding_alone_has_nothing_beside_it(local: Watched) -> None:

@@ -74,7 +74,7 @@ def alternate(
 ) -> list[list[Run]]:
     """The runs of each side, which take turns. The warm-up is dropped. Raises ValueError if nothing is answered in it,
     or if a cache cannot be flushed."""
-    first = settings.warm_up(len(asks))
+    first = settings.warm_up(load)
     if first:
         for side in sides:
             on_run(f"{what}, warming up, {side.way.label}")
@@ -90,9 +90,9 @@ def alternate(
     return runs
 
 
-def count_alternating(sides: int, settings: Requests) -> int:
+def count_alternating(sides: int, load: Load, settings: Requests) -> int:
     """Runs that `alternate` makes."""
-    return sides * (settings.repeats + (settings.warm_up(settings.num_prompts) > 0))
+    return sides * (settings.repeats + (settings.warm_up(load) > 0))
 
 
 def measure(
@@ -124,8 +124,8 @@ def ways_of(target: Target, entries: Sequence[str | None]) -> tuple[Way | None, 
 def count_runs(target: Target, entries: Sequence[str | None], settings: ServingSettings | SweepSettings) -> int:
     """Runs that `measure` makes for one scenario."""
     plain, ways = ways_of(target, entries)
-    pairs = count_alternating(2 if plain and ways else 1, settings) * max(1, len(ways))
-    return pairs * len(settings.loads)
+    sides = 2 if plain and ways else 1
+    return sum(count_alternating(sides, load, settings) * max(1, len(ways)) for load in settings.loads)
 
 
 def _cells(

@@ -9,7 +9,7 @@ from stridelm.bench.environment import environment
 from stridelm.bench.report import LOSSY, SIMULATED
 from stridelm.bench.serving.cells import Cell
 from stridelm.bench.serving.document import Document, Table
-from stridelm.bench.serving.figures import Percentiles, Ratio
+from stridelm.bench.serving.figures import Figures, Percentiles, Ratio
 from stridelm.bench.serving.settings import Requests
 
 CACHES = {
@@ -19,11 +19,13 @@ CACHES = {
 }
 NONE = "-"
 DEFINITIONS = (
-    "TTFT: from sending a request (in process: from its arrival) to its first event with tokens; ITL: between its "
-    "events; TPOT: from its first event to its last, over its tokens but one; latency: from sending to its last event. "
-    "All in milliseconds, p50 / p95 / p99 over the requests of all runs",
-    "over plain: of paired runs in alternation, median (range); speed in tokens/s, pace in TPOT, where arrivals decide "
-    "the speed",
+    "TTFT: from sending a request (in process: from its arrival) to its first event with tokens. ITL: between events",
+    "TPOT: from its first event to its last, over its tokens but one. Latency: from sending to its last event",
+    "Times in milliseconds: p50 / p95 / p99 over the requests of all runs. Rates: the median run's",
+)
+OVER_PLAIN = (
+    "over plain: of paired runs in alternation, median (range). Speed: tokens/s. Pace: TPOT, since arrivals decide the "
+    "speed"
 )
 
 
@@ -33,35 +35,46 @@ def serving_document(
     """about: the target's."""
     goodput = any(cell.figures.goodput is not None for cell in cells)
     busy = any(cell.figures.client_busy is not None for cell in cells)
-    columns = [("scenario", False), ("load", False), ("decoding", False), ("tokens/s", True)]
-    columns += [("speed over plain", True), ("pace over plain", True), ("tokens/step", True), ("accepted", True)]
-    columns += [("TTFT", True), ("TPOT", True), ("ITL", True), ("latency", True)]
-    columns += [("goodput", True)] * goodput + [("same output", False), ("errors", True)]
-    columns += [("client", True)] * busy
+    columns = [("scenario", False), ("load", False), ("decoding", False)]
+    columns += [("speed over plain", True), ("pace over plain", True)]
+    columns += [("same output", False), *figure_columns(goodput, busy)]
     rows = []
     for cell in cells:
-        f = cell.figures
-        row = [cell.scenario, cell.load, cell.label, f"{f.tokens_per_s:,.1f}", ratio(cell.speed), ratio(cell.pace)]
-        row += [number(f.tokens_per_step), share(f.accepted_share)]
-        row += [times(f.ttft_ms), times(f.tpot_ms), times(f.itl_ms), times(f.e2el_ms)]
-        row += [f"{f.goodput:.2f} ({share(f.met_share)})" if f.goodput is not None else NONE] * goodput
-        row += [_sameness(cell, settings), str(f.errors)]
-        row += [share(f.client_busy)] * busy
-        rows.append(row)
-    notes = [*DEFINITIONS]
-    if goodput:
-        notes.append("goodput: requests per second that met the objective, and their share")
+        row = [cell.scenario, cell.load, cell.label, ratio(cell.speed), ratio(cell.pace), _sameness(cell, settings)]
+        rows.append([*row, *figure_texts(cell.figures, goodput, busy)])
+    notes = [*DEFINITIONS, OVER_PLAIN, *figure_notes(goodput, busy), *warnings(cells)]
+    return Document(title, about_run(settings, about, ignore_eos), [Table("", columns, rows)], notes)
+
+
+def figure_columns(goodput: bool, busy: bool) -> list[tuple[str, bool]]:
+    """Columns for `figure_texts`; those of what nothing has are left out."""
+    names = ["tokens/s", "tokens/step", "accepted", "TTFT", "TPOT", "ITL", "latency"]
+    return [(name, True) for name in (*names, *["goodput"] * goodput, "errors", *["client"] * busy)]
+
+
+def figure_texts(f: Figures, goodput: bool, busy: bool) -> list[str]:
+    met = NONE if f.goodput is None else f"{f.goodput:.2f} ({share(f.met_share)})"
+    return [
+        *(f"{f.tokens_per_s:,.1f}", number(f.tokens_per_step), share(f.accepted_share)),
+        *map(times, (f.ttft_ms, f.tpot_ms, f.itl_ms, f.e2el_ms)),
+        *([met] if goodput else []),
+        str(f.errors),
+        *([share(f.client_busy)] if busy else []),
+    ]
+
+
+def figure_notes(goodput: bool, busy: bool) -> list[str]:
+    notes = ["goodput: requests per second that met the objective, and their share"] if goodput else []
     if busy:
         notes.append("client: share of the time for which this client computed; near 100% the client was measured")
-    return Document(
-        title, about_run(settings, about, ignore_eos), [Table("", columns, rows)], [*notes, *warnings(cells)]
-    )
+    return notes
 
 
 def about_run(settings: Requests, about: Mapping[str, str], ignore_eos: bool) -> list[tuple[str, str]]:
     """What was measured, how and where."""
     here = environment()
-    count, dropped = settings.num_prompts, settings.warm_up(settings.num_prompts)
+    count = settings.num_prompts
+    dropped = " or ".join(str(n) for n in sorted({settings.warm_up(load) for load in settings.loads}))
     return [
         *about.items(),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ from stridelm.bench.serving.scenarios import SCENARIOS, scenario_of
 from stridelm.values import option
 
 REPORT_HELP = "write a report into this file: .md, with its charts beside it, or .html, a single page"
+SLO_HELP = "milliseconds that a request must meet for goodput: ttft=200,tpot=50,e2el=5000"
+WARM_UPS = 8
+"""Before a load with arrivals."""
 DRAFTER_HELP = "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@4"
 
 
@@ -20,7 +24,9 @@ class Requests:
     """What all three share: the requests, their number and order, and the state of the caches."""
 
     num_prompts: int = option(16, "requests of a run")
-    num_warmups: int = option(2, "requests before the first run of each kind, which are dropped")
+    num_warmups: int | None = option(
+        None, "requests before the first run of each kind, which are dropped (default: as many as streams, or 8)"
+    )
     repeats: int = option(3, "runs of each kind, in alternation with the one that it is compared with")
     max_tokens: int | None = option(None, "tokens of each output; by default the scenario's own")
     document_chars: int | None = option(None, "characters of a document, for long-document (default: 4000)")
@@ -44,7 +50,7 @@ class Requests:
             raise ValueError(f"document_chars must be at least 1; got {self.document_chars}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be a number of at least 0; got {self.temperature}")
-        if self.prefix_cache == "warm" and self.num_warmups != Requests.num_warmups:
+        if self.prefix_cache == "warm" and self.num_warmups is not None:
             raise ValueError("num_warmups would have no effect: a warm prefix cache is warmed by every prompt")
         self._check_target()
 
@@ -64,9 +70,12 @@ class Requests:
     def loads(self) -> tuple[Load, ...]:
         raise NotImplementedError
 
-    def warm_up(self, count: int) -> int:
-        """How many of `count` requests are made before the first run."""
-        return count if self.prefix_cache == "warm" else min(count, self.num_warmups)
+    def warm_up(self, load: Load) -> int:
+        """How many requests are made before the first run: all, if these warm the cache."""
+        if self.prefix_cache == "warm":
+            return self.num_prompts
+        default = WARM_UPS if load.max_concurrency is None else load.max_concurrency
+        return min(self.num_prompts, default if self.num_warmups is None else self.num_warmups)
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class ServingSettings(OneLoad, Requests):
     drafter: str | None = option(
         None, f"{DRAFTER_HELP}; over HTTP only for Stride servers; by default what the target chooses"
     )
-    slo: tuple[str, ...] = option((), "milliseconds that a request must meet for goodput: ttft=200,tpot=50,e2el=5000")
+    slo: tuple[str, ...] = option((), SLO_HELP)
     ignore_eos: bool = option(True, "continue to max_tokens after an end of text, so that every run does the same work")
 
     def __post_init__(self) -> None:
@@ -121,7 +130,7 @@ class SweepSettings(Requests):
         (), f"comma-separated {DRAFTER_HELP}; by default what the target chooses; over HTTP only for Stride servers"
     )
     url: str | None = option(None, "a server's address; by default an engine in this process is measured")
-    slo: tuple[str, ...] = option((), "milliseconds that a request must meet for goodput: ttft=200,tpot=50,e2el=5000")
+    slo: tuple[str, ...] = option((), SLO_HELP)
     ignore_eos: bool = option(True, "continue to max_tokens after an end of text, so that every run does the same work")
 
     def __post_init__(self) -> None:
@@ -146,3 +155,45 @@ class SweepSettings(Requests):
     @property
     def urls(self) -> tuple[str, ...]:
         return () if self.url is None else (self.url,)
+
+
+@dataclass(frozen=True)
+class CompareSettings(OneLoad, Requests):
+    """One scenario under one load, against two targets or two settings."""
+
+    url: Sequence[str] = option(
+        (), "a server's address; repeated: two servers are compared; by default an engine in this process"
+    )
+    drafters: tuple[str, ...] = option(
+        (),
+        f"the two settings, each {DRAFTER_HELP} or none; one is compared with none, and by default the target's own; "
+        "over HTTP only for Stride servers",
+    )
+    loss: bool | None = option(
+        None, "score both outputs by the first target's plain decoding (default: if one of the two is lossy)"
+    )
+    slo: tuple[str, ...] = option((), SLO_HELP)
+    ignore_eos: bool = option(False, "continue to max_tokens after an end of text")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scenario_of(self.scenario)
+        assert self.loads
+        Objective.of(self.slo)
+        if len(self.url) > 2 or len(self.drafters) > 2:
+            raise ValueError(f"two are compared; got {len(self.url)} of url and {len(self.drafters)} of drafters")
+        if len(self.url) == 2 and len(self.drafters) == 1:
+            raise ValueError("with two servers, drafters names one for each, or is left out")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(self.url)
+
+    @property
+    def entries(self) -> tuple[str | None, str | None]:
+        """How each of the two decodes; None: as its target chooses."""
+        if len(self.drafters) == 2:
+            return self.drafters[0], self.drafters[1]
+        if len(self.url) == 2:
+            return None, None
+        return "none", self.drafters[0] if self.drafters else None

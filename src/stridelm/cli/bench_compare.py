@@ -1,0 +1,67 @@
+"""`stride bench compare`: two targets or two settings, for speed and for quality."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from stridelm.bench.serving.settings import CompareSettings
+from stridelm.cli.bench_serving import add_common, open_target
+from stridelm.cli.bench_show import progress, show
+from stridelm.cli.options import read_options
+
+if TYPE_CHECKING:
+    from stridelm.bench.serving.cells import Side
+
+
+def add_parser(kinds: Any) -> None:
+    """Add `compare` to the benchmarks."""
+    kind = kinds.add_parser(
+        "compare",
+        help="compare two targets or two settings, in speed and in output",
+        description="Compare two servers, or two settings of a Stride server or of an engine in this process: speed, "
+        "identical outputs, where the others first diverge, their loss, and how many are valid Python.",
+    )
+    add_common(kind, CompareSettings)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    from stridelm.bench.results import append_result
+    from stridelm.bench.serving.cells import count_alternating
+    from stridelm.bench.serving.compare import compare
+    from stridelm.bench.serving.compare_report import comparison_charts, comparison_document
+    from stridelm.bench.serving.files import check_report, write_report
+    from stridelm.bench.serving.render import as_text
+
+    settings = read_options(args, CompareSettings)
+    if args.report is not None:
+        check_report(args.report)
+    sides = _sides(args, settings)
+    with progress(count_alternating(2, settings.loads[0], settings)) as on_run:
+        found = compare(sides, settings, on_run)
+    about = {
+        f"{place}{name}": value
+        for place, side in _places(sides)
+        for name, value in {"target": side.target.name, **side.target.about}.items()
+    }
+    document = comparison_document(found, settings, about)
+    show(as_text(document))
+    if args.json is not None:
+        append_result(args.json, "compare", settings, target=about, rows=found.rows(), **found.to_json())
+    if args.report is not None:
+        write_report(args.report, document, comparison_charts(found))
+    return int(found.broken or any(each.figures.errors for each in found.contenders))
+
+
+def _sides(args: argparse.Namespace, settings: CompareSettings) -> tuple[Side, Side]:
+    from stridelm.bench.serving.cells import Side
+
+    targets = [open_target(args, settings, url) for url in settings.url or (None,)]
+    first, second = settings.entries
+    return Side(targets[0], targets[0].way(first)), Side(targets[-1], targets[-1].way(second))
+
+
+def _places(sides: tuple[Side, Side]) -> list[tuple[str, Side]]:
+    """With what their names begin: nothing if there is only one target."""
+    first, second = sides
+    return [("", first)] if first.target is second.target else [("first ", first), ("second ", second)]
