@@ -35,6 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stridelm.bench.drive import Job, Run, drive
+from stridelm.bench.http.answer import Answer
+from stridelm.bench.http.connection import Connection, post
 from stridelm.bench.metrics import Percentiles
 from stridelm.bench.prompts import load_prompts
 from stridelm.bench.results import append_result
@@ -212,51 +214,35 @@ async def online(settings: Settings) -> dict[str, Any]:
 
 async def stream(host: str, port: int, asked: Iterator[tuple[str, dict[str, Any]]], end: float, seen: Seen) -> None:
     """Send one request after another on one connection until `end`."""
-    reader, writer = await asyncio.open_connection(host, port)
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
     while time.monotonic() < end:
         text, options = next(asked)
         body = {"prompt": text, "stream": True, "return_token_ids": True, **options}
+        message = post(f"{host}:{port}", "/v1/completions", json.dumps(body).encode())
         try:
-            await complete(reader, writer, json.dumps(body).encode(), seen)
-        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            take(await connection.send(message), seen)
+        except (OSError, ValueError) as error:
             seen.errors.append(repr(error))
             return
         seen.requests += 1
-    writer.close()
+    connection.transport.close()
 
 
-async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, seen: Seen) -> None:
-    """One streamed completion, its events timed as they arrive. Raises ValueError for an error from the server."""
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}"
-    last = time.monotonic()
-    writer.write(head.encode() + b"\r\n\r\n" + body)
-    status = await reader.readline()
-    headers = await reader.readuntil(b"\r\n\r\n")
-    if b" 200 " not in status:
-        raise ValueError((status + headers).decode())
-    begun = False
-    while True:
-        size = int(await reader.readline(), 16)
-        chunk = await reader.readexactly(size + 2)
-        if not size:
-            return
-        now = time.monotonic()
-        for line in chunk.splitlines():
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise ValueError(event["error"]["message"])
-            count = len(event["choices"][0]["token_ids"])
-            seen.tokens += count
-            if begun:
-                seen.between_s += [(now - last) / count] * count if count else []
-            elif count:
-                begun = True
-                seen.first_s.append(now - last)
-            if count:
-                last = now
+def take(answer: Answer, seen: Seen) -> None:
+    """One streamed completion. Raises ValueError for an error from the server."""
+    last, begun = answer.sent, False
+    for now, event in answer.events():
+        if "error" in event:
+            raise ValueError(event["error"]["message"])
+        count = len(event["choices"][0]["token_ids"])
+        seen.tokens += count
+        if begun:
+            seen.between_s += [(now - last) / count] * count if count else []
+        elif count:
+            begun = True
+            seen.first_s.append(now - last)
+        if count:
+            last = now
 
 
 async def watch_memory(pid: int, seen: list[dict[str, float]]) -> None:

@@ -24,6 +24,8 @@ from statistics import median
 import psutil
 from rich.console import Console
 
+from stridelm.bench.http.connection import Connection, post
+
 PROMPTS = ("def fibonacci(n):\n", "class Stack:\n    def __init__(self):\n", "import os\n\n\ndef walk(path):\n")
 TOKENS = 128
 WARM_UP_S = 6.0
@@ -65,21 +67,16 @@ class Server:
 
     async def _stream(self, number: int, until: float) -> int:
         """Number of completions that one stream received."""
-        reader, writer = await asyncio.open_connection(*self.address)
+        host, port = self.address
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
         done = 0
         while time.monotonic() < until:
             prompt = PROMPTS[(number + done) % len(PROMPTS)]
             asked = {"model": "built-in", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS}
             body = json.dumps({**asked, "ignore_eos": True, "stream": True}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            tail = b""
-            while not tail.endswith(b"0\r\n\r\n"):
-                received = await reader.read(1 << 16)
-                assert received, "the server closed the connection"
-                tail = (tail + received)[-64:]
+            await connection.send(post(f"{host}:{port}", "/v1/completions", body))
             done += 1
-        writer.close()
+        connection.transport.close()
         return done
 
     def _seconds(self) -> list[float]:
