@@ -198,6 +198,14 @@ def test_what_a_server_refuses_are_errors(served: Served) -> None:
         measure(remote, [None], ["long-document"], ServingSettings(**SHORT, url=served.url, scenario="long-document"))
 
 
+def test_a_server_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path) as brief:
+        remote = Remote(Server.at(brief.url), "openai", 0.0)
+    asks = asks_of("short-question", ServingSettings(**SHORT), True)
+    with pytest.raises(ValueError, match="takes no connections"):
+        remote.run(asks, Load(1), None, Way("plain", "off", True, False))
+
+
 # The command
 
 
@@ -245,6 +253,7 @@ def test_sweep_of_a_server(served: Served, tmp_path: Path) -> None:
     [
         (["--scenario", "chess"], "unknown scenario chess"),
         (["--max-concurrency", "2", "--request-rate", "2"], "give one of the two"),
+        (["--max-concurrency", "32"], "no effect on 16 requests; raise num_prompts"),
         (["--backend", "sglang"], "backend would have no effect in process"),
         (["--slo", "ttft"], "cannot be read"),
         (["--drafter", "nobody"], "unknown drafter"),

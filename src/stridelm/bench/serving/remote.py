@@ -66,7 +66,10 @@ class Remote:
 
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         bodies = [json.dumps(self._format.body(self._wanted(ask, way))).encode() for ask in asks]
-        sent = send(self.server, self._format.route, bodies, load.max_concurrency, arrivals)
+        try:
+            sent = send(self.server, self._format.route, bodies, load.max_concurrency, arrivals)
+        except OSError as error:
+            raise ValueError(f"{self.name} takes no connections: {error}; is it still running?") from error
         completions: list[Completion | None] = []
         errors = []
         for number, answer in enumerate(sent.answers):

@@ -75,7 +75,8 @@ def _html_table(table: Table) -> str:
     kinds = [' class="number"' if number else "" for _, number in table.columns]
 
     def row(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells))
+        written = "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells))
+        return f"<tr>{written}</tr>"
 
     head = row("th", [heading for heading, _ in table.columns])
     body = "\n".join(row("td", cells) for cells in table.rows)

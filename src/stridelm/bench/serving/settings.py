@@ -54,6 +54,13 @@ class Requests:
             raise ValueError("num_warmups would have no effect: a warm prefix cache is warmed by every prompt")
         self._check_target()
 
+    def _check_loads(self) -> None:
+        widest = max((load.max_concurrency or 1 for load in self.loads), default=1)
+        if widest > self.num_prompts:
+            raise ValueError(
+                f"max_concurrency {widest} would have no effect on {self.num_prompts} requests; raise num_prompts"
+            )
+
     def _check_target(self) -> None:
         urls = self.urls
         if self.backend is not None and not urls:
@@ -109,7 +116,7 @@ class ServingSettings(OneLoad, Requests):
     def __post_init__(self) -> None:
         super().__post_init__()
         scenario_of(self.scenario)
-        assert self.loads
+        self._check_loads()
         Objective.of(self.slo)
 
     @property
@@ -141,6 +148,7 @@ class SweepSettings(Requests):
             scenario_of(name)
         if not self.loads:
             raise ValueError("there is no load; give max_concurrency or request_rate")
+        self._check_loads()
         Objective.of(self.slo)
 
     @property
@@ -178,7 +186,7 @@ class CompareSettings(OneLoad, Requests):
     def __post_init__(self) -> None:
         super().__post_init__()
         scenario_of(self.scenario)
-        assert self.loads
+        self._check_loads()
         Objective.of(self.slo)
         if len(self.url) > 2 or len(self.drafters) > 2:
             raise ValueError(f"two are compared; got {len(self.url)} of url and {len(self.drafters)} of drafters")
