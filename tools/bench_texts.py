@@ -3,8 +3,9 @@
     python tools/bench_texts.py src/stridelm/bench/serving/texts.json
 
 Prose is chapters of the language reference, which Python ships for `help()`; code is the beginnings of modules of the
-standard library, cut between statements. Both are under the licence of the Python Software Foundation. The
-file is kept, rather than read from the Python at hand, so that all machines measure the same prompts.
+standard library, cut between statements. Both are under the licence of the Python Software Foundation, which is written
+beside the file. The texts are kept, rather than read from the Python at hand, so that all machines measure the same
+prompts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -35,7 +37,12 @@ def main() -> None:
     }
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    Path(sys.argv[1]).with_suffix(".LICENSE").write_text(licence(), encoding="utf-8")
     print(f"{sys.argv[1]}: {len(text.encode())} bytes")
+
+
+def licence() -> str:
+    return (Path(os.__file__).parent / "LICENSE.txt").read_text(encoding="utf-8")
 
 
 def beginning(source: str) -> str:

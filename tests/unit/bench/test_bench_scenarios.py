@@ -31,6 +31,7 @@ def test_the_texts_are_small_and_say_where_they_are_from() -> None:
     assert FILE.stat().st_size < 300_000
     document = json.loads(FILE.read_text(encoding="utf-8"))
     assert document["licence"] == "PSF-2.0" and "Python 3" in document["source"]
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in FILE.with_suffix(".LICENSE").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
