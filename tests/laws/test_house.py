@@ -160,8 +160,8 @@ def test_the_package_imports_no_recipe() -> None:
 
 
 def test_the_planner_is_pure() -> None:
-    """No tensor and no device, not even for a type: a plan is made from queue state and from what steps took. (Depths are
-    chosen with arrays of the host, of as many numbers as there are requests and levels.)"""
+    """No tensor and no device, not even for a type: a plan is made from queue state and from what steps took. (Depths
+    are chosen with arrays of the host, of as many numbers as there are requests and levels.)"""
     impure = {"torch", "triton"}
     planner = [path for path in FILES if package_of(path) == "schedule"]
     faults = [shown(path) for path in planner if impure & {name.split(".")[0] for name in imports(path)}]
