@@ -21,6 +21,7 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
 from stridelm.kernels import plain_logits, plain_step
+from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Past
 from stridelm.types import CANDIDATE, Draft, Verdict
@@ -192,6 +193,12 @@ def test_chi_square() -> None:
 # Mutations.
 
 
+def walk_by(monkeypatch: pytest.MonkeyPatch, walk_down: Callable[..., Verdict]) -> None:
+    """Walk down drafts by this function, in place of the CPU's compiled one too."""
+    monkeypatch.delattr(HostTables, "walk")
+    monkeypatch.setattr(plain_step, "walk_down", walk_down)
+
+
 def wrong_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children are looked for under the row before the accepted one."""
     walk = plain_step.walk_down
@@ -199,7 +206,7 @@ def wrong_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutant(draft: Draft, *rest: Any) -> Verdict:
         return walk(replace(draft, parents=torch.where(draft.parents > 0, draft.parents - 1, draft.parents)), *rest)
 
-    monkeypatch.setattr(plain_step, "walk_down", mutant)
+    walk_by(monkeypatch, mutant)
 
 
 def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +225,7 @@ def drafts_token(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return replace(verdict, tokens=verdict.tokens.scatter(1, last, wrong))
 
-    monkeypatch.setattr(plain_step, "walk_down", mutant)
+    walk_by(monkeypatch, mutant)
 
 
 def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +238,7 @@ def accepts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
             drawn = torch.cat((draft.tokens.gather(1, first), drawn[:, 1:]), 1)
         return walk(draft, drawn, *rest)
 
-    monkeypatch.setattr(plain_step, "walk_down", mutant)
+    walk_by(monkeypatch, mutant)
 
 
 def shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +276,7 @@ def emits_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
         verdict = walk(*args)
         return replace(verdict, counts=torch.where(verdict.kept > 0, verdict.counts - 1, verdict.counts))
 
-    monkeypatch.setattr(plain_step, "walk_down", mutant)
+    walk_by(monkeypatch, mutant)
 
 
 def never_compacts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ class PackedProduct:
     """The product with a bfloat16 CPU weight that was reordered once into oneDNN's own layout."""
 
     ROWS_HINT = 2
+    FEW_OUTPUTS = 4096
+    """Outputs of all rows, up to which our kernel is faster by itself: it rounds them one by one."""
     few: FewRows | None = None
     """Our kernel for few rows."""
 
@@ -97,7 +99,7 @@ class PackedProduct:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.few is not None and 0 < x.shape[0] <= self.few.max_rows:
+        if self.few is not None and x.shape[0] <= self.few.max_rows and 0 < len(x) * len(weight) <= self.FEW_OUTPUTS:
             return self.few(x, bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
