@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import suppress
 from typing import Any
 
 from griffe import Attribute, Class, Docstring, ExprCall, Extension
@@ -23,8 +24,9 @@ class Options(Extension):
             return
         default, text, *_ = value.arguments
         attr.value = default
-        # Adjacent string literals are one string, with or without brackets.
-        attr.docstring = Docstring(ast.literal_eval(f"({text})"), parent=attr)
+        with suppress(ValueError):  # a text made of others, which no field in the reference has
+            # Adjacent string literals are one string, with or without brackets.
+            attr.docstring = Docstring(ast.literal_eval(f"({text})"), parent=attr)
 
     def on_class_members(self, *, cls: Class, **kwargs: Any) -> None:
         if cls.docstring is None:
