@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from gpu_decode import LLAMA_8B, speculation, write_eagle3
-from load_model import LIMITS, MASK_TOKEN_ID, TINY_LIMITS, write_checkpoint
+from gpu_decode import LLAMA_8B, speculation
+from load_model import engine_options
 from load_report import as_table, plot
 from load_requests import Asked, stream_of
 from load_times import Exchange, Times
@@ -213,13 +213,8 @@ def main() -> int:
 def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
     asked = speculation(decoding)
     asked = Speculation(drafter="none") if isinstance(asked, str) else asked
-    options = dict(TINY_LIMITS)
-    if not settings.tiny:
-        options = {**LIMITS, **write_checkpoint(folder, settings.layers), "mask_token_id": MASK_TOKEN_ID}
-        if decoding.startswith("eagle"):
-            options["drafter_model"] = str(write_eagle3(folder / "eagle3", settings.layers))
     config = EngineConfig(
-        **options,
+        **engine_options(folder, decoding, settings.layers, tiny=settings.tiny),
         drafter=asked.drafter or "none",
         depth=asked.depth,
         acceptance=asked.rule,

@@ -9,7 +9,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-from gpu_decode import LLAMA_8B
+from gpu_decode import LLAMA_8B, write_eagle3
 from transformers import LlamaConfig
 
 from stridelm.builtin import builtin_path
@@ -18,6 +18,16 @@ MASK_TOKEN_ID = 5
 LIMITS: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_model_len": 8192, "enable_prefix_caching": False}
 """How every engine and server runs, besides how many requests at once."""
 TINY_LIMITS: dict[str, Any] = {**LIMITS, "max_num_batched_tokens": 1024, "max_model_len": 2048}
+
+
+def engine_options(folder: Path, decoding: str, layers: int, *, tiny: bool) -> dict[str, Any]:
+    """Options of an engine in process that decodes like this, and what it loads, written into the folder."""
+    if tiny:
+        return dict(TINY_LIMITS)
+    options = {**LIMITS, **write_checkpoint(folder, layers), "mask_token_id": MASK_TOKEN_ID}
+    if decoding.startswith("eagle"):
+        options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers))
+    return options
 
 
 def write_checkpoint(folder: Path, layers: int) -> dict[str, Any]:

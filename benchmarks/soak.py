@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_decode import LLAMA_8B, speculation, write_eagle3
-from load_model import LIMITS, MASK_TOKEN_ID, TINY_LIMITS, write_checkpoint
+from gpu_decode import LLAMA_8B, speculation
+from load_model import engine_options
 from load_requests import SCHEMA
 from rich.console import Console
 
@@ -195,14 +195,9 @@ def read_options() -> tuple[Settings, Path | None]:
 def open_engine(folder: Path, settings: Settings) -> Engine:
     asked = speculation(settings.decoding)
     asked = Speculation(drafter="none") if isinstance(asked, str) else asked
-    options = dict(TINY_LIMITS)
-    if not settings.tiny:
-        options = {**LIMITS, **write_checkpoint(folder, settings.layers), "mask_token_id": MASK_TOKEN_ID}
-        if settings.decoding.startswith("eagle"):
-            options["drafter_model"] = str(write_eagle3(folder / "eagle3", settings.layers))
     page = EngineConfig.page_size
     config = EngineConfig(
-        **options,
+        **engine_options(folder, settings.decoding, settings.layers, tiny=settings.tiny),
         drafter=asked.drafter or "none",
         depth=asked.depth,
         acceptance=asked.rule,

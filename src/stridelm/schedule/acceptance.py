@@ -87,8 +87,7 @@ class Acceptance:
         """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""
         if not any(reached):
             return
-        fortune_R, reached_R, accepted_R = fortunes(requests), np.asarray(reached), np.asarray(accepted)
-        checks_R = np.array([request.stats.checks for request in requests])
+        (fortune_R, checks_R), reached_R, accepted_R = _known(requests), np.asarray(reached), np.asarray(accepted)
         for drafter, mine_R in self._by_drafter(requests).items():
             levels = self._levels(drafter, int(reached_R[mine_R].max()))
             for level, log_odds in enumerate(levels.log_odds[: reached_R[mine_R].max()]):
@@ -111,8 +110,7 @@ class Acceptance:
         Falls from level to level."""
         own_R = np.array([len(request.rows_by_depth) - 1 for request in requests])
         log_odds_RD = np.empty((len(requests), depth))
-        fortune_R = fortunes(requests)
-        checks_R = np.array([request.stats.checks for request in requests])
+        fortune_R, checks_R = _known(requests)
         for drafter, mine_R in self._by_drafter(requests).items():
             levels = self._levels(drafter, depth)
             hope_R = np.sqrt(levels.uncertainty(checks_R[mine_R]))
@@ -134,8 +132,10 @@ class Acceptance:
         return {drafter: np.array(mine) for drafter, mine in places.items()}
 
 
-def fortunes(requests: Sequence[Request]) -> np.ndarray:
-    return np.array([request.stats.fortune for request in requests])
+def _known(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
+    """Each request's fortune, and the checks that it is known by."""
+    stats = [request.stats for request in requests]
+    return np.array([each.fortune for each in stats]), np.array([each.checks for each in stats])
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

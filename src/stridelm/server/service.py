@@ -138,8 +138,7 @@ class Service:
         self._link = link
         self.peers = peers or self.peers
         if link.ready.device.startswith("cuda") and find_spec("xgrammar"):  # on a CPU the engine needs the cores
-            self._sandbox = GrammarSandbox(link.ready.model, link.ready.vocab_size)
-            self._getting_ready = asyncio.create_task(self._sandbox.get_ready())
+            self._getting_ready = asyncio.create_task(self._grammar_workers().get_ready())
 
     @property
     def link(self) -> EngineLink:
@@ -170,6 +169,12 @@ class Service:
             return len(self.engine_client.open)
         except ApiError:
             return 0
+
+    def _grammar_workers(self) -> GrammarSandbox:
+        """The workers that try grammars out, made when they are first asked for."""
+        if self._sandbox is None:
+            self._sandbox = GrammarSandbox(self.ready.model, self.ready.vocab_size)
+        return self._sandbox
 
     def _body_workers(self) -> Pool:
         """The workers that read large bodies. The first takes seconds to start, later ones start at once."""
@@ -318,9 +323,7 @@ class Service:
         grammars = {prompt.params.structured_outputs for prompt in prompts} - {None}
         for grammar in grammars:
             assert isinstance(grammar, StructuredOutputs)
-            if self._sandbox is None:
-                self._sandbox = GrammarSandbox(self.ready.model, self.ready.vocab_size)
-            await self._sandbox.check(grammar)
+            await self._grammar_workers().check(grammar)
 
     async def _with_text(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts with what turns words into tokens and tokens into text. Raises ApiError for a word that has no
