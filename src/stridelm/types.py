@@ -152,6 +152,8 @@ class RequestStats:
     """How much likelier its drafts are to be accepted than those of others, as log-odds (schedule/acceptance.py)."""
     checks: int = 0
     """Levels of drafts that were checked so far."""
+    depth: int | None = None
+    """Levels that it is to draft next, as of its last step that landed, if depths are chosen while requests run."""
 
 
 @dataclass(frozen=True, slots=True)

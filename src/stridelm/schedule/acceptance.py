@@ -14,14 +14,19 @@ outcomes are as likely. That is also the size of the step from the next check. S
 move little; where they differ, much. A request that was seldom checked is hoped to be better than is known, by a
 standard deviation: a text that is never drafted for would never be found out to be a good one.
 
-Legend: R requests, D levels.
+The loops are compiled, since they run at every step.
+
+Legend: R requests, D levels, K drafters.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 
 from stridelm.types import Request
@@ -40,103 +45,140 @@ MOST = 6.0
 """Largest log-odds."""
 
 
-@dataclass
-class _Levels:
-    """Of one drafter."""
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Requests with what is known of them, as arrays."""
 
-    right: np.ndarray = field(default_factory=lambda: np.empty(0))
-    checks: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """Levels that were accepted, and that were checked, older ones counting less."""
-    variance: float = 1.0
-    """Of its requests' fortunes."""
+    requests: Sequence[Request]
+    drafters_R: np.ndarray
+    """Their drafters' numbers."""
+    depths_R: np.ndarray
+    """Levels that they may draft."""
+    fortunes_R: np.ndarray
+    checks_R: np.ndarray
+    """Levels that were checked so far."""
 
-    def extend(self, depth: int) -> None:
-        """Have at least this many levels."""
-        more = np.zeros(max(0, depth - len(self.right)))
-        self.right, self.checks = np.append(self.right, more), np.append(self.checks, more)
-
-    def note(self, level: int, right: int, checks: int) -> None:
-        """So many requests had the level checked, and so many of them accepted."""
-        kept = min(1.0, MEMORY / (self.checks[level] + checks))
-        self.right[level] = kept * (self.right[level] + right)
-        self.checks[level] = kept * (self.checks[level] + checks)
-
-    @property
-    def log_odds(self) -> np.ndarray:
-        """Of the means, which are hoped to be larger than is known by half a standard deviation, as fortunes are."""
-        means, mean, worth = np.empty(len(self.right)), FIRST, WORTH[0]
-        for level, (right, checks) in enumerate(zip(self.right.tolist(), self.checks.tolist(), strict=True)):
-            mean = (right + worth * mean) / (checks + worth)
-            means[level] = mean + 0.5 * (mean * (1.0 - mean) / (checks + worth)) ** 0.5
-            worth = WORTH[1]
-        means = np.clip(means, 1e-9, 1 - 1e-9)
-        return np.clip(np.log(means / (1.0 - means)), -MOST, MOST)
-
-    def uncertainty(self, checks_R: np.ndarray) -> np.ndarray:
-        """Variance of what is known of requests' fortunes after so many checks."""
-        return self.variance / (1.0 + self.variance * checks_R / 4)
+    def write(self, depths: Sequence[int]) -> None:
+        """Leave what is known with the requests, and the levels that they are to draft."""
+        known = zip(self.requests, self.fortunes_R.tolist(), self.checks_R.tolist(), depths, strict=True)
+        for request, fortune, checks, depth in known:
+            stats = request.stats
+            stats.fortune, stats.checks, stats.depth = fortune, checks, depth
 
 
 class Acceptance:
-    """What belongs to a request lies in `Request.stats.fortune`, and ends with it."""
+    """What belongs to a drafter. What belongs to a request lies in its `stats`, and ends with it."""
 
     def __init__(self) -> None:
-        self._drafters: dict[str, _Levels] = {}
+        self._numbers: dict[str | None, int] = {}
+        """Drafter -> its row in what follows."""
+        self._right_KD, self._checks_KD = np.zeros((0, 0)), np.zeros((0, 0))
+        """Levels that were accepted, and that were checked, older ones counting less."""
+        self._variance_K = np.ones(0)
+        """Of the fortunes of its requests."""
 
-    def learn(self, requests: Sequence[Request], accepted: Sequence[int], reached: Sequence[int]) -> None:
+    def read(self, requests: Sequence[Request]) -> Readers:
+        stats = [request.stats for request in requests]
+        depths = [len(request.rows_by_depth) - 1 for request in requests]
+        names = [request.speculation.drafter for request in requests]
+        self.extend(set(names), max(depths, default=0))
+        return Readers(
+            requests,
+            np.array([self._numbers[name] for name in names], dtype=np.int64),
+            np.array(depths, dtype=np.int64),
+            np.array([each.fortune for each in stats], dtype=np.float64),
+            np.array([each.checks for each in stats], dtype=np.int64),
+        )
+
+    def learn(self, readers: Readers, accepted: Sequence[int], reached: Sequence[int]) -> None:
         """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""
         if not any(reached):
             return
-        (fortune_R, checks_R), reached_R, accepted_R = _known(requests), np.asarray(reached), np.asarray(accepted)
-        for drafter, mine_R in self._by_drafter(requests).items():
-            levels = self._levels(drafter, int(reached_R[mine_R].max()))
-            for level, log_odds in enumerate(levels.log_odds[: reached_R[mine_R].max()]):
-                checked_R = mine_R[reached_R[mine_R] > level]
-                right_R = accepted_R[checked_R] > level
-                missed_R = right_R - _sigmoid(log_odds + fortune_R[checked_R])
-                checks_R[checked_R] += 1
-                fortune_R[checked_R] += np.maximum(LEAST_STEP, levels.uncertainty(checks_R[checked_R])) * missed_R
-                levels.note(level, int(right_R.sum()), len(checked_R))
-            known_R = mine_R[checks_R[mine_R] > 0]
-            if len(known_R):
-                squares_R = fortune_R[known_R] ** 2 + levels.uncertainty(checks_R[known_R])
-                levels.variance += SPREAD * (float(squares_R.mean()) - levels.variance)
-        fortunes_now = np.clip(fortune_R, -MOST, MOST).tolist()
-        for request, fortune, checks in zip(requests, fortunes_now, checks_R.tolist(), strict=True):
-            request.stats.fortune, request.stats.checks = fortune, checks
+        accepted_R, reached_R = np.array(accepted, dtype=np.int64), np.array(reached, dtype=np.int64)
+        known = (readers.drafters_R, readers.fortunes_R, readers.checks_R)
+        _learn(*known, accepted_R, reached_R, self._right_KD, self._checks_KD, self._variance_K)
 
-    def chances(self, requests: Sequence[Request], depth: int) -> np.ndarray:
+    def chances(self, readers: Readers, depth: int) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
         Falls from level to level."""
-        own_R = np.array([len(request.rows_by_depth) - 1 for request in requests])
-        log_odds_RD = np.empty((len(requests), depth))
-        fortune_R, checks_R = _known(requests)
-        for drafter, mine_R in self._by_drafter(requests).items():
-            levels = self._levels(drafter, depth)
-            hope_R = np.sqrt(levels.uncertainty(checks_R[mine_R]))
-            log_odds_RD[mine_R] = levels.log_odds[:depth] + (fortune_R[mine_R] + hope_R)[:, None]
-        log_odds_RD[np.arange(depth) >= own_R[:, None]] = -np.inf
-        return np.cumprod(_sigmoid(log_odds_RD), axis=1)
+        known = (readers.drafters_R, readers.depths_R, readers.fortunes_R, readers.checks_R)
+        return _chances(*known, depth, self._right_KD, self._checks_KD, self._variance_K)
 
-    def _levels(self, drafter: str, depth: int) -> _Levels:
-        levels = self._drafters.setdefault(drafter, _Levels())
-        levels.extend(depth)
-        return levels
-
-    @staticmethod
-    def _by_drafter(requests: Sequence[Request]) -> dict[str, np.ndarray]:
-        """Drafter -> places of its requests."""
-        places: dict[str, list[int]] = {}
-        for place, request in enumerate(requests):
-            places.setdefault(request.speculation.drafter or "", []).append(place)
-        return {drafter: np.array(mine) for drafter, mine in places.items()}
+    def extend(self, drafters: set[str | None], depth: int) -> None:
+        """Have a row for each drafter, and at least this many levels."""
+        for drafter in drafters - self._numbers.keys():
+            self._numbers[drafter] = len(self._numbers)
+        rows, levels = self._right_KD.shape
+        if rows == len(self._numbers) and depth <= levels:
+            return
+        more = ((0, len(self._numbers) - rows), (0, max(0, depth - levels)))
+        self._right_KD, self._checks_KD = np.pad(self._right_KD, more), np.pad(self._checks_KD, more)
+        self._variance_K = np.pad(self._variance_K, more[0], constant_values=1.0)
 
 
-def _known(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
-    """Each request's fortune, and the checks that it is known by."""
-    stats = [request.stats for request in requests]
-    return np.array([each.fortune for each in stats]), np.array([each.checks for each in stats])
+@nb.njit(cache=True)
+def _learn(drafters_R, fortunes_R, checks_R, accepted_R, reached_R, right_KD, checks_KD, variance_K):
+    """Update all but `drafters`, `accepted` and `reached`."""
+    rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
+    squares_K, known_K = np.zeros(len(variance_K)), np.zeros(len(variance_K))
+    odds_KD = _all_log_odds(right_KD, checks_KD)
+    for r in range(len(drafters_R)):
+        k = drafters_R[r]
+        for level in range(reached_R[r]):
+            right = 1.0 if accepted_R[r] > level else 0.0
+            missed = right - _sigmoid(odds_KD[k, level] + fortunes_R[r])
+            checks_R[r] += 1
+            fortunes_R[r] += max(LEAST_STEP, _uncertainty(variance_K[k], checks_R[r])) * missed
+            rights_KD[k, level] += right
+            reaches_KD[k, level] += 1.0
+        fortunes_R[r] = min(max(fortunes_R[r], -MOST), MOST)
+        if checks_R[r]:
+            squares_K[k] += fortunes_R[r] ** 2 + _uncertainty(variance_K[k], checks_R[r])
+            known_K[k] += 1.0
+    for k in range(len(variance_K)):
+        for level in range(right_KD.shape[1]):
+            if reaches_KD[k, level]:
+                kept = min(1.0, MEMORY / (checks_KD[k, level] + reaches_KD[k, level]))
+                right_KD[k, level] = kept * (right_KD[k, level] + rights_KD[k, level])
+                checks_KD[k, level] = kept * (checks_KD[k, level] + reaches_KD[k, level])
+        if known_K[k]:
+            variance_K[k] += SPREAD * (squares_K[k] / known_K[k] - variance_K[k])
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-x))
+@nb.njit(cache=True)
+def _chances(drafters_R, depths_R, fortunes_R, checks_R, depth, right_KD, checks_KD, variance_K):
+    odds_KD = _all_log_odds(right_KD, checks_KD)
+    chances_RD = np.zeros((len(drafters_R), depth))
+    for r in range(len(drafters_R)):
+        k, chance = drafters_R[r], 1.0
+        hoped = fortunes_R[r] + math.sqrt(_uncertainty(variance_K[k], checks_R[r]))
+        for level in range(min(depth, depths_R[r])):
+            chance *= _sigmoid(odds_KD[k, level] + hoped)
+            chances_RD[r, level] = chance
+    return chances_RD
+
+
+@nb.njit(cache=True)
+def _all_log_odds(right_KD, checks_KD):
+    """Of the means, which are hoped to be larger than is known by half a standard deviation, as fortunes are."""
+    odds_KD = np.empty_like(right_KD)
+    for k in range(right_KD.shape[0]):
+        mean, worth = FIRST, WORTH[0]
+        for level in range(right_KD.shape[1]):
+            checks = checks_KD[k, level] + worth
+            mean = (right_KD[k, level] + worth * mean) / checks
+            hoped = min(max(mean + 0.5 * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
+            odds_KD[k, level] = min(max(math.log(hoped / (1.0 - hoped)), -MOST), MOST)
+            worth = WORTH[1]
+    return odds_KD
+
+
+@nb.njit(cache=True)
+def _uncertainty(variance, checks):
+    """Variance of what is known of a request's fortune after so many checks."""
+    return variance / (1.0 + variance * checks / 4)
+
+
+@nb.njit(cache=True)
+def _sigmoid(x):
+    return 1.0 / (1.0 + math.exp(-x))

@@ -3,20 +3,25 @@
 A step of R requests that verifies n draft rows, drafted to depth D, emits R + (the chances of those rows) tokens and
 takes `seconds(R, R + n, D)`. Rows are chosen in order of their chances, over all requests, so a choice is a depth D and
 a least chance: a request drafts as many levels as reach it. Of all choices the one with the highest rate is taken, and
-depth 0 is a choice like any other.
+depth 0 is a choice like any other. How deep a request drafts next is settled when its step lands.
 
 What is not chosen is not learnt about, so now and then a step probes another depth. Probes become rare while they
 change nothing, and frequent again when one does.
+
+Legend: R requests, D levels, T least chances.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
+import numba as nb
 import numpy as np
 
-from stridelm.schedule.acceptance import Acceptance
+from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.decode_cost import DecodeCost, stair
 from stridelm.types import Request, Span
 
@@ -59,6 +64,7 @@ class Adaptive:
     own depth, and count."""
 
     def __init__(self) -> None:
+        _compile()
         self.clear()
 
     def clear(self) -> None:
@@ -77,58 +83,99 @@ class Adaptive:
         if probe is not None:
             chosen = [min(probe, depth) for depth in own]
         else:
-            depth, least = load.choice
-            chosen = (self.acceptance.chances(requests, deepest)[:, :depth] >= least).sum(1).tolist()
-        if all(request.adaptive for request in requests):
-            return chosen
+            young = [request for request in requests if request.stats.depth is None]
+            settled = iter(self._allowed(self.acceptance.read(young), deepest, load) if young else ())
+            chosen = [next(settled) if (depth := each.stats.depth) is None else depth for each in requests]
         return [best if request.adaptive else depth for request, depth, best in zip(requests, own, chosen, strict=True)]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         ours = [place for place, span in enumerate(spans) if span.decides and not span.request.all_or_nothing]
         requests = [spans[place].request for place in ours]
+        deepest = _deepest(requests)
+        if not deepest:
+            return
         taken, depths = [accepted[place] for place in ours], [spans[place].depth for place in ours]
         # A level that there was room for and that nothing was drafted for failed like one that was refused.
         reached = [min(levels + 1, depth) for levels, depth in zip(taken, depths, strict=True)]
-        self.acceptance.learn(requests, taken, reached)
-        deepest = _deepest(requests)
-        if seconds is None or not deepest:
-            return
-        self.cost.note(len(requests), sum(span.rows for span in spans), max(depths), seconds)
-        depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
+        readers = self.acceptance.read(requests)
+        self.acceptance.learn(readers, taken, reached)
         load = self._loads.setdefault(stair(len(requests)), _Load())
+        if seconds is not None:
+            self.cost.note(len(requests), sum(span.rows for span in spans), max(depths), seconds)
+            depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
+            self._consider(load, readers, depth, deepest)
+        readers.write(self._allowed(readers, deepest, load))
+
+    def _consider(self, load: _Load, readers: Readers, depth: int, deepest: int) -> None:
+        """Choose anew if it is time to. depth: of the step that has landed."""
         load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
         is_probe = load.unprobed >= load.interval or not load.knows(deepest)
         if is_probe:
             load.probed = [*(each for each in load.probed if each != depth), depth]
             load.unprobed = 0
-        if is_probe or load.pause >= PAUSE:
-            self._choose(load, requests, deepest, is_probe)
-
-    def _choose(self, load: _Load, requests: Sequence[Request], deepest: int, is_probe: bool) -> None:
-        before, load.choice = load.choice[0], self._best(requests, self.acceptance.chances(requests, deepest))
+        elif load.pause < PAUSE:
+            return
+        before, load.choice = load.choice[0], self._best(readers, deepest)
         load.pause = 0
         if load.choice[0] != before:
             load.interval = SOONEST
         elif is_probe:
             load.interval = min(2 * load.interval, LATEST)
 
-    def _best(self, requests: Sequence[Request], chances_RD: np.ndarray) -> tuple[int, float]:
+    def _allowed(self, readers: Readers, deepest: int, load: _Load) -> list[int]:
+        """Levels that each request drafts."""
+        depth, least = load.choice
+        chances_RD = self.acceptance.chances(readers, deepest)[:, :depth]
+        allowed: list[int] = (chances_RD >= least).sum(1).tolist()
+        return allowed
+
+    def _best(self, readers: Readers, deepest: int) -> tuple[int, float]:
         """(depth, least chance) with the highest rate."""
-        count, levels = chances_RD.shape
-        adaptive_R = np.array([request.adaptive for request in requests])
-        others = [request.rows_by_depth for request in requests if not request.adaptive]
-        widths_RD = np.array([_widths(request, levels) for request in requests])
-        taken_TRD = (chances_RD >= LEAST[:, None, None]) & adaptive_R[:, None]
-        nothing = np.zeros((len(LEAST), 1))
-        rows_TD = np.hstack((nothing, np.cumsum((taken_TRD * widths_RD).sum(1), axis=1)))
-        tokens_TD = np.hstack((nothing, np.cumsum((taken_TRD * chances_RD).sum(1), axis=1)))
-        rows_TD += count + sum(rows[-1] for rows in others)
-        tokens_TD += count + chances_RD[~adaptive_R].sum()
-        used_TD = np.hstack((nothing, np.maximum.accumulate(taken_TRD.any(1) * np.arange(1, levels + 1), axis=1)))
-        depths_TD = np.maximum(used_TD, max((len(rows) - 1 for rows in others), default=0))
-        rate_TD = tokens_TD / self.cost.seconds(count, rows_TD, depths_TD)
+        widths = {request.rows_by_depth: _widths(request.rows_by_depth, deepest) for request in readers.requests}
+        widths_RD = np.array([widths[request.rows_by_depth] for request in readers.requests], dtype=np.float64)
+        adaptive_R = np.array([request.adaptive for request in readers.requests])
+        chances_RD = self.acceptance.chances(readers, deepest)
+        rows_TD, tokens_TD, depths_TD = _choices(chances_RD, widths_RD, adaptive_R, readers.depths_R, LEAST)
+        rate_TD = tokens_TD / self.cost.seconds(len(readers.requests), rows_TD, depths_TD)
         place, depth = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
         return int(depth), float(LEAST[place])
+
+
+@nb.njit(cache=True)
+def _choices(chances_RD, widths_RD, adaptive_R, depths_R, least_T):
+    """[T, D + 1] rows, tokens and depth of a step, for each least chance and depth."""
+    count, levels = chances_RD.shape
+    rows_TD, tokens_TD = np.zeros((len(least_T), levels + 1)), np.zeros((len(least_T), levels + 1))
+    depths_TD = np.zeros((len(least_T), levels + 1))
+    for t in range(len(least_T)):
+        rows_TD[t, 0] = tokens_TD[t, 0] = count
+        for r in range(count):
+            if not adaptive_R[r]:
+                rows_TD[t, 0] += widths_RD[r].sum()
+                tokens_TD[t, 0] += chances_RD[r].sum()
+                depths_TD[t, 0] = max(depths_TD[t, 0], depths_R[r])
+        for level in range(levels):
+            rows, tokens, depth = rows_TD[t, level], tokens_TD[t, level], depths_TD[t, level]
+            for r in range(count):
+                if adaptive_R[r] and chances_RD[r, level] >= least_T[t]:
+                    rows += widths_RD[r, level]
+                    tokens += chances_RD[r, level]
+                    depth = max(depth, level + 1)
+            rows_TD[t, level + 1], tokens_TD[t, level + 1], depths_TD[t, level + 1] = rows, tokens, depth
+    return rows_TD, tokens_TD, depths_TD
+
+
+@cache
+def _compile() -> None:
+    """Run the compiled loops once, so that no request waits for them: compiling takes some seconds, once per
+    machine."""
+    one, level, cost = np.ones(1, dtype=np.int64), np.ones((1, 1)), DecodeCost()
+    acceptance, readers = Acceptance(), Readers((), 0 * one, one, np.zeros(1), 0 * one)
+    acceptance.extend({""}, 1)
+    acceptance.learn(readers, [1], [1])
+    _choices(acceptance.chances(readers, 1), level, one > 0, one, LEAST)
+    cost.note(1, 1, 1, 1.0)
+    cost.seconds(1, level, level)
 
 
 def _deepest(requests: Sequence[Request]) -> int:
@@ -136,7 +183,6 @@ def _deepest(requests: Sequence[Request]) -> int:
     return max((len(request.rows_by_depth) - 1 for request in requests if request.adaptive), default=0)
 
 
-def _widths(request: Request, levels: int) -> list[int]:
+def _widths(rows_by_depth: tuple[int, ...], levels: int) -> list[int]:
     """Rows of each level of a request's drafts."""
-    rows = request.rows_by_depth
-    return [rows[d + 1] - rows[d] if d + 1 < len(rows) else 0 for d in range(levels)]
+    return [rows_by_depth[d + 1] - rows_by_depth[d] if d + 1 < len(rows_by_depth) else 0 for d in range(levels)]

@@ -3,10 +3,16 @@
 A step's time is predicted by a function whose coefficients are fitted online (least squares, older steps counting
 less), times a correction for steps like it. The function knows how time grows; the corrections know the stairs, which
 come from captured sizes, tiles and caches, and a mixture whose first rows are the dearest.
+
+The loops are compiled, since they run between steps.
+
+Legend: N steps, F features.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
+import numba as nb
 import numpy as np
 
 MEMORY = 0.995
@@ -18,18 +24,22 @@ FEW = 2.0
 OUTLIER = 3.0
 """A step that took more than this multiple of what was expected counts as that multiple: something else delayed it."""
 RIDGE = 1e-6
+SWEEPS = 100
+"""Over the coefficients, at each fit; each fit starts from the last one."""
 FEATURES = 5
+STAIRS = (40, 64, 17)
+"""Classes of requests, of rows and of depths that corrections are kept for."""
 
 
 class DecodeCost:
     """Times in seconds. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._moments = np.zeros((FEATURES, FEATURES))
-        self._target = np.zeros(FEATURES)
-        self._weights = np.zeros(FEATURES)
-        self._like: dict[tuple[int, int, int], tuple[float, float]] = {}
-        """Steps that are alike -> (how many, at most 1 / LIKE; mean of measured over fitted)."""
+        self._moments_FF = np.zeros((FEATURES, FEATURES))
+        self._target_F = np.zeros(FEATURES)
+        self._weights_F = np.zeros(FEATURES)
+        self._counts, self._means = np.zeros(STAIRS), np.ones(STAIRS)
+        """Of steps that are alike: how many, at most 1 / LIKE; mean of measured over fitted."""
         self._noted: list[tuple[int, int, int, float]] = []
         """Steps that are not in the fit yet."""
 
@@ -37,73 +47,93 @@ class DecodeCost:
         """A step of so many requests and rows, whose deepest draft had this depth, took this long."""
         self._noted.append((requests, rows, depth, seconds))
 
-    def _learn(self) -> None:
-        """Take the noted steps into the fit."""
-        requests, rows, depths, seconds = np.array(self._noted).T
-        if self._like:
-            fitted = self._predicted(requests, rows, depths)
-            seconds = np.minimum(seconds, OUTLIER * fitted)
-        # Relative errors count: each equation is divided by the step's time.
-        features = _features(requests, rows, depths) / seconds[:, None]
-        forgotten = MEMORY ** len(seconds)
-        self._moments = forgotten * self._moments + features.T @ features
-        self._target = forgotten * self._target + features.sum(0)
-        self._fit()
-        for key, ratio in zip(_keys(requests, rows, depths), (1.0 / (features @ self._weights)).tolist(), strict=True):
-            count, mean = self._like.get(key, (0.0, 1.0))
-            count = min(count + 1.0, 1.0 / LIKE)
-            self._like[key] = count, mean + (ratio - mean) / count
-        self._noted.clear()
-
     def seconds(self, requests: int, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
         """Predicted times of steps of so many requests, with these numbers of rows and depths: arrays of one shape.
         Some step must have been noted."""
         if self._noted:
-            self._learn()
-        flat = self._predicted(np.full(rows.size, requests), rows.ravel(), depths.ravel())
-        return flat.reshape(rows.shape)
-
-    def _predicted(self, requests: np.ndarray, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        fitted = _features(requests, rows, depths) @ self._weights
-        corrections = [_correction(self._like.get(key)) for key in _keys(requests, rows, depths)]
-        return np.maximum(fitted * corrections, 1e-9)
-
-    def _fit(self) -> None:
-        """Least squares with weights that are not negative: a feature whose weight would be is left out."""
-        used = list(range(FEATURES))
-        self._weights = np.zeros(FEATURES)
-        while used:
-            moments = self._moments[np.ix_(used, used)]
-            ridge = RIDGE * np.diag(np.diag(moments) + 1e-30)
-            weights = np.linalg.solve(moments + ridge, self._target[used])
-            if (weights >= 0).all():
-                self._weights[used] = weights
-                return
-            used.pop(int(weights.argmin()))
+            _learn(np.array(self._noted), self._moments_FF, self._target_F, self._weights_F, self._counts, self._means)
+            self._noted.clear()
+        steps = np.empty((rows.size, 3))
+        steps[:, 0], steps[:, 1], steps[:, 2] = requests, rows.ravel(), depths.ravel()
+        return _predicted(steps, self._weights_F, self._counts, self._means).reshape(rows.shape)
 
 
-def _features(requests: np.ndarray, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
-    """What a step's time is linear in: a step, its rows, whether it drafts, the levels that are drafted one after
-    another, and those times the requests."""
-    return np.stack((np.ones(len(rows)), rows, depths > 0, depths, depths * requests), axis=1).astype(float)
-
-
-def _keys(requests: np.ndarray, rows: np.ndarray, depths: np.ndarray) -> list[tuple[int, int, int]]:
-    """Equal for steps that are alike."""
-    return [(stair(int(r)), stair(int(n)), int(d)) for r, n, d in zip(requests, rows, depths, strict=True)]
-
-
-def stair(count: int) -> int:
+@nb.njit(cache=True)
+def stair(count):
     """The same for counts that are alike: exact up to 8, then quarters of powers of two."""
     if count <= 8:
         return count
-    step = 1 << (count.bit_length() - 3)
-    return -(-count // step) * step
+    step = 1
+    while 8 * step <= count:
+        step *= 2
+    return (count + step - 1) // step * step
 
 
-def _correction(like: tuple[float, float] | None) -> float:
-    """What a prediction is multiplied by: closer to what was measured, the more steps there were."""
-    if like is None:
-        return 1.0
-    count, mean = like
-    return 1.0 + (mean - 1.0) * count / (count + FEW / count)
+@nb.njit(cache=True)
+def _number(count):
+    """Of a stair, from 0."""
+    size, doubled = stair(count), 0
+    while size >= 16:
+        size, doubled = size // 2, doubled + 1
+    return size if size <= 8 and not doubled else 8 + 4 * doubled + (size - 8) // 2
+
+
+@nb.njit(cache=True)
+def _place(step):
+    """Where a step's correction is kept: the same for steps that are alike."""
+    requests, rows, depth = int(step[0]), int(step[1]), int(step[2])
+    return min(_number(requests), STAIRS[0] - 1), min(_number(rows), STAIRS[1] - 1), min(depth, STAIRS[2] - 1)
+
+
+@nb.njit(cache=True)
+def _features(step):
+    """What a step's time is linear in: a step, its rows, whether it drafts, the levels that are drafted one after
+    another, and those times the requests."""
+    requests, rows, depth = step[0], step[1], step[2]
+    return np.array([1.0, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
+
+
+@nb.njit(cache=True)
+def _predicted(steps_N3, weights_F, counts, means):
+    seconds_N = np.empty(len(steps_N3))
+    for n in range(len(steps_N3)):
+        place = _place(steps_N3[n])
+        count, factor = counts[place], 1.0
+        if count:
+            factor += (means[place] - 1.0) * count / (count + FEW / count)
+        seconds_N[n] = max(1e-9, factor * (_features(steps_N3[n]) * weights_F).sum())
+    return seconds_N
+
+
+@nb.njit(cache=True)
+def _learn(steps_N4, moments_FF, target_F, weights_F, counts, means):
+    """Take steps into the fit, and into the corrections of those that are like them."""
+    if weights_F.any():
+        expected_N = _predicted(steps_N4, weights_F, counts, means)
+        for n in range(len(steps_N4)):
+            steps_N4[n, 3] = min(steps_N4[n, 3], OUTLIER * expected_N[n])
+    for n in range(len(steps_N4)):
+        # Relative errors count: each equation is divided by the step's time.
+        features_F = _features(steps_N4[n]) / steps_N4[n, 3]
+        for f in range(FEATURES):
+            target_F[f] = MEMORY * target_F[f] + features_F[f]
+            for g in range(FEATURES):
+                moments_FF[f, g] = MEMORY * moments_FF[f, g] + features_F[f] * features_F[g]
+    _fit(moments_FF, target_F, weights_F)
+    for n in range(len(steps_N4)):
+        place = _place(steps_N4[n])
+        ratio = steps_N4[n, 3] / (_features(steps_N4[n]) * weights_F).sum()
+        counts[place] = min(counts[place] + 1.0, 1.0 / LIKE)
+        means[place] += (ratio - means[place]) / counts[place]
+
+
+@nb.njit(cache=True)
+def _fit(moments_FF, target_F, weights_F):
+    """Least squares with weights that are not negative, by coordinate descent from the weights there are."""
+    for _ in range(SWEEPS):
+        for f in range(FEATURES):
+            rest = target_F[f]
+            for g in range(FEATURES):
+                if g != f:
+                    rest -= moments_FF[f, g] * weights_F[g]
+            weights_F[f] = max(0.0, rest / (moments_FF[f, f] * (1.0 + RIDGE) + 1e-30))

@@ -172,8 +172,10 @@ def test_levels_after_a_refused_one_are_not_counted() -> None:
     requests = Simulation(Configured(), [0.0] * 20, small).requests
     for _ in range(200):
         accepted = [next((j for j, chance in enumerate((0.5, 0.9)) if rng.random() >= chance), 2) for _ in requests]
-        acceptance.learn(requests, accepted, [min(levels + 1, 2) for levels in accepted])
-    first, second = acceptance.chances(requests, 2).mean(0)
+        readers = acceptance.read(requests)
+        acceptance.learn(readers, accepted, [min(levels + 1, 2) for levels in accepted])
+        readers.write([0] * len(requests))
+    first, second = acceptance.chances(acceptance.read(requests), 2).mean(0)
     assert first == pytest.approx(0.5, abs=0.12) and second / first == pytest.approx(0.9, abs=0.08)
 
 
@@ -183,7 +185,7 @@ def test_the_young_are_like_the_others() -> None:
     policy = run.policy
     assert isinstance(policy, Adaptive)
     young = Simulation(Configured(), [0.0], small).requests
-    assert policy.acceptance.chances(young, 1)[0, 0] > 0.75
+    assert policy.acceptance.chances(policy.acceptance.read(young), 1)[0, 0] > 0.75
 
 
 def test_steps_with_prompts_are_not_timed() -> None:
