@@ -21,6 +21,7 @@ from stridelm.llm import RequestOutput
 from stridelm.types import Draft
 from support.checks.identity import FEATURES, check_identity, mixed_jobs, prompts, sampling, trusting_neighbours
 from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.depths import ByLength, RandomDepths
 from support.doubles.poison import KINDS, POOL, check_pages, requests
 from support.doubles.replays import replays
 from support.doubles.stand import Job, Stand, accepted, speculation
@@ -160,15 +161,43 @@ def test_mixed_parameters(stand: LaggingStand, features: list[str], temperature:
     assert sum(graph.replays for graph in pool.made if isinstance(graph.left, Run))
 
 
-@pytest.mark.parametrize("drafter", [*DRAFTERS])
-def test_nothing_is_captured_after_the_start(stand: LaggingStand, drafter: str) -> None:
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "none"])
+def test_shallower_drafts(stand: LaggingStand, drafter: str) -> None:
+    """Where depths are chosen, a step drafts no deeper than its deepest request, and shallower steps are replays too.
+    Heads follow the target at depth 0 as well: what is accepted is what it is without graphs."""
+    reason = DRAFTERS.get(drafter).why_not(stand.target)
+    if reason:
+        pytest.skip(f"{drafter}: {reason}")
+    jobs = [Job(prompt, sampling(stand, prompt, 0.0, "nothing"), None) for prompt in prompts(stand, 5)]
+    found = []
+    for captured in (True, False):
+        llm = stand.llm(page_size=4, drafter=drafter, depth="auto")
+        llm.engine.steps.planner.depths = ByLength()
+        pool = replays(llm.engine) if captured else None
+        found.append(costs(check_identity(stand, jobs, llm=llm)))
+        if pool is not None:
+            assert sum(graph.replays for graph in pool.made if isinstance(graph.left, Run)) > llm.engine.stats.steps / 2
+            assert llm.engine.capture is not None
+            assert len({kind.depth for kind in llm.engine.capture.kinds}) > 1
+            assert len({kind.draft for kind in llm.engine.capture.kinds}) > 1
+    assert found[0] == found[1]
+
+
+def policies() -> list[tuple[str, int | str | None]]:
+    """(drafter, depth): each as it is configured, and with depths that are chosen."""
+    return [("none", None), *((name, depth) for name in DRAFTERS if name != "none" for depth in (2, "auto"))]
+
+
+@pytest.mark.parametrize(("drafter", "depth"), policies())
+def test_nothing_is_captured_after_the_start(stand: LaggingStand, drafter: str, depth: int | str | None) -> None:
     """Requests that are drafted as the engine is configured, and requests without speculation, with whatever parameters
     and prompts, find their graphs."""
     reason = DRAFTERS.get(drafter).why_not(stand.target)
     if reason:
         pytest.skip(f"{drafter}: {reason}")
-    depth = None if drafter == "none" else 2
     llm = stand.llm(page_size=4, max_num_seqs=4, drafter=drafter, depth=depth)
+    if depth == "auto":
+        llm.engine.steps.planner.depths = RandomDepths()
     pool, capture = replays(llm.engine), llm.engine.capture
     assert capture is not None
     capture.at_start()

@@ -129,8 +129,8 @@ class Capture:
     def replay(self, plan: StepPlan, draft: Draft | None = None) -> Run | None:
         """Replay the step; None if its kind cannot be captured, or graphs may take no more memory. draft: what the host
         proposed, if it drafts."""
-        ways = ways_of(plan.spans)
-        kind = "mixed_speculation" if ways is None else self._kind(plan.spans, ways, draft)
+        ways, needed = self._wanted(plan.spans)
+        kind = "mixed_speculation" if ways is None else self._kind(plan.spans, ways, needed, draft)
         if ways is None or isinstance(kind, str):
             self._count_uncaptured(str(kind))
             return None
@@ -147,11 +147,10 @@ class Capture:
 
     def propose(self, drafter: Drafter, group: Group) -> Draft:
         """What the drafter proposes, by replay if possible."""
-        ways = None if drafter.host_bound else ways_of(group.spans)
-        if ways is None or len(ways.device) > 1:
+        ways, needed = self._wanted(group.spans)
+        if drafter.host_bound or ways is None or len(ways.device) > 1 or len(group.spans) > REQUESTS[-1]:
             return drafter.propose(group)
-        kind = self._about(group.spans, ways, None)
-        graph = None if isinstance(kind, str) else self._proposing_of(kind, ways)
+        graph = self._proposing_of(kind_of(group.spans, ways, needed, None, self._sampling.generation), ways)
         return drafter.propose(group) if graph is None else graph.replay(group.spans, ways)
 
     def at_start(self) -> None:
@@ -161,7 +160,7 @@ class Capture:
         params = SamplingParams(max_tokens=1)
         requests = (self._typical(params), self._typical(replace(params, speculation="off")))
         kinds = expected_kinds(requests, self._budget.requests, self._sampling.generation)
-        wanted = [each for each in kinds if self._fits(each[0])]
+        wanted = [(kind, ways) for kind, ways in kinds.items() if self._fits(kind)]
         segments = [] if self._segments is None else self._segments.expected(self._budget.requests)
         with bar("capturing steps", len(wanted) + len(segments), "graphs") as advance:
             for kind, ways in wanted:
@@ -191,7 +190,7 @@ class Capture:
             made[kind] = graph if graph.is_captured else None
         return made[kind]
 
-    def _kind(self, spans: tuple[Span, ...], ways: Ways, draft: Draft | None) -> Kind | str:
+    def _kind(self, spans: tuple[Span, ...], ways: Ways, needed: Feature, draft: Draft | None) -> Kind | str:
         """The kind of a whole step, or why it cannot be captured."""
         if draft is not None and draft.probs is not None:
             return "draft_probabilities"
@@ -205,21 +204,20 @@ class Capture:
         several = len(ways.device) + (draft is not None) > 1
         if several and any(Guessing.of(like.speculation) is Guessing.DRAWN for like in ways.likes):
             return "draft_probabilities"
-        kind = self._about(spans, ways, None if draft is None else draft.is_chain)
-        return kind if isinstance(kind, str) or self._fits(kind) else "size"
+        if len(spans) > REQUESTS[-1]:
+            return "size"
+        is_chain = None if draft is None else draft.is_chain
+        kind = kind_of(spans, ways, needed, is_chain, self._sampling.generation)
+        return kind if self._fits(kind) else "size"
 
     def _fits(self, kind: Kind) -> bool:
         return kind.rows <= max(self._budget.tokens, MIN_ROWS)
 
-    def _about(self, spans: tuple[Span, ...], ways: Ways, is_chain: bool | None) -> Kind | str:
-        """The kind that the spans have in common, or why there is none, grammars apart: guesses need not obey them."""
-        if len(spans) > REQUESTS[-1]:
-            return "size"
-        needed = Feature(0)
-        for span in spans:
-            needed |= self._sampling.features(span.request.slot)
-        features = next(each for each in CLASSES if needed & ~Feature.GRAMMAR in each)
-        return kind_of(spans, ways, features, is_chain, self._sampling.generation)
+    def _wanted(self, spans: tuple[Span, ...]) -> tuple[Ways | None, Feature]:
+        """How the spans are drafted, and the features they need, grammars apart: guesses need not obey them. Shallower
+        drafts are captured only for the first class of parameters."""
+        needed = self._sampling.features_of(span.request.slot for span in spans) & ~Feature.GRAMMAR
+        return ways_of(spans, whole=needed not in CLASSES[0]), needed
 
 
 def _half(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ MAX_ENDING = 4
 """Most requests whose shallower drafts are expected: those of requests that are about to end, rarely many at once."""
 
 
-def expected_kinds(requests: tuple[Request, Request], most: int, generation: int) -> Iterator[tuple[Kind, Ways]]:
+def expected_kinds(requests: tuple[Request, Request], most: int, generation: int) -> dict[Kind, Ways]:
     """Steps of up to `most` requests, for every class of parameters, the largest first.
 
     requests: one as the engine is configured, and one without speculation. A step with requests of both is of the first
@@ -23,15 +24,22 @@ def expected_kinds(requests: tuple[Request, Request], most: int, generation: int
     drafting, plain = requests
     likes = (drafting, plain) if drafting.rows_by_depth[-1] else (plain,)
     sizes = REQUESTS[: REQUESTS.index(padded_size(min(most, REQUESTS[-1]))) + 1]
+    found: dict[Kind, Ways] = {}
     for size in reversed(sizes):
-        for features in CLASSES:
-            for like in likes:
-                for depth in depths_of(like)[: None if size <= MAX_ENDING else 1]:
-                    span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
-                    ways = ways_of((span,))
-                    assert ways is not None
-                    # A draft made on the host may be a chain, a tree, or missing.
-                    for is_chain in (True, False, None) if ways.host_rows else (None,):
-                        kind = kind_of((span,) * size, ways, features, is_chain, generation)
-                        for rows in row_stairs(size, kind.real, kind.draft):
-                            yield replace(kind, rows=rows), ways
+        for like in likes:
+            for depth in depths_of(like)[: None if size <= MAX_ENDING or like.adaptive else 1]:
+                found |= _at_depth(like, depth, size, generation)
+    return found
+
+
+def _at_depth(like: Request, depth: int, size: int, generation: int) -> Iterator[tuple[Kind, Ways]]:
+    """Steps of so many such requests, whose drafts have this depth."""
+    span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
+    ways = ways_of((span,))
+    assert ways is not None
+    # A draft made on the host may be a chain, a tree, or missing.
+    hosted = (True, False, None) if ways.host_rows else (None,)
+    for features, is_chain in itertools.product(CLASSES[: 1 if ways.shallow else None], hosted):
+        kind = kind_of((span,) * size, ways, features, is_chain, generation)
+        for rows in row_stairs(size, kind.real, kind.draft, packs=not ways.shallow):
+            yield replace(kind, rows=rows), ways

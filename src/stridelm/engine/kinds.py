@@ -27,9 +27,10 @@ BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
 
-CLASSES = (Feature.SAMPLED, Feature.SAMPLED | Feature.TRUNCATED, Feature.ALL & ~Feature.GRAMMAR)
+CLASSES = (Feature.SAMPLED | Feature.TRUNCATED, Feature.ALL & ~Feature.GRAMMAR)
 """What a graph provides for: the first that has all that a step's requests need. A request that needs less costs an
-empty launch per feature. Grammars are matched on the host, so their steps are not captured."""
+empty launch per feature. Grammars are matched on the host, so their steps are not captured. Steps that draft less deep
+than they could (`Ways.shallow`) are captured for the first alone: there are many of them."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ class Kind:
         return (span,) * self.requests
 
 
-def kind_of(spans: Sequence[Span], ways: Ways, features: Feature, is_chain: bool | None, generation: int) -> Kind:
-    """The kind of a step of these spans. is_chain: as in Kind. generation: of the sampling table."""
+def kind_of(spans: Sequence[Span], ways: Ways, needed: Feature, is_chain: bool | None, generation: int) -> Kind:
+    """The kind of a step of these spans, of which there are at most REQUESTS[-1]. needed: features of their requests,
+    grammars apart. is_chain: as in Kind. generation: of the sampling table."""
+    features = next(each for each in CLASSES if needed in each)
     requests = padded_size(len(spans))
     real = most_decoded(ways.like)
     draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
@@ -78,17 +81,18 @@ def kind_of(spans: Sequence[Span], ways: Ways, features: Feature, is_chain: bool
         depth=max([way.depth for way in ways.device] + [0 if is_chain is None else ways.host_depth]),
         rule=ways.rule,
         ways=ways.device,
-        rows=next(rows for rows in row_stairs(requests, real, draft) if rows >= used),
+        rows=next(rows for rows in row_stairs(requests, real, draft, packs=not ways.shallow) if rows >= used),
         features=features,
         lists=generation if features & Feature.LISTED else 0,
         is_chain=is_chain,
     )
 
 
-def row_stairs(requests: int, real: int, draft: int) -> tuple[int, ...]:
-    """Numbers of rows that steps of so many requests are padded to, the smallest first."""
+def row_stairs(requests: int, real: int, draft: int, *, packs: bool) -> tuple[int, ...]:
+    """Numbers of rows that steps of so many requests are padded to, the smallest first. packs: whether rows may be
+    fewer than all requests could have."""
     whole = requests * (real + draft)
-    if requests < FEWEST_PACKED or real > 1 or not draft:
+    if not packs or requests < FEWEST_PACKED or real > 1 or not draft:
         return (whole,)
     return (requests + math.ceil(PACKED * requests * draft), whole)
 

@@ -23,6 +23,8 @@ from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
 OTHERS = 0
 """Number of requests that no drafter of the device serves: plain ones, and those that the host drafts for."""
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Depths that steps are captured for, beside the deepest, if chains may be shallower."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,14 @@ class Ways:
     """Rows and depth of the largest draft that the host can make."""
     numbers: dict[int, int] = field(default_factory=dict)
     """id(speculation) -> its number."""
+    shallow: bool = False
+    """Whether a drafter could draft deeper than this step does, for requests whose depths are chosen."""
 
 
-def ways_of(spans: Sequence[Span]) -> Ways | None:
+def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     """The ways of a step's spans; None if they cannot be captured as one step: their rules differ, or the windows of
-    `all_or_nothing` requests would be mixed with other rows."""
+    `all_or_nothing` requests would be mixed with other rows. whole: draft as deep as the requests may, whatever was
+    chosen for this step; the bounds on rows cut off what is too deep."""
     first = spans[0].request
     likes = {id(span.request.speculation): span.request for span in spans}
     rules = {_rule(like.speculation) for like in likes.values()}
@@ -70,13 +75,16 @@ def ways_of(spans: Sequence[Span]) -> Ways | None:
     found: dict[Speculation, tuple[Way, Request]] = {}
     keys: dict[int, Speculation] = {}
     host_rows = host_depth = 0
+    shallow = False
     for key, like in likes.items():
-        kind = DRAFTERS.get(like.speculation.drafter or "")
+        kind, deepest = DRAFTERS.get(like.speculation.drafter or ""), len(like.rows_by_depth) - 1
+        as_chosen = not (whole and like.adaptive)
+        depth = min(each for each in depths_of(like) if each >= depths[key]) if as_chosen else deepest
+        shallow |= like.adaptive and depth < deepest
         if kind.host_bound:
-            host_rows = max(host_rows, like.rows_by_depth[-1])
-            host_depth = max(host_depth, len(like.rows_by_depth) - 1)
-        elif like.rows_by_depth[-1] or kind.keeps_kv:
-            way = _way(like, depths[key])
+            host_rows, host_depth = max(host_rows, like.rows_by_depth[depth]), max(host_depth, depth)
+        elif deepest or kind.keeps_kv:
+            way = _way(like, depth)
             keys[key] = way.speculation
             if way.speculation not in found or found[way.speculation][0].rows < way.rows:
                 found[way.speculation] = way, like
@@ -84,13 +92,17 @@ def ways_of(spans: Sequence[Span]) -> Ways | None:
     ordered = sorted(found, key=repr) if len(found) > 1 else list(found)
     numbers = {key: ordered.index(keys[key]) + 1 if key in keys else OTHERS for key in likes}
     device, chosen = zip(*(found[each] for each in ordered), strict=True) if ordered else ((), ())
-    return Ways(first, rules.pop(), device, chosen, host_rows, host_depth, numbers)
+    return Ways(first, rules.pop(), device, chosen, host_rows, host_depth, numbers, shallow)
 
 
-def depths_of(like: Request) -> range:
-    """Depths that the request's drafts may have in a graph, the deepest first. Of chains only that one."""
+def depths_of(like: Request) -> tuple[int, ...]:
+    """Depths that the drafts of such requests have in graphs, the deepest first. A draft of another depth has that of
+    the next one, and bounds on its rows."""
     deepest = len(like.rows_by_depth) - 1
-    return range(deepest, deepest - 1 if _is_chain(like) or like.all_or_nothing else -1, -1)
+    chain, host_bound = _is_chain(like), DRAFTERS.get(like.speculation.drafter or "").host_bound
+    if like.all_or_nothing or (not like.adaptive and (chain or host_bound)):
+        return (deepest,)
+    return tuple(depth for depth in range(deepest, -1, -1) if depth == deepest or depth in LEVELS or not chain)
 
 
 def combined(parts: Sequence[tuple[torch.Tensor, Draft]]) -> Draft:
@@ -130,8 +142,6 @@ def _widened(rows_RW: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _way(like: Request, depth: int) -> Way:
-    if len(depths_of(like)) == 1:
-        depth = len(like.rows_by_depth) - 1
     speculation = like.speculation
     if _is_chain(like) and not like.all_or_nothing:
         speculation = _without_depth(speculation)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,6 +119,10 @@ class SamplingTable:
     def features(self, slot: int) -> Feature:
         """What the slot's request needs. Never reads the device."""
         return self._features[slot]
+
+    def features_of(self, slots: Iterable[int]) -> Feature:
+        """What any of the slots' requests needs."""
+        return reduce(or_, {self._features[slot] for slot in slots}, Feature(0))
 
     def guide(self, slot: int) -> Guide | None:
         """The slot's grammar, if its request has one."""

@@ -29,6 +29,19 @@ class RandomDepths:
         pass
 
 
+class ByLength:
+    """Any depth that the request can run, the same whenever it has emitted as many tokens."""
+
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [len(each.output_ids) * 7 % 5 % len(each.rows_by_depth) for each in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
 @dataclass
 class AtMost:
     """As deep as the request asks for, and no deeper than `levels`."""
