@@ -14,7 +14,7 @@ import enum
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,6 +182,30 @@ class Span:
         return self.start + self.rows
 
 
+Cause = Literal["prompt", "plain", "window", "asked", "ending", "room", "probe", "chosen"]
+"""Why a span has the draft that it has.
+
+prompt: it does not decide. plain: the request drafts nothing. window: it has all of its window or nothing. asked: the
+request's own depth. ending: a deeper one could emit no more tokens. room: rows or pages were short. probe: the depth is
+tried only to learn about it. chosen: it makes the most tokens per second.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Of one span. What a depth policy knew when it chose is only there if one did."""
+
+    cause: Cause
+    levels: int
+    """Most levels that the request's drafts may have."""
+    chances: Sequence[float] = ()
+    """Of each level to be reached and accepted."""
+    least: float | None = None
+    """Chance under which a level was not worth its row."""
+    seconds: float | None = None
+    """Expected time of the whole step."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The spans of one step, in order of service, and which requests enter or leave the running set for it."""
@@ -189,6 +213,8 @@ class StepPlan:
     spans: tuple[Span, ...] = ()
     admitted: tuple[Request, ...] = ()
     preempted: tuple[Request, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """One per span, if somebody asked for them."""
 
     @property
     def rows(self) -> int:

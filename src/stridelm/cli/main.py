@@ -17,6 +17,7 @@ from stridelm import __version__
 COMMANDS = {
     "generate": "complete a prompt, streaming the text",
     "serve": "serve a model over HTTP, with OpenAI's API",
+    "explain": "say of a traced step why its requests got their rows",
     "compile": "compile an engine's kernels ahead, for an image",
     "bench": "compare drafters with plain decoding",
     "train": "train a model or a drafter on your own text",

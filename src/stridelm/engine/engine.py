@@ -112,8 +112,8 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
-        depths = Adaptive() if config.depth == "auto" else Configured()
-        planner = Planner(self.budget, depths, prompts)
+        self.depths = Adaptive() if config.depth == "auto" else Configured()
+        planner = Planner(self.budget, self.depths, prompts)
         self.steps = Steps(planner, self.roster, self.device, emitter, int(self.device.on_bounds), cost)
         self.doubts = Doubts()
         self._arrivals = 0
@@ -262,9 +262,11 @@ class Engine:
         return outputs
 
     def _count_made(self) -> None:
-        """Graphs and kernels made so far, in the statistics."""
+        """Graphs and kernels made so far, and depths chosen, in the statistics."""
         if self.capture is not None:
             self.stats.captures, self.stats.compilations = self.capture.pool.graphs, compilations.count()
+        if isinstance(self.depths, Adaptive):
+            self.stats.depths = self.depths.figures
 
     @property
     def busy(self) -> bool:

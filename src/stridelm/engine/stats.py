@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 
+from stridelm.schedule.depth_figures import DepthFigures
 from stridelm.types import Request
 
 
@@ -29,6 +30,8 @@ class EngineStats:
     """Kernels compiled, those at the start included."""
     uncaptured: dict[str, int] = field(default_factory=dict)
     """Steps that ran part by part on a GPU that captures steps, by reason."""
+    depths: DepthFigures | None = None
+    """What came of choosing depths, if they are chosen."""
     part_ms: dict[str, float] = field(default_factory=dict)
     """Device milliseconds by part of a step (engine/step_timer.py), while `Engine.time_steps` is on."""
 

@@ -87,6 +87,8 @@ class Steps:
         plan = roster.enter(plan)
         if not plan.spans:
             return None
+        if self.tracer is not None:
+            plan = self.planner.explained(plan)
         with roster.ledger.reserve(plan.spans) as transaction:
             run = self.device.run(plan, transaction, self.land_all, detailed=self.tracer is not None)
             extras = {} if run.detail is None else roster.inside.read(run.detail)

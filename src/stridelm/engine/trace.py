@@ -6,6 +6,7 @@ One line per step and request, written after the commit and before stop rules cu
     request      the request's id
     admitted     true in the step that (re)admits it; `computed.before` is then its prefix hit
     drafter, acceptance, depth
+    reason       why the draft has this depth, as in `types.Reason`: {cause, levels, chances, least, seconds}
     decides      false while prompt rows remain to be computed: such a step emits nothing
     computed     {before, after}: leading tokens whose KV is committed
     rows         the span's live rows, in order:
@@ -30,6 +31,7 @@ One line per step and request, written after the commit and before stop rules cu
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, TextIO
 
 import torch
@@ -60,6 +62,7 @@ class JsonTracer:
             rows = self._rows(i, first, draft, batch)
             first += batch.row_counts[i]
             line = self._head(span, span.request.id in admitted, span.start)
+            line["reason"] = asdict(plan.reasons[i])
             line["rows"] = rows
             line["proposals"] = _proposals(rows)
             line["verdict"] = self._verdict(i, rows, batch, outcome)

@@ -23,6 +23,7 @@ import numpy as np
 
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.decode_cost import DecodeCost, stair
+from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.types import Request, Span
 
 LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
@@ -70,6 +71,7 @@ class Adaptive:
     def clear(self) -> None:
         self.acceptance = Acceptance()
         self.cost = DecodeCost()
+        self.figures = DepthFigures()
         self._loads: dict[int, _Load] = {}
         """Number of requests, as a stair -> what is done."""
 
@@ -78,7 +80,7 @@ class Adaptive:
         deepest = _deepest(requests)
         if not deepest:
             return own
-        load = self._loads.get(stair(len(requests))) or _Load()
+        load = self._load(requests)
         probe = load.probe(deepest)
         if probe is not None:
             chosen = [min(probe, depth) for depth in own]
@@ -89,7 +91,7 @@ class Adaptive:
         return [best if request.adaptive else depth for request, depth, best in zip(requests, own, chosen, strict=True)]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        ours = [place for place, span in enumerate(spans) if span.decides and not span.request.all_or_nothing]
+        ours = [place for place, span in enumerate(spans) if is_free(span)]
         requests = [spans[place].request for place in ours]
         deepest = _deepest(requests)
         if not deepest:
@@ -98,13 +100,42 @@ class Adaptive:
         # A level that there was room for and that nothing was drafted for failed like one that was refused.
         reached = [min(levels + 1, depth) for levels, depth in zip(taken, depths, strict=True)]
         readers = self.acceptance.read(requests)
-        self.acceptance.learn(readers, taken, reached)
+        self.figures.count(requests, depths)
         load = self._loads.setdefault(stair(len(requests)), _Load())
+        rows = sum(span.rows for span in spans)
+        if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
+            expected = self.cost.one(len(requests), rows, max(depths)), self._tokens(readers, depths)
+            self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
+        self.acceptance.learn(readers, taken, reached)
         if seconds is not None:
-            self.cost.note(len(requests), sum(span.rows for span in spans), max(depths), seconds)
+            self.cost.note(len(requests), rows, max(depths), seconds)
             depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
             self._consider(load, readers, depth, deepest)
         readers.write(self._allowed(readers, deepest, load))
+
+    def explain(self, requests: Sequence[Request]) -> Choice | None:
+        deepest = _deepest(requests)
+        if not deepest:
+            return None
+        depths, load = self.depths(requests), self._load(requests)
+        readers = self.acceptance.read(requests)
+        rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
+        return Choice(
+            depths,
+            probes=load.probe(deepest) is not None,
+            least=load.choice[1],
+            chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
+            seconds=self.cost.one(len(requests), rows, max(depths)) if self.cost.known else None,
+        )
+
+    def _load(self, requests: Sequence[Request]) -> _Load:
+        return self._loads.get(stair(len(requests))) or _Load()
+
+    def _tokens(self, readers: Readers, depths: Sequence[int]) -> float:
+        """Expected of a step with drafts of these depths."""
+        chances_RD = self.acceptance.chances(readers, max(depths))
+        drafted_RD = np.arange(chances_RD.shape[1]) < np.array(depths)[:, None]
+        return len(depths) + float(chances_RD[drafted_RD].sum())
 
     def _consider(self, load: _Load, readers: Readers, depth: int, deepest: int) -> None:
         """Choose anew if it is time to. depth: of the step that has landed."""
@@ -138,6 +169,7 @@ class Adaptive:
         rows_TD, tokens_TD, depths_TD = _choices(chances_RD, widths_RD, adaptive_R, readers.depths_R, LEAST)
         rate_TD = tokens_TD / self.cost.seconds(len(readers.requests), rows_TD, depths_TD)
         place, depth = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
+        self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
         return int(depth), float(LEAST[place])
 
 

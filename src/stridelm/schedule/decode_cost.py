@@ -47,6 +47,15 @@ class DecodeCost:
         """A step of so many requests and rows, whose deepest draft had this depth, took this long."""
         self._noted.append((requests, rows, depth, seconds))
 
+    @property
+    def known(self) -> bool:
+        """Whether any step has been noted."""
+        return bool(self._noted or self._weights_F.any())
+
+    def one(self, requests: int, rows: int, depth: int) -> float:
+        """Predicted time of one step. Some step must have been noted."""
+        return float(self.seconds(requests, np.array([rows]), np.array([depth]))[0])
+
     def seconds(self, requests: int, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
         """Predicted times of steps of so many requests, with these numbers of rows and depths: arrays of one shape.
         Some step must have been noted."""

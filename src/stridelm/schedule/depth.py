@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from stridelm.schedule.depth_figures import Choice
 from stridelm.schedule.rows import useful_depth
 from stridelm.types import Request, Span
 
@@ -33,6 +34,10 @@ class DepthPolicy(Protocol):
         """Forget all that was learnt."""
         ...
 
+    def explain(self, requests: Sequence[Request]) -> Choice | None:
+        """What `depths` returned for these requests, and why; None if it was not chosen."""
+        ...
+
 
 class Configured:
     """Each request's own depth, at every load."""
@@ -45,6 +50,9 @@ class Configured:
 
     def clear(self) -> None:
         pass
+
+    def explain(self, requests: Sequence[Request]) -> Choice | None:
+        return None
 
 
 def worth_drafting(policy: DepthPolicy, requests: Sequence[Request]) -> dict[Request, int]:

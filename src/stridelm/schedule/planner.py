@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 
 from stridelm.schedule.depth import Configured, DepthPolicy, worth_drafting
+from stridelm.schedule.depth_figures import is_free, reasons
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
@@ -63,6 +65,11 @@ class Planner:
             _deepen(allocation, depths, budget)
         spans = tuple(allocation.span() for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
+
+    def explained(self, plan: StepPlan) -> StepPlan:
+        """The plan with its reasons. To be asked before anything lands after `plan`."""
+        choice = self.depths.explain([span.request for span in plan.spans if is_free(span)])
+        return replace(plan, reasons=reasons(plan.spans, choice))
 
     def _depths(self, allocations: list[Allocation], known: dict[Request, int]) -> dict[Request, int]:
         """Levels to draft for the requests that decide, except those whose depth is known."""

@@ -12,7 +12,7 @@ when it ends, all at once, so that these metrics are consistent with each other 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
+from stridelm.schedule.depth_figures import DepthFigures
 from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
 from stridelm.server.messages import Finish, Report
@@ -114,6 +115,24 @@ class _Progress:
     tokens: int
 
 
+class _Following:
+    """A counter that follows the engine's own counts, which begin at 0 again when the engine starts again."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._before: Mapping[str, float] = {}
+
+    def take(self, counts: Mapping[str, float], *, restarted: bool) -> None:
+        """counts: by the value of the counter's label."""
+        for label, count in counts.items():
+            self._counter.labels(label).inc(count - (0 if restarted else self._before.get(label, 0)))
+        self._before = dict(counts)
+
+    def forget(self) -> None:
+        """The next engine counts from 0."""
+        self._before = {}
+
+
 class Snapshot(msgspec.Struct, array_like=True):
     """All values at one moment, by metric (without `stride_`) and label values."""
 
@@ -180,10 +199,20 @@ class Metrics(Collector):
         }
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
         """The engine's counts in its last report."""
-        self._uncaptured = self._counter(
-            "engine_uncaptured_steps", "Steps of a GPU that ran part by part, not as one graph", "reason"
+        self._uncaptured = self._following(
+            "uncaptured_steps", "Steps of a GPU that ran part by part, not as one graph", "reason"
         )
-        self._uncaptured_before: dict[str, int] = {}
+        self._depths = self._following("draft_depths", "Drafts by chosen depth, if depths are chosen", "depth")
+        self._draft_rows = self._following(
+            "draft_rows", "Draft rows that ran, and that fixed depths would have run besides", "state"
+        )
+        self._foreseen = (
+            self._following("compared_step_seconds", "Steps' times, predicted and measured", "source"),
+            self._following("compared_step_tokens", "The same steps' tokens, predicted and measured", "source"),
+        )
+        self._gain = self._gauge(
+            "engine_speculation_gain_ratio", "Tokens per second over plain decoding's, as estimated right now"
+        )
 
         self._vllm: tuple[tuple[str, Collector, tuple[str, ...]], ...] = (
             ("num_requests_running", self._running, ()),
@@ -243,18 +272,25 @@ class Metrics(Collector):
         for field, counter in self._engine.items():
             counter.inc(counts[field] - (0 if restarted else self._before[field]))
         self._before = counts
-        for reason, steps in report.stats.uncaptured.items():
-            had = 0 if restarted else self._uncaptured_before.get(reason, 0)
-            self._uncaptured.labels(reason).inc(steps - had)
-        self._uncaptured_before = dict(report.stats.uncaptured)
+        self._uncaptured.take(report.stats.uncaptured, restarted=restarted)
+        if report.stats.depths is not None:
+            self._heard_depths(report.stats.depths, restarted)
+
+    def _heard_depths(self, figures: DepthFigures, restarted: bool) -> None:
+        self._depths.take(figures.depths, restarted=restarted)
+        self._draft_rows.take({"run": figures.drafted, "spared": figures.spared}, restarted=restarted)
+        for following, pairs in zip(self._foreseen, (figures.seconds, figures.tokens), strict=True):
+            following.take(pairs, restarted=restarted)
+        self._gain.set(figures.gain)
 
     def engine_down(self) -> None:
         """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
-        for gauge in (self._up, self._running, self._waiting, self._usage):
+        for gauge in (self._up, self._running, self._waiting, self._usage, self._gain):
             gauge.set(0)
         self._pages.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
-        self._uncaptured_before = {}
+        for following in (self._uncaptured, self._depths, self._draft_rows, *self._foreseen):
+            following.forget()
 
     def prompt(self, tokens: int) -> None:
         """Count the tokens of prompts."""
@@ -324,6 +360,9 @@ class Metrics(Collector):
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         counter = self._numbers[name] = Counter(f"stride_{name}", documentation, labels, registry=self._registry)
         return counter
+
+    def _following(self, name: str, documentation: str, label: str) -> _Following:
+        return _Following(self._counter(f"engine_{name}", documentation, label))
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         gauge = self._numbers[name] = Gauge(f"stride_{name}", documentation, labels, registry=self._registry)

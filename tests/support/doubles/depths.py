@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stridelm.types import Request, Span
+from stridelm.schedule.depth import Configured
+from stridelm.types import Request
 
 
 @dataclass
-class RandomDepths:
+class RandomDepths(Configured):
     """Any depth that the request can run, often 0."""
 
     seed: int = 5
@@ -22,37 +23,19 @@ class RandomDepths:
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         return [self._draw.choice((0, 0, *range(len(request.rows_by_depth)))) for request in requests]
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        pass
 
-    def clear(self) -> None:
-        pass
-
-
-class ByLength:
+class ByLength(Configured):
     """Any depth that the request can run, the same whenever it has emitted as many tokens."""
 
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         return [len(each.output_ids) * 7 % 5 % len(each.rows_by_depth) for each in requests]
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
 
 @dataclass
-class AtMost:
+class AtMost(Configured):
     """As deep as the request asks for, and no deeper than `levels`."""
 
     levels: int
 
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         return [min(self.levels, len(request.rows_by_depth) - 1) for request in requests]
-
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass

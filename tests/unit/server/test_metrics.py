@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
+from stridelm.schedule.depth_figures import DepthFigures
 from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
 from stridelm.server.messages import Finish, Report
@@ -292,6 +293,26 @@ def test_why_steps_are_not_captured(metrics: Metrics) -> None:
     assert value(metrics, "stride_engine_uncaptured_steps_total", reason="prompt") == 6
     assert value(metrics, "stride_engine_uncaptured_steps_total", reason="grammar") == 1
     assert value(metrics, "stride_engine_captures_total") == 4
+
+
+def test_chosen_depths_follow_the_engine(metrics: Metrics) -> None:
+    """Added up over restarts; the estimate of what speculation gains is the latest."""
+    metrics.heard(report(stats=EngineStats(steps=9)))  # depths are not chosen
+    for count in (2, 5):
+        figures = DepthFigures(depths={"0": count, "3": 1}, drafted=3, spared=3 * count, gain=1.5)
+        figures.compare((0.5 * count, 0.25 * count), (4.0, 3.0))
+        metrics.heard(report(stats=EngineStats(steps=9 + count, depths=figures)))
+    metrics.engine_down()
+    assert value(metrics, "stride_engine_speculation_gain_ratio") == 0
+    metrics.heard(report(stats=EngineStats(steps=1, depths=DepthFigures(depths={"0": 1}, gain=1.25))))
+    assert value(metrics, "stride_engine_draft_depths_total", depth="0") == 6
+    assert value(metrics, "stride_engine_draft_depths_total", depth="3") == 1
+    assert value(metrics, "stride_engine_draft_rows_total", state="run") == 3
+    assert value(metrics, "stride_engine_draft_rows_total", state="spared") == 15
+    assert value(metrics, "stride_engine_compared_step_seconds_total", source="predicted") == 2.5
+    assert value(metrics, "stride_engine_compared_step_seconds_total", source="measured") == 1.25
+    assert value(metrics, "stride_engine_compared_step_tokens_total", source="measured") == 3
+    assert value(metrics, "stride_engine_speculation_gain_ratio") == 1.25
 
 
 def test_the_servers_own_counts(metrics: Metrics) -> None:

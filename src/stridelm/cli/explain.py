@@ -1,0 +1,91 @@
+"""`stride explain`: say of each step in a trace why its requests got the rows they got."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Line = dict[str, Any]
+
+CAUSES = {
+    "prompt": "still reads its prompt",
+    "plain": "drafts nothing",
+    "window": "runs its whole window or nothing",
+    "asked": "its own depth",
+    "ending": "ends too soon to use more",
+    "room": "rows or pages were short",
+    "probe": "tried, to learn what it brings",
+    "chosen": "most tokens per second",
+}
+"""types.Cause -> what it means for the depth."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `explain` to the main command."""
+    parser = subparsers.add_parser("explain", help="say why steps drafted as they did", description=__doc__)
+    parser.add_argument("trace", type=Path, metavar="FILE", help="written by `stride generate --trace FILE`")
+    parser.add_argument("--step", type=int, metavar="N", help="only this step, from 1 (default: all)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table for each step. Raises ValueError if the file is not a trace, or has no such step."""
+    from rich.console import Console
+
+    console, shown = Console(), 0
+    for step, lines in groupby(read_trace(args.trace), key=lambda line: line["step"]):
+        if args.step in (None, step):
+            console.print(explained(step, list(lines)))
+            shown += 1
+    if not shown:
+        wanted = "no steps" if args.step is None else f"no step {args.step}"
+        raise ValueError(f"{args.trace} has {wanted}; steps are numbered from 1")
+    return 0
+
+
+def read_trace(path: Path) -> Iterator[Line]:
+    """The lines of a trace. Raises ValueError for a file that cannot be read or is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, text in enumerate(file, start=1):
+                line = json.loads(text)
+                if not (isinstance(line, dict) and {"step", "request", "reason", "rows", "verdict"} <= line.keys()):
+                    raise ValueError(f"line {number} has no reason")
+                yield line
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; name a trace") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a trace ({error}); write one with stride generate --trace FILE") from error
+
+
+def explained(step: int, lines: list[Line]) -> Table:
+    """A row for each request of the step."""
+    from rich.table import Table
+
+    expected, least = (lines[0]["reason"][name] for name in ("seconds", "least"))
+    title = f"Step {step}: {sum(len(line['rows']) for line in lines)} rows"
+    if expected is not None:
+        title += f", expected to take {1e3 * expected:.2f} ms"
+    if least is not None:
+        title += f"; a level is worth its row from a chance of {least:.2g}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("request", "real rows", "drafted", "accepted", "depth", "chances of its levels", "why that depth"):
+        table.add_column(heading, justify="left" if heading in ("request", "why that depth") else "right")
+    for line in lines:
+        reason, verdict = line["reason"], line["verdict"]
+        table.add_row(
+            line["request"],
+            str(sum(row["role"] == "real" for row in line["rows"])),
+            str(verdict["drafted"]),
+            str(verdict["accepted"]),
+            f"{line['depth']} of {reason['levels']}",
+            " ".join(f"{chance:.2f}" for chance in reason["chances"]),
+            CAUSES[reason["cause"]],
+        )
+    return table

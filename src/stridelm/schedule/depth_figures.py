@@ -1,0 +1,88 @@
+"""What came of choosing depths: counted for metrics, and told of one step to whoever asks why it is as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stridelm.schedule.rows import useful_depth
+from stridelm.types import Cause, Reason, Request, Span
+
+
+@dataclass(slots=True)
+class DepthFigures:
+    """Counted since the engine started."""
+
+    depths: dict[str, int] = field(default_factory=dict)
+    """Levels drafted for a request in a step -> how often."""
+    drafted: int = 0
+    """Draft rows that ran."""
+    spared: int = 0
+    """Draft rows that fixed depths would have run besides."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("predicted", "measured"), 0.0))
+    """Of those steps whose time was predicted, to compare."""
+    tokens: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("predicted", "measured"), 0.0))
+    """The same for what they emitted."""
+    gain: float = 1.0
+    """Tokens per second over those of plain decoding, as estimated when a depth was last chosen."""
+
+    def count(self, requests: Sequence[Request], depths: Sequence[int]) -> None:
+        """These levels were drafted for these requests."""
+        for depth, often in Counter(depths).items():
+            self.depths[str(depth)] = self.depths.get(str(depth), 0) + often
+        rows = sum(request.rows_by_depth[depth] for request, depth in zip(requests, depths, strict=True))
+        self.drafted += rows
+        self.spared += sum(request.rows_by_depth[-1] for request in requests) - rows
+
+    def compare(self, seconds: tuple[float, float], tokens: tuple[float, float]) -> None:
+        """A step's (predicted, measured) time, and tokens."""
+        for figures, pair in ((self.seconds, seconds), (self.tokens, tokens)):
+            for name, value in zip(("predicted", "measured"), pair, strict=True):
+                figures[name] += value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a policy chose for the requests of one step, and what it expected of it."""
+
+    depths: Sequence[int]
+    probes: bool
+    """The depth was tried only to learn about it."""
+    least: float
+    """Chance under which a level is not worth its row."""
+    chances: Sequence[Sequence[float]]
+    """For each request, the chance of each level to be reached and accepted."""
+    seconds: float | None
+    """Expected time of the step; None before any was measured."""
+
+
+def reasons(spans: Sequence[Span], choice: Choice | None) -> tuple[Reason, ...]:
+    """A step's, in the order of its spans. choice: of the policy for those spans that decide and that are not
+    `all_or_nothing`, in order; None if depths are not chosen."""
+    places = {id(span): place for place, span in enumerate(filter(is_free, spans))}
+    return tuple(_reason(span, choice, places.get(id(span))) for span in spans)
+
+
+def is_free(span: Span) -> bool:
+    """Whether the policy had a say in its depth."""
+    return span.decides and not span.request.all_or_nothing
+
+
+def _reason(span: Span, choice: Choice | None, place: int | None) -> Reason:
+    request, levels = span.request, len(span.request.rows_by_depth) - 1
+    if not span.decides:
+        return Reason("prompt", levels)
+    if not levels:
+        return Reason("plain", levels)
+    if place is None:
+        return Reason("window", levels)
+    allowed = levels if choice is None else choice.depths[place]
+    useful = useful_depth(request)
+    if span.depth < min(allowed, useful):
+        return Reason("room", levels)
+    if choice is None or not request.adaptive:
+        return Reason("ending" if useful < allowed else "asked", levels)
+    cause: Cause = "ending" if useful < allowed else "probe" if choice.probes else "chosen"
+    least = None if choice.probes else choice.least
+    return Reason(cause, levels, choice.chances[place][:levels], least, choice.seconds)

@@ -1,0 +1,74 @@
+"""`stride explain` says why a traced step's requests got their rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stridelm.cli import main as entry_point
+from stridelm.cli.explain import CAUSES, explained, read_trace
+
+COMMAND = ["generate", "--prompt", "def f(x):", "--max-tokens", "40", "--ignore-eos", "--drafter", "mtp"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("explain") / "trace.jsonl"
+    assert entry_point.main([*COMMAND, "--depth", "auto", "--trace", str(file)]) == 0
+    return file
+
+
+def test_every_step_has_its_reason(trace: Path) -> None:
+    """The first steps try depths, later ones choose, and the last cannot use a full draft."""
+    lines = list(read_trace(trace))
+    causes = [line["reason"]["cause"] for line in lines]
+    assert causes[0] == "probe" and "chosen" in causes and causes[-1] == "ending"
+    for line in lines:
+        reason = line["reason"]
+        assert 0 <= line["depth"] <= reason["levels"] == 3
+        assert reason["chances"] == sorted(reason["chances"], reverse=True) and len(reason["chances"]) == 3
+        assert (reason["cause"] == "probe") == (reason["least"] is None)
+        table = explained(line["step"], [line])
+        assert list(table.columns[-1].cells) == [CAUSES[reason["cause"]]]
+
+
+def test_tables_for_all_steps_or_one(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point.main(["explain", str(trace)]) == 0
+    every = capsys.readouterr().out
+    assert every.count("Step ") == len(list(read_trace(trace)))
+    assert entry_point.main(["explain", str(trace), "--step", "5"]) == 0
+    [title] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Step ")]
+    assert title in every
+
+
+def test_a_fixed_depth_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    assert entry_point.main([*COMMAND, "--depth", "2", "--trace", str(file)]) == 0
+    causes = {line["reason"]["cause"] for line in read_trace(file)}
+    assert causes <= {"asked", "ending"} and "asked" in causes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no json", "stride generate --trace"),
+        (json.dumps({"step": 1}), "stride generate --trace"),
+        ("[]", "stride generate --trace"),
+        ("", "no steps"),
+        (None, "name a trace"),
+    ],
+    ids=["no json", "no reason", "a list", "empty", "missing"],
+)
+def test_what_is_no_trace(text: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.jsonl"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    assert entry_point.main(["explain", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_step_that_is_missing(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point.main(["explain", str(trace), "--step", "9999"]) == 2
+    assert "no step 9999" in capsys.readouterr().err
