@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from stridelm.engine.introspect import Introspection
 from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
 from stridelm.engine.step import Steps, Tracer
-from stridelm.engine.warm_up import Wave, prompts_to_measure, warm_up_requests
+from stridelm.engine.warm_up import Wave, decodes_to_measure, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
 from stridelm.kernels import compilations, step_ops_for
 from stridelm.params import SamplingParams
@@ -140,16 +140,18 @@ class Engine:
         self._count_made()
 
     def _warm_up(self) -> None:
-        """Serve some of the engine's own requests, and keep nothing of them but what prompts cost."""
+        """Serve some of the engine's own requests, and keep nothing of them but what steps cost."""
         target, planner = self.loaded.target, self.steps.planner
         policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
         self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
         self.steps.cost.clear()
         planner.depths.clear()
-        for number, wave in enumerate(prompts_to_measure(target.vocab_size, target.max_length, self.budget)):
-            self._add_own(f"{PROBE} {number}", wave)
-            self._finish_own()
+        self._measure(prompts_to_measure(target.vocab_size, target.max_length, self.budget))
+        if isinstance(self.depths, Adaptive):
+            _, rows_by_depth = self.intake.settled(SamplingParams())
+            self._measure(decodes_to_measure(len(rows_by_depth) - 1, self.budget))
+            self.depths.keep_costs()
         planner.prompts = policy
         self.stats.reset()
 
@@ -161,6 +163,12 @@ class Engine:
                 self.step()
                 advance(1)
         self._finish_own()
+
+    def _measure(self, waves: Iterable[Wave]) -> None:
+        """Serve requests of the engine's own, one wave after another."""
+        for number, wave in enumerate(waves):
+            self._add_own(f"{PROBE} {number}", wave)
+            self._finish_own()
 
     def _add_own(self, id: str, wave: Wave) -> None:
         for place, (prompt, params) in enumerate(wave):

@@ -13,6 +13,8 @@ from stridelm.schedule import Budget
 LENGTHS = (1, 9, 20, 40, 100, 150, 300, 700, 1500, 4000, 8000)
 """Tokens of the prompts. A wave arrives at each step, so that prompts also run beside the decodes of earlier ones."""
 OUTPUT = 4
+SIZES = (1, 4, 16, 64, 256)
+"""Requests that decode together, to be measured: steps tell of others with up to twice or half as many."""
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -61,6 +63,15 @@ def prompts_to_measure(vocab_size: int, max_length: int, budget: Budget) -> Iter
         rows = min(budget.tokens // share, max_length - 1)
         if rows:
             yield [(_prompt(rows, vocab_size), params)]
+
+
+def decodes_to_measure(depth: int, budget: Budget) -> Iterator[Wave]:
+    """Waves of requests that decode together, few and many, long enough for each depth to be tried, to learn what steps
+    with drafts cost. depth: of the deepest draft."""
+    params = SamplingParams(temperature=0.0, max_tokens=(depth + 1) * (depth + 3), ignore_eos=True)
+    sizes = [size for size in SIZES if size < budget.requests]
+    for count in (*sizes, budget.requests):
+        yield [([0], params)] * count
 
 
 def _prompt(length: int, vocab_size: int) -> list[int]:

@@ -32,15 +32,17 @@ SOONEST, LATEST = 8, 512
 """Steps between two probes."""
 PAUSE = 8
 """Steps between two choices."""
+DEEPEST = (1 << 30, 0.0)
+"""The choice of all levels."""
 
 
 @dataclass
 class _Load:
     """What is done at about one number of requests."""
 
-    choice: tuple[int, float] = (0, 1.0)
+    choice: tuple[int, float]
     """Depth and least chance."""
-    pause: int = 0
+    pause: int = PAUSE
     """Steps since the choice was made."""
     unprobed: int = 0
     """Steps since the last probe."""
@@ -48,16 +50,12 @@ class _Load:
     probed: list[int] = field(default_factory=list)
     """Depths, the one probed last at the end."""
 
-    def knows(self, deepest: int) -> bool:
-        """Whether each depth has been tried."""
-        return set(range(deepest + 1)) <= set(self.probed)
-
-    def probe(self, deepest: int) -> int | None:
-        """The depth to be probed now, if any: first each once, the deepest first, then the one that was longest ago."""
-        if not self.knows(deepest):
-            return next(depth for depth in range(deepest, -1, -1) if depth not in self.probed)
-        due = self.unprobed + 1 >= self.interval
-        return next(depth for depth in self.probed if depth <= deepest) if due else None
+    def due(self, deepest: int) -> int | None:
+        """The depth to be probed now, if it is time to: one that never was, or else was longest ago."""
+        if self.unprobed + 1 < self.interval:
+            return None
+        never = [depth for depth in range(deepest, -1, -1) if depth not in self.probed]
+        return next(depth for depth in (*never, *self.probed) if depth <= deepest)
 
 
 class Adaptive:
@@ -71,9 +69,19 @@ class Adaptive:
     def clear(self) -> None:
         self.acceptance = Acceptance()
         self.cost = DecodeCost()
+        self._begin()
+
+    def keep_costs(self) -> None:
+        """Forget all but what steps cost."""
+        self.acceptance = Acceptance()
+        self._begin()
+
+    def _begin(self) -> None:
         self.figures = DepthFigures()
         self._loads: dict[int, _Load] = {}
         """Number of requests, as a stair -> what is done."""
+        self._latest = DEEPEST
+        """The choice made last: what is done with a number of requests that is new."""
 
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         own = [len(request.rows_by_depth) - 1 for request in requests]
@@ -81,7 +89,7 @@ class Adaptive:
         if not deepest:
             return own
         load = self._load(requests)
-        probe = load.probe(deepest)
+        probe = self._probe(load, requests, deepest)
         if probe is not None:
             chosen = [min(probe, depth) for depth in own]
         else:
@@ -101,16 +109,17 @@ class Adaptive:
         reached = [min(levels + 1, depth) for levels, depth in zip(taken, depths, strict=True)]
         readers = self.acceptance.read(requests)
         self.figures.count(requests, depths)
-        load = self._loads.setdefault(stair(len(requests)), _Load())
+        load = self._loads.setdefault(stair(len(requests)), self._load(requests))
         rows = sum(span.rows for span in spans)
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
             expected = self.cost.one(len(requests), rows, max(depths)), self._tokens(readers, depths)
             self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
         self.acceptance.learn(readers, taken, reached)
         if seconds is not None:
-            self.cost.note(len(requests), rows, max(depths), seconds)
+            is_probe = self._probe(load, requests, deepest) is not None
             depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
-            self._consider(load, readers, depth, deepest)
+            self.cost.note(len(requests), rows, max(depths), seconds, depth)
+            self._consider(load, readers, depth if is_probe else None)
         readers.write(self._allowed(readers, deepest, load))
 
     def explain(self, requests: Sequence[Request]) -> Choice | None:
@@ -122,14 +131,19 @@ class Adaptive:
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
         return Choice(
             depths,
-            probes=load.probe(deepest) is not None,
+            probes=self._probe(load, requests, deepest) is not None,
             least=load.choice[1],
             chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
             seconds=self.cost.one(len(requests), rows, max(depths)) if self.cost.known else None,
         )
 
     def _load(self, requests: Sequence[Request]) -> _Load:
-        return self._loads.get(stair(len(requests))) or _Load()
+        return self._loads.get(stair(len(requests))) or _Load(self._latest)
+
+    def _probe(self, load: _Load, requests: Sequence[Request], deepest: int) -> int | None:
+        """The depth to be probed now, if any: first each once, the deepest first."""
+        untried = self.cost.untried(len(requests), deepest)
+        return load.due(deepest) if untried is None else untried
 
     def _tokens(self, readers: Readers, depths: Sequence[int]) -> float:
         """Expected of a step with drafts of these depths."""
@@ -137,20 +151,19 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < np.array(depths)[:, None]
         return len(depths) + float(chances_RD[drafted_RD].sum())
 
-    def _consider(self, load: _Load, readers: Readers, depth: int, deepest: int) -> None:
-        """Choose anew if it is time to. depth: of the step that has landed."""
+    def _consider(self, load: _Load, readers: Readers, probed: int | None) -> None:
+        """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did."""
         load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
-        is_probe = load.unprobed >= load.interval or not load.knows(deepest)
-        if is_probe:
-            load.probed = [*(each for each in load.probed if each != depth), depth]
+        if probed is not None:
+            load.probed = [*(each for each in load.probed if each != probed), probed]
             load.unprobed = 0
         elif load.pause < PAUSE:
             return
-        before, load.choice = load.choice[0], self._best(readers, deepest)
-        load.pause = 0
+        before, load.choice = load.choice[0], self._best(readers)
+        load.pause, self._latest = 0, load.choice
         if load.choice[0] != before:
             load.interval = SOONEST
-        elif is_probe:
+        elif probed is not None:
             load.interval = min(2 * load.interval, LATEST)
 
     def _allowed(self, readers: Readers, deepest: int, load: _Load) -> list[int]:
@@ -160,8 +173,9 @@ class Adaptive:
         allowed: list[int] = (chances_RD >= least).sum(1).tolist()
         return allowed
 
-    def _best(self, readers: Readers, deepest: int) -> tuple[int, float]:
+    def _best(self, readers: Readers) -> tuple[int, float]:
         """(depth, least chance) with the highest rate."""
+        deepest = _deepest(readers.requests)
         widths = {request.rows_by_depth: _widths(request.rows_by_depth, deepest) for request in readers.requests}
         widths_RD = np.array([widths[request.rows_by_depth] for request in readers.requests], dtype=np.float64)
         adaptive_R = np.array([request.adaptive for request in readers.requests])
@@ -206,7 +220,7 @@ def _compile() -> None:
     acceptance.extend({""}, 1)
     acceptance.learn(readers, [1], [1])
     _choices(acceptance.chances(readers, 1), level, one > 0, one, LEAST)
-    cost.note(1, 1, 1, 1.0)
+    cost.note(1, 1, 1, 1.0, 1)
     cost.seconds(1, level, level)
 
 

@@ -29,6 +29,8 @@ SWEEPS = 100
 FEATURES = 5
 STAIRS = (40, 64, 17)
 """Classes of requests, of rows and of depths that corrections are kept for."""
+NEAR = 4
+"""Stairs: a step tells of steps with up to twice or half as many requests."""
 
 
 class DecodeCost:
@@ -42,10 +44,22 @@ class DecodeCost:
         """Of steps that are alike: how many, at most 1 / LIKE; mean of measured over fitted."""
         self._noted: list[tuple[int, int, int, float]] = []
         """Steps that are not in the fit yet."""
+        self._tried: dict[int, set[int]] = {}
+        """Class of requests -> depths tried with about as many."""
 
-    def note(self, requests: int, rows: int, depth: int, seconds: float) -> None:
-        """A step of so many requests and rows, whose deepest draft had this depth, took this long."""
+    def note(self, requests: int, rows: int, depth: int, seconds: float, tried: int) -> None:
+        """A step of so many requests and rows, whose deepest draft had this depth, took this long. tried: depth of the
+        deepest draft whose depth was chosen."""
         self._noted.append((requests, rows, depth, seconds))
+        place = _number(requests)
+        if tried not in self._tried.get(place, ()):
+            for near in range(place - NEAR, place + NEAR + 1):
+                self._tried.setdefault(near, set()).add(tried)
+
+    def untried(self, requests: int, deepest: int) -> int | None:
+        """The largest depth that was not tried with about so many requests; None if each was."""
+        tried = self._tried.get(_number(requests), ())
+        return next((depth for depth in range(deepest, -1, -1) if depth not in tried), None)
 
     @property
     def known(self) -> bool:

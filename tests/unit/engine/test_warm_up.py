@@ -11,7 +11,8 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.warm_up import LENGTHS, VARIANTS, warm_up_requests
-from stridelm.schedule import Budget
+from stridelm.schedule import Adaptive, Budget
+from stridelm.schedule.depth_figures import DepthFigures
 from support.checks.identity import prompts
 from support.doubles.stand import Stand
 
@@ -32,6 +33,22 @@ def test_nothing_stays(checkpoint: Callable[..., Path], drafter: str, options: d
         engine.step()
     assert request.output_ids == stand.plain(prompt, params).outputs[0].token_ids
     assert request.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "eagle", "mtp"])
+def test_depths_are_measured(checkpoint: Callable[..., Path], drafter: str) -> None:
+    """Where depths are chosen, each depth has been tried with few requests and with many, and nothing was learnt of
+    texts: what the engine guessed in its own says nothing of others."""
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+    engine = stand.llm(drafter=drafter, depth="auto", max_num_seqs=20).engine
+    assert isinstance(engine.depths, Adaptive)
+    engine._warm_up()
+    deepest = len(engine.intake.settled(SamplingParams())[1]) - 1
+    assert deepest > 1 and engine.depths.cost.known
+    assert [engine.depths.cost.untried(count, deepest) for count in (1, 2, 5, 9, 16, 20)] == [None] * 6
+    assert engine.depths.figures == DepthFigures()
+    request = engine.add("a", prompts(stand, 1)[0], SamplingParams(max_tokens=2))
+    assert engine.depths.explain([request]) is not None and request.stats.checks == 0
 
 
 @pytest.mark.parametrize("grammars", [False, True])
