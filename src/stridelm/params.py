@@ -221,6 +221,10 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are reported in addition")
     return_hidden_states: bool = option(False, "return the final hidden state at each position")
     priority: int = option(0, "lower is served first")
+    target_tps: float | None = option(
+        None,
+        "tokens per second that its drafts are to reach, if depth is auto: while it is slower, they count for more",
+    )
     cache_salt: str | None = option(None, "share cached prefixes and learnt drafts only with requests of the same salt")
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None)
     speculation: Speculation | Mapping[str, Any] | str | None = field(default=None)
@@ -242,6 +246,7 @@ class SamplingParams:
         settle_number(self, "logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         settle_number(self, "prompt_logprobs", 0, MAX_LOGPROBS, whole=True, optional=True)
         settle_number(self, "priority", -(2**63), 2**63 - 1, whole=True)
+        settle_number(self, "target_tps", 0.01, 1e6, optional=True)
         self._settle_chosen()
         salt: Any = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):

@@ -154,6 +154,8 @@ class RequestStats:
     """Levels of drafts that were checked so far."""
     depth: int | None = None
     """Levels that it is to draft next, as of its last step that landed, if depths are chosen while requests run."""
+    pace: float | None = None
+    """Tokens per second of late, if it has a target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.schedule import Adaptive
 from support.checks.identity import check_identity, prompts, sampling
@@ -48,6 +50,33 @@ def test_identity(stands: dict[str, Stand], way: str, drafter: str, temperature:
     check_identity(stand, jobs, llm=llm)
     policy = llm.engine.steps.planner.depths
     assert isinstance(policy, Adaptive) and policy._loads, "nothing was chosen"
+
+
+def test_urgency_changes_no_token(stands: dict[str, Stand]) -> None:
+    """Priorities and targets change what is drafted, and nothing else."""
+    stand = stands["at once"]
+    jobs = [
+        Job(
+            prompt,
+            replace(sampling(stand, prompt, 1.0, "nothing"), priority=i - 2, target_tps=10.0**i if i % 2 else None),
+        )
+        for i, prompt in enumerate(prompts(stand, 6))
+    ]
+    llm = stand.llm(drafter="ngram", depth="auto", page_size=4, max_num_seqs=4)
+    plain = [Job(job.prompt, replace(job.params, target_tps=None)) for job in jobs]
+    emitted = [output.outputs[0].token_ids for output in stand.run(jobs, llm=llm)]
+    assert emitted == [stand.tokens(job.prompt, job.params) for job in plain]
+
+
+@pytest.mark.parametrize("options", [{"drafter": "ngram"}, {"drafter": "none"}], ids=str)
+def test_a_target_is_refused_where_it_would_do_nothing(stands: dict[str, Stand], options: dict[str, str]) -> None:
+    llm = stands["at once"].llm(**options)
+    with pytest.raises(ValueError, match="--depth auto"):
+        llm.engine.add("a", [1, 2], SamplingParams(target_tps=5.0))
+    chosen = stands["at once"].llm(drafter="ngram", depth="auto")
+    with pytest.raises(ValueError, match="leave it out"):
+        chosen.engine.add("a", [1, 2], SamplingParams(target_tps=5.0, speculation={"depth": 2}))
+    chosen.engine.add("a", [1, 2], SamplingParams(target_tps=5.0))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "skip_tokenizer_init": False}
 """EngineConfig for a single prompt given as text."""
 SEEN_BY_PROGRAMS = ("logprobs", "prompt_logprobs", "logprob_token_ids", "return_hidden_states")
-UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "structured_outputs", "speculation")
+UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "target_tps", "structured_outputs", "speculation")
 """SamplingParams without effect here, where one sample is shown as text and no other request waits."""
 DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0}
 """Defaults of this command in place of SamplingParams', unless the checkpoint recommends others: a longer output, and

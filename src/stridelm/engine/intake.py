@@ -58,6 +58,9 @@ class Intake:
         ids = self._prompt(prompt_ids)
         self._check_params(params)
         speculation, rows_by_depth = self.settled(params)
+        adaptive = self.adaptive and Speculation.of(params.speculation).depth is None
+        if params.target_tps is not None and not (adaptive and rows_by_depth[-1]):
+            raise ValueError("target_tps has no effect where depths are not chosen: leave it out, or use --depth auto")
         assert speculation.drafter is not None and speculation.acceptance is not None
         drafter = self.drafters.get(speculation.drafter)
         request = Request(
@@ -77,7 +80,7 @@ class Intake:
             seed=_seed(params.seed, seed),
             stats=RequestStats(arrived_s=time.perf_counter()),
             host_bound=drafter.host_bound,
-            adaptive=self.adaptive and Speculation.of(params.speculation).depth is None,
+            adaptive=adaptive,
             draft_kv=drafter.draft_kv,
         )
         check_token_ids(params, self.target.vocab_size, request.bad_words)

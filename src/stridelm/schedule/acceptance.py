@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
+from stridelm.schedule.urgency import weights
 from stridelm.types import Request
 
 FIRST = 2 / 3
@@ -57,6 +58,8 @@ class Readers:
     fortunes_R: np.ndarray
     checks_R: np.ndarray
     """Levels that were checked so far."""
+    weights_R: np.ndarray
+    """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
 
     def write(self, depths: Sequence[int]) -> None:
         """Leave what is known with the requests, and the levels that they are to draft."""
@@ -88,6 +91,7 @@ class Acceptance:
             np.array(depths, dtype=np.int64),
             np.array([each.fortune for each in stats], dtype=np.float64),
             np.array([each.checks for each in stats], dtype=np.int64),
+            weights(requests),
         )
 
     def learn(self, readers: Readers, accepted: Sequence[int], reached: Sequence[int]) -> None:

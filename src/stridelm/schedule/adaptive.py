@@ -8,6 +8,8 @@ depth 0 is a choice like any other. How deep a request drafts next is settled wh
 What is not chosen is not learnt about, so now and then a step probes another depth. Probes become rare while they
 change nothing, and frequent again when one does.
 
+Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
+
 Legend: R requests, D levels, T least chances.
 """
 
@@ -24,6 +26,7 @@ import numpy as np
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.decode_cost import DecodeCost, stair
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
+from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span
 
 LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
@@ -116,6 +119,7 @@ class Adaptive:
             self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
         self.acceptance.learn(readers, taken, reached)
         if seconds is not None:
+            keep_pace(requests, [1 + levels for levels in taken], seconds)
             is_probe = self._probe(load, requests, deepest) is not None
             depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
             self.cost.note(len(requests), rows, max(depths), seconds, depth)
@@ -170,7 +174,7 @@ class Adaptive:
         """Levels that each request drafts."""
         depth, least = load.choice
         chances_RD = self.acceptance.chances(readers, deepest)[:, :depth]
-        allowed: list[int] = (chances_RD >= least).sum(1).tolist()
+        allowed: list[int] = (readers.weights_R[:, None] * chances_RD >= least).sum(1).tolist()
         return allowed
 
     def _best(self, readers: Readers) -> tuple[int, float]:
@@ -180,7 +184,9 @@ class Adaptive:
         widths_RD = np.array([widths[request.rows_by_depth] for request in readers.requests], dtype=np.float64)
         adaptive_R = np.array([request.adaptive for request in readers.requests])
         chances_RD = self.acceptance.chances(readers, deepest)
-        rows_TD, tokens_TD, depths_TD = _choices(chances_RD, widths_RD, adaptive_R, readers.depths_R, LEAST)
+        rows_TD, tokens_TD, depths_TD = _choices(
+            chances_RD, widths_RD, adaptive_R, readers.depths_R, readers.weights_R, LEAST
+        )
         rate_TD = tokens_TD / self.cost.seconds(len(readers.requests), rows_TD, depths_TD)
         place, depth = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
         self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
@@ -188,24 +194,25 @@ class Adaptive:
 
 
 @nb.njit(cache=True)
-def _choices(chances_RD, widths_RD, adaptive_R, depths_R, least_T):
-    """[T, D + 1] rows, tokens and depth of a step, for each least chance and depth."""
+def _choices(chances_RD, widths_RD, adaptive_R, depths_R, weights_R, least_T):
+    """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance and depth."""
     count, levels = chances_RD.shape
     rows_TD, tokens_TD = np.zeros((len(least_T), levels + 1)), np.zeros((len(least_T), levels + 1))
     depths_TD = np.zeros((len(least_T), levels + 1))
     for t in range(len(least_T)):
-        rows_TD[t, 0] = tokens_TD[t, 0] = count
+        rows_TD[t, 0], tokens_TD[t, 0] = count, weights_R.sum()
         for r in range(count):
             if not adaptive_R[r]:
                 rows_TD[t, 0] += widths_RD[r].sum()
-                tokens_TD[t, 0] += chances_RD[r].sum()
+                tokens_TD[t, 0] += weights_R[r] * chances_RD[r].sum()
                 depths_TD[t, 0] = max(depths_TD[t, 0], depths_R[r])
         for level in range(levels):
             rows, tokens, depth = rows_TD[t, level], tokens_TD[t, level], depths_TD[t, level]
             for r in range(count):
-                if adaptive_R[r] and chances_RD[r, level] >= least_T[t]:
+                chance = weights_R[r] * chances_RD[r, level]
+                if adaptive_R[r] and chance >= least_T[t]:
                     rows += widths_RD[r, level]
-                    tokens += chances_RD[r, level]
+                    tokens += chance
                     depth = max(depth, level + 1)
             rows_TD[t, level + 1], tokens_TD[t, level + 1], depths_TD[t, level + 1] = rows, tokens, depth
     return rows_TD, tokens_TD, depths_TD
@@ -216,10 +223,10 @@ def _compile() -> None:
     """Run the compiled loops once, so that no request waits for them: compiling takes some seconds, once per
     machine."""
     one, level, cost = np.ones(1, dtype=np.int64), np.ones((1, 1)), DecodeCost()
-    acceptance, readers = Acceptance(), Readers((), 0 * one, one, np.zeros(1), 0 * one)
+    acceptance, readers = Acceptance(), Readers((), 0 * one, one, np.zeros(1), 0 * one, np.ones(1))
     acceptance.extend({""}, 1)
     acceptance.learn(readers, [1], [1])
-    _choices(acceptance.chances(readers, 1), level, one > 0, one, LEAST)
+    _choices(acceptance.chances(readers, 1), level, one > 0, one, np.ones(1), LEAST)
     cost.note(1, 1, 1, 1.0, 1)
     cost.seconds(1, level, level)
 

@@ -50,6 +50,7 @@ class Simulation:
     cost: Cost
     seed: int = 0
     adaptive: bool = True
+    life: float = LIFE
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -80,7 +81,7 @@ class Simulation:
         self.depths.append(depths)
         for place, more in enumerate(accepted):
             self.requests[place].output_ids += [0] * (1 + more)
-            if len(self.requests[place].output_ids) > LIFE:
+            if len(self.requests[place].output_ids) > self.life:
                 self.requests[place] = self._request()
 
     def _accepted(self, chance: float, depth: int) -> int:
@@ -122,6 +123,32 @@ def test_rows_go_to_those_who_gain() -> None:
     last = run.depths[-200:]
     bad, good = (sum(depths[i] for depths in last for i in places) for places in ((0, 2, 4), (1, 3, 5)))
     assert good > 5 * bad
+
+
+def test_urgent_requests_draft_deeper() -> None:
+    """Where rows cost, those of a request with priority are worth more than the same rows of others."""
+    run = Simulation(Adaptive(), [0.6] * 8, small)
+    run.requests[0].priority, run.requests[1].priority = -3, 3
+    run.life = math.inf
+    run.run(600)
+    urgent, idle, others = (
+        sum(depths[i] for depths in run.depths[-300:] for i in places) / len(places)
+        for places in ((0,), (1,), range(2, 8))
+    )
+    assert urgent > others > idle
+
+
+def test_a_request_behind_its_target_drafts_deeper() -> None:
+    """A target that cannot be met makes a request's tokens count for more, and one that is met changes nothing."""
+    run = Simulation(Adaptive(), [0.6] * 8, small)
+    run.requests[0].params = SamplingParams(target_tps=1e4)
+    run.requests[1].params = SamplingParams(target_tps=0.5)
+    run.life = math.inf
+    run.run(600)
+    pushed, content, *others = (sum(depths[i] for depths in run.depths[-300:]) for i in range(8))
+    assert pushed > 1.3 * max(others)
+    assert min(others) * 0.7 < content < 1.3 * max(others)
+    assert run.requests[1].stats.pace is not None and run.requests[2].stats.pace is None
 
 
 def test_a_useless_drafter_costs_little() -> None:

@@ -106,6 +106,7 @@ class SamplingFields(InertFields):
     bad_words: BadWords | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = None
+    target_tps: float | None = Field(None, ge=0.01, le=1e6)
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     no_stop_trim: Literal[False] | None = None
@@ -130,7 +131,8 @@ class SamplingFields(InertFields):
         same = (
             *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
             *("repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "cache_salt", "speculation", "n"),
+            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "target_tps", "cache_salt"),
+            *("speculation", "n"),
         )
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         structured = self._structured()
