@@ -10,7 +10,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
-from stridelm.schedule import Adaptive
+from stridelm.schedule.adaptive import Adaptive
 from support.checks.identity import check_identity, prompts, sampling
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Job, Stand

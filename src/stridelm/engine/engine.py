@@ -36,12 +36,13 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Adaptive, Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded
+from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
+    from stridelm.schedule.adaptive import Adaptive
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,8 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
-        self.depths = Adaptive() if config.depth == "auto" else Configured()
-        planner = Planner(self.budget, self.depths, prompts)
+        self.adaptive = _adaptive() if config.depth == "auto" else None
+        planner = Planner(self.budget, self.adaptive or Configured(), prompts)
         self.steps = Steps(planner, self.roster, self.device, emitter, int(self.device.on_bounds), cost)
         self.doubts = Doubts()
         self._arrivals = 0
@@ -148,10 +149,10 @@ class Engine:
         self.steps.cost.clear()
         planner.depths.clear()
         self._measure(prompts_to_measure(target.vocab_size, target.max_length, self.budget))
-        if isinstance(self.depths, Adaptive):
+        if self.adaptive is not None:
             _, rows_by_depth = self.intake.settled(SamplingParams())
             self._measure(decodes_to_measure(len(rows_by_depth) - 1, self.budget))
-            self.depths.keep_costs()
+            self.adaptive.keep_costs()
         planner.prompts = policy
         self.stats.reset()
 
@@ -273,8 +274,8 @@ class Engine:
         """Graphs and kernels made so far, and depths chosen, in the statistics."""
         if self.capture is not None:
             self.stats.captures, self.stats.compilations = self.capture.pool.graphs, compilations.count()
-        if isinstance(self.depths, Adaptive):
-            self.stats.depths = self.depths.figures
+        if self.adaptive is not None:
+            self.stats.depths = self.adaptive.figures
 
     @property
     def busy(self) -> bool:
@@ -345,3 +346,9 @@ class Engine:
         """Made for the first request that needs it: reading the tokenizer's vocabulary takes a while."""
         assert self.tokenizer is not None
         return Grammars(self.tokenizer, self.loaded.target.vocab_size, self.loaded.eos_ids)
+
+
+def _adaptive() -> Adaptive:
+    from stridelm.schedule.adaptive import Adaptive
+
+    return Adaptive()

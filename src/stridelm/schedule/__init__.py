@@ -1,6 +1,8 @@
-"""Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors."""
+"""Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors.
 
-from stridelm.schedule.adaptive import Adaptive
+adaptive.py is not imported here: its compiled loops load Numba, which not every process needs.
+"""
+
 from stridelm.schedule.depth import Configured, DepthPolicy
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.planner import Planner
@@ -10,7 +12,6 @@ from stridelm.schedule.rows import smallest_budget
 from stridelm.schedule.step_cost import StepCost
 
 __all__ = [
-    "Adaptive",
     "Budget",
     "Configured",
     "DepthPolicy",

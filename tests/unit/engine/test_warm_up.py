@@ -11,7 +11,7 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.warm_up import LENGTHS, VARIANTS, warm_up_requests
-from stridelm.schedule import Adaptive, Budget
+from stridelm.schedule import Budget
 from stridelm.schedule.depth_figures import DepthFigures
 from support.checks.identity import prompts
 from support.doubles.stand import Stand
@@ -41,14 +41,14 @@ def test_depths_are_measured(checkpoint: Callable[..., Path], drafter: str) -> N
     texts: what the engine guessed in its own says nothing of others."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
     engine = stand.llm(drafter=drafter, depth="auto", max_num_seqs=20).engine
-    assert isinstance(engine.depths, Adaptive)
+    assert engine.adaptive is not None
     engine._warm_up()
     deepest = len(engine.intake.settled(SamplingParams())[1]) - 1
-    assert deepest > 1 and engine.depths.cost.known
-    assert [engine.depths.cost.untried(count, deepest) for count in (1, 2, 5, 9, 16, 20)] == [None] * 6
-    assert engine.depths.figures == DepthFigures()
+    assert deepest > 1 and engine.adaptive.cost.known
+    assert [engine.adaptive.cost.untried(count, deepest) for count in (1, 2, 5, 9, 16, 20)] == [None] * 6
+    assert engine.adaptive.figures == DepthFigures()
     request = engine.add("a", prompts(stand, 1)[0], SamplingParams(max_tokens=2))
-    assert engine.depths.explain([request]) is not None and request.stats.checks == 0
+    assert engine.adaptive.explain([request]) is not None and request.stats.checks == 0
 
 
 @pytest.mark.parametrize("grammars", [False, True])

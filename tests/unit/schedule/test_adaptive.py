@@ -11,8 +11,9 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.params import Speculation
-from stridelm.schedule import Adaptive, Configured, DepthPolicy
+from stridelm.schedule import Configured, DepthPolicy
 from stridelm.schedule.acceptance import Acceptance
+from stridelm.schedule.adaptive import Adaptive
 from stridelm.types import Request, Span
 
 DEPTH = 4

@@ -6,7 +6,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.params import Speculation
-from stridelm.schedule import Adaptive
+from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.depth_figures import Choice, DepthFigures, reasons
 from stridelm.types import Request, Span
 

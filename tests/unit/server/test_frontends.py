@@ -438,6 +438,12 @@ def test_ending(tmp_path: Path) -> None:
         assert not alive
 
 
+def test_what_a_frontend_loads() -> None:
+    """No compiler: there are many front-ends, and only the engine computes."""
+    code = "import sys, stridelm.server.frontends.frontend; print({'numba', 'triton'} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
 def test_no_process_outlives_the_parent(tmp_path: Path) -> None:
     with serving(tmp_path, "--api-server-count", str(COUNT)) as served:
         processes = psutil.Process(served.process.pid).children(recursive=True)
