@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 
 from stridelm.cache.layout import HeadsKV, LayerState, LayerStates
+from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.ops import Ops, QKRope
 from stridelm.types import Geometry
 
@@ -43,8 +44,8 @@ class Mix(Protocol):
 class PagedLayers:
     """A Mix over a pool's pages, which may be able to run whole layers."""
 
-    def run_layer(self, layer: int, arguments: tuple[Any, ...]) -> bool:
-        """As `Mixer.run_layer`; False also if only some of the rows attend."""
+    def run_layers(self, layers: tuple[int, ...], arguments: tuple[Any, ...]) -> bool:
+        """As `Mixer.run_layers`; False also if only some of the rows attend. All layers keep keys and values."""
         raise NotImplementedError
 
 
@@ -74,9 +75,10 @@ class Mixer(Generic[S]):
         """
         raise NotImplementedError
 
-    def run_layer(self, state: S, entries: Entries, slots_N: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
-        """Run a layer of attention and a gated MLP as one compiled call. arguments: those of
-        kernels/host/layer.py up to the heads. False if the backend has no such call."""
+    def run_layers(self, stored: StoredLayers, slots: dict[str, torch.Tensor], arguments: tuple[Any, ...]) -> bool:
+        """Run layers of attention and a gated MLP as one compiled call. slots: page group -> [N] int64 pool slot of
+        each row. arguments: those of kernels/host/layer.py from the layers on. False if the backend has no such
+        call."""
         return False
 
 

@@ -8,32 +8,24 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from stridelm.attention.base import AttentionBackend, Entries, HeadsMixer
+from stridelm.attention.base import AttentionBackend, HeadsMixer
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV
+from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.kernels.host.geometry import pool_slots, reach, tiles
-from stridelm.kernels.host.layer import layer
+from stridelm.kernels.host.columns import bits
+from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
+from stridelm.kernels.host.layer import run_layers
 from stridelm.kernels.host.memory import array
 from stridelm.types import Geometry
-
-TILE_QUERIES = 48
-"""Most query vectors in a tile. They share the keys and values read from the pool; more of them would not fit into the
-second-level cache beside those."""
 
 
 class HostHeads(HeadsMixer):
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
-        follow_torch()
+        self._threads = follow_torch()
         self._backend, self._geometry = backend, geometry
-        tables = {group: array(pages.contiguous()) for group, pages in geometry.tables.items()}
-        self._slots = {group: pool_slots(pages, geometry.page_size) for group, pages in tables.items()}
-        self._firsts, self._rows = array(geometry.firsts), geometry.positions.shape[0]
-        self._tiles: dict[int, np.ndarray[Any, Any]] = {}
-        self._ancestors = array(geometry.ancestors)
-        spans = (self._firsts, array(geometry.starts), array(geometry.reals))
-        self._bases, self._limits = reach(*spans, array(geometry.draft_rows), array(geometry.positions))
+        self._sight: _Sight | None = None
         self._fallback: ReferenceHeads | None = None
 
     def attend(
@@ -41,17 +33,60 @@ class HostHeads(HeadsMixer):
     ) -> torch.Tensor:
         if q_NHD.dtype not in DTYPES:
             return self._reference().attend(state, q_NHD, keys_PGD, values_PGD)
+        if self._sight is None:
+            self._sight = _Sight(self._geometry)
         out = torch.empty_like(q_NHD)
-        attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._seen(state), array(out))
+        attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._sight.of(state), array(out))
         return out
 
-    def run_layer(self, state: HeadsKV, entries: Entries, slots_N: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
-        stored = array(entries["keys"]), array(entries["values"]), array(slots_N)
-        layer(*arguments, *stored, *self._seen(state))
+    def run_layers(self, stored: StoredLayers, slots: dict[str, torch.Tensor], arguments: tuple[Any, ...]) -> bool:
+        geometry = self._geometry
+        # Named, so that they live as long as their addresses are used.
+        pages = {group: table.contiguous() for group, table in geometry.tables.items()}
+        rows = {group: each.contiguous() for group, each in slots.items()}
+        kinds = [_kind(state, rows[state.group], pages[state.group]) for state in stored.states]
+        run_layers(
+            self._threads,
+            stored.table,
+            np.array(kinds),
+            next(iter(pages.values())).shape[1],
+            geometry.page_size,
+            geometry.firsts.numpy(),
+            geometry.starts.numpy(),
+            geometry.reals.numpy(),
+            geometry.draft_rows.numpy(),
+            geometry.positions.numpy(),
+            geometry.ancestors.numpy(),
+            *arguments,
+        )
         return True
 
-    def _seen(self, state: HeadsKV) -> tuple[Any, ...]:
-        """What each row sees, as `attend` takes it."""
+    def _reference(self) -> ReferenceHeads:
+        if self._fallback is None:
+            self._fallback = ReferenceHeads(self._backend, self._geometry)
+        return self._fallback
+
+
+def _kind(state: HeadsKV, slots_N: torch.Tensor, pages_RP: torch.Tensor) -> tuple[int, ...]:
+    """A row of columns.py's last table."""
+    window = sys.maxsize if state.window is None else state.window
+    return slots_N.data_ptr(), pages_RP.data_ptr(), window, state.heads // state.kv_heads, bits(state.scale)
+
+
+class _Sight:
+    """What a step's rows see, for layers that are run part by part."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        tables = {group: array(pages.contiguous()) for group, pages in geometry.tables.items()}
+        self._slots = {group: pool_slots(pages, geometry.page_size) for group, pages in tables.items()}
+        self._firsts, self._rows = array(geometry.firsts), geometry.positions.shape[0]
+        self._tiles: dict[int, np.ndarray[Any, Any]] = {}
+        self._ancestors = array(geometry.ancestors)
+        spans = (self._firsts, array(geometry.starts), array(geometry.reals))
+        self._bases, self._limits = reach(*spans, array(geometry.draft_rows), array(geometry.positions))
+
+    def of(self, state: HeadsKV) -> tuple[Any, ...]:
+        """As `attend` takes it."""
         return (
             self._slots[state.group],
             self._tiles_of(state.heads // state.kv_heads),
@@ -66,11 +101,6 @@ class HostHeads(HeadsMixer):
         if shared not in self._tiles:
             self._tiles[shared] = tiles(self._firsts, self._rows, max(1, TILE_QUERIES // shared))
         return self._tiles[shared]
-
-    def _reference(self) -> ReferenceHeads:
-        if self._fallback is None:
-            self._fallback = ReferenceHeads(self._backend, self._geometry)
-        return self._fallback
 
 
 class HostAttention(AttentionBackend):

@@ -7,15 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import torch
 
-from stridelm.cache.layout import LayerStates
+from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.step_ops import StepOps
 from stridelm.progress import size
 from stridelm.types import Draft, ForwardBatch, Geometry, Verdict
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLayers:
+    """Where layers keep heads' keys and values, for compiled code. Valid as long as their pool."""
+
+    states: tuple[HeadsKV, ...]
+    """Their states, each once."""
+    table: np.ndarray
+    """[L, 3] int64: address of the layer's keys and of its values, and the index of its state."""
 
 
 class PagePool:
@@ -47,6 +58,7 @@ class PagePool:
         ops = ops or step_ops_for(device)
         self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}
         """Page group -> function that moves its layers' entries."""
+        self._stored: dict[tuple[int, ...], StoredLayers] = {}
 
     def keep(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
         """Move the entries of accepted paths to where a chain's would be. A no-op if all drafts are chains.
@@ -63,6 +75,17 @@ class PagePool:
             source = _slots(pages, base[:, None] + verdict.path, self.page_size)
             target = _slots(pages, base[:, None] + depth, self.page_size)
             self.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
+
+    def stored(self, layers: tuple[int, ...]) -> StoredLayers:
+        """Layers with keys and values, by number."""
+        found = self._stored.get(layers)
+        if found is None:
+            states = [state for layer in layers if isinstance(state := self.states[layer], HeadsKV)]
+            once = tuple(dict.fromkeys(states))
+            both = [(self.entries[layer]["keys"], self.entries[layer]["values"]) for layer in layers]
+            rows = [(k.data_ptr(), v.data_ptr(), once.index(s)) for (k, v), s in zip(both, states, strict=True)]
+            found = self._stored[layers] = StoredLayers(once, np.array(rows))
+        return found
 
     def compact(self, group: str, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
         """Copy slots source[i] to target[i], int64, in all layers of a group: compacts an accepted path.

@@ -97,9 +97,9 @@ class PagedMix(PagedLayers):
         mixer = self.prepared.mixer(state)
         return mixer.mix(state, inputs, entries, self.slots[state.group], self.ops, self.lookers)
 
-    def run_layer(self, layer: int, arguments: tuple[Any, ...]) -> bool:
+    def run_layers(self, layers: tuple[int, ...], arguments: tuple[Any, ...]) -> bool:
         if self.lookers is not None:
             return False
-        state, entries = self.pool.states[layer], self.pool.entries[layer]
-        mixer = self.prepared.mixer(state)
-        return mixer.run_layer(state, entries, self.slots[state.group], arguments)
+        stored = self.pool.stored(layers)
+        mixer = self.prepared.mixer(stored.states[0])
+        return mixer.run_layers(stored, self.slots, arguments)

@@ -26,20 +26,30 @@ PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True,
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_compiled_blocks(kind: str, checkpoint: Callable[..., Path]) -> None:
-    """Prompts of up to 25 rows, too many for one call, then five streams: the same tokens and log-probabilities."""
+    """Prompts of up to 25 rows, too many for one call, then five streams: the same tokens and log-probabilities, with
+    one thread and with two, and whether all blocks are one call or each is."""
     llm = LLM(model=str(checkpoint(kind, **SIZES)), dtype="bfloat16", skip_tokenizer_init=True, num_pages=64)
     blocks = [module for module in llm.engine.loaded.model.modules() if isinstance(module, Block)]
     product = blocks[0].mixer.get_submodule("o").product
     if not (isinstance(product, PackedProduct) and product.few is not None):
         pytest.skip("this CPU has no kernel for few rows that compiled code could call")
-    assert all(block.compiled is not None for block in blocks)
+    model = llm.engine.loaded.model
+    assert model.compiled is not None and all(block.compiled is not None for block in blocks)
 
     def outputs() -> list[object]:
         llm.engine.ledger.flush()
         samples = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS)]
         return [(sample.token_ids, sample.logprobs) for sample in samples]
 
-    whole = outputs()
+    whole, threads = outputs(), torch.get_num_threads()
+    try:
+        for other in {1, 2} - {threads}:
+            torch.set_num_threads(other)
+            assert outputs() == whole
+    finally:
+        torch.set_num_threads(threads)
+    model.compiled = None
+    assert outputs() == whole
     for block in blocks:
         block.compiled = None
     with torch.inference_mode():

@@ -6,6 +6,7 @@ no bfloat16.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numba as nb
@@ -26,18 +27,24 @@ DTYPES = frozenset((torch.bfloat16, torch.float32))
 """What the kernels read and write. They compute in float32."""
 
 
-def follow_torch() -> None:
-    """Make Numba use as many threads as torch currently does, without changing torch's number.
+_following = threading.local()
+"""`threads`: the number that this thread last set."""
+
+
+def follow_torch() -> int:
+    """Make Numba use as many threads as torch currently does, without changing torch's number; returns Numba's.
 
     Numba starts its workers at the first call and thereby sets OpenMP's number of threads, which torch shares: a
     process configured for one thread would continue with one per core.
     """
     threads = torch.get_num_threads()
     wanted = min(threads, nb.config.NUMBA_NUM_THREADS)
-    if nb.get_num_threads() != wanted:  # asking takes a tenth of the time that setting takes
+    if getattr(_following, "threads", 0) != wanted:
         nb.set_num_threads(wanted)
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+        _following.threads = wanted
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+    return wanted
 
 
 def widen(stored: Any) -> Any:

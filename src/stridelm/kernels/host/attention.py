@@ -25,37 +25,6 @@ KEYS = 64
 """Entries that are widened to float32 at a time and shared by all queries of a tile."""
 
 
-@kernel
-def attend(q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, out_NHD):
-    """Write softmax(q k^T scale) v of every row into out_NHD.
-
-    slots_RL: pool slot of each storage entry of a span. tiles_T3: (span, first row, rows) of each tile. A row sees the
-    first `limits` entries of its span and, from entry `bases` on, those whose bits are set in `ancestors`; of all
-    these, only the last `window`.
-    """
-    tiles, heads, kv_heads = tiles_T3.shape[0], q_NHD.shape[1], keys_PGD.shape[1]
-    size, shared = q_NHD.shape[2], heads // kv_heads
-    for task in prange(tiles * kv_heads):
-        tile, head = task % tiles, task // tiles
-        span, first, rows = tiles_T3[tile]
-        count = _reach(limits_N[first : first + rows], bases_N[first : first + rows], ancestors_N[first : first + rows])
-        slots = slots_RL[span, :count]
-        queries = np.empty((rows * shared, size), np.float32)
-        for m in range(rows * shared):
-            for d in range(size):
-                queries[m, d] = widen(q_NHD[first + m // shared, head * shared + m % shared, d]) * scale
-        scores = np.empty((rows * shared, (count + 3) // 4 * 4), np.float32)
-        _score(queries, keys_PGD, head, slots, scores)
-        for m in range(rows * shared):
-            row = first + m // shared
-            _weigh(scores[m], limits_N[row], bases_N[row], ancestors_N[row], window)
-        mixed = np.zeros((rows * shared, size), np.float32)
-        _mix(scores, values_PGD, head, slots, mixed)
-        for m in range(rows * shared):
-            for d in range(size):
-                out_NHD[first + m // shared, head * shared + m % shared, d] = narrow(mixed[m, d], out_NHD)
-
-
 @register_jitable
 def _reach(limits, bases, ancestors):
     """One past the last entry that any of a tile's rows sees."""
@@ -163,3 +132,43 @@ def _mix(weights_ML, stored_PGD, head, slots_L, mixed_MD):
                 for d in range(size):
                     v0, v1, v2, v3 = taken[j, d], taken[j + 1, d], taken[j + 2, d], taken[j + 3, d]
                     mixed_MD[m, d] = mixed_MD[m, d] + p0 * v0 + p1 * v1 + p2 * v2 + p3 * v3
+
+
+@in_order
+def attend_tile(
+    task, q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, out_NHD
+):
+    """One of `attend`'s tasks: a tile and a KV head."""
+    tiles, heads, kv_heads = tiles_T3.shape[0], q_NHD.shape[1], keys_PGD.shape[1]
+    size, shared = q_NHD.shape[2], heads // kv_heads
+    tile, head = task % tiles, task // tiles
+    span, first, rows = tiles_T3[tile]
+    count = _reach(limits_N[first : first + rows], bases_N[first : first + rows], ancestors_N[first : first + rows])
+    slots = slots_RL[span, :count]
+    queries = np.empty((rows * shared, size), np.float32)
+    for m in range(rows * shared):
+        for d in range(size):
+            queries[m, d] = widen(q_NHD[first + m // shared, head * shared + m % shared, d]) * scale
+    scores = np.empty((rows * shared, (count + 3) // 4 * 4), np.float32)
+    _score(queries, keys_PGD, head, slots, scores)
+    for m in range(rows * shared):
+        row = first + m // shared
+        _weigh(scores[m], limits_N[row], bases_N[row], ancestors_N[row], window)
+    mixed = np.zeros((rows * shared, size), np.float32)
+    _mix(scores, values_PGD, head, slots, mixed)
+    for m in range(rows * shared):
+        for d in range(size):
+            out_NHD[first + m // shared, head * shared + m % shared, d] = narrow(mixed[m, d], out_NHD)
+
+
+@kernel
+def attend(q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, out_NHD):
+    """Write softmax(q k^T scale) v of every row into out_NHD.
+
+    slots_RL: pool slot of each storage entry of a span. tiles_T3: (span, first row, rows) of each tile. A row sees the
+    first `limits` entries of its span and, from entry `bases` on, those whose bits are set in `ancestors`; of all
+    these, only the last `window`.
+    """
+    for task in prange(tiles_T3.shape[0] * keys_PGD.shape[1]):
+        seen = (slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale)
+        attend_tile(task, q_NHD, keys_PGD, values_PGD, *seen, out_NHD)

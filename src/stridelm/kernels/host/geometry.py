@@ -9,6 +9,10 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+TILE_QUERIES = 48
+"""Most query vectors in a tile. They share the keys and values read from the pool; more of them would not fit into the
+second-level cache beside those."""
+
 
 @nb.njit(cache=True, error_model="numpy")
 def pool_slots(tables_RP, page_size):

@@ -1,78 +1,210 @@
-"""A whole decoder layer for few rows: one call, where the host would otherwise make nine and prepare each.
+"""Decoder layers for few rows: one call for all of them, where the host would otherwise make nine for each and prepare
+each.
 
-It runs the kernels of rows.py, attention.py and product.py one after another, so its bits are theirs.
+Threads share the work of the whole call (team.py). What they run are the parts of the kernels in rows.py, attention.py
+and product.py, so the bits are theirs, whatever the number of threads.
 
-Legend: as in kernels/ops.py and attention.py.
+Legend: as in kernels/ops.py and attention.py; L layers, K kinds of attention, F columns of a table.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,call-arg,unreachable"
 from __future__ import annotations
 
 import numba as nb
 import numpy as np
+from numba import prange
 
-from stridelm.kernels.host.attention import attend
-from stridelm.kernels.host.product import product
-from stridelm.kernels.host.rows import add_norm, gate_gelu, gate_gelu_tanh, gate_silu, norm, rope_and_store
+from stridelm.kernels.host import amx
+from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
+from stridelm.kernels.host.arithmetic import in_order, kernel
+from stridelm.kernels.host.attention import attend_tile
+from stridelm.kernels.host.columns import (
+    ACTIVATION,
+    COS,
+    DOWN,
+    DOWN_BIAS,
+    GATE_UP,
+    GATE_UP_BIAS,
+    HEAD_SIZE,
+    HEADS,
+    KEYS,
+    KIND,
+    KV_HEADS,
+    MIXER_NORM,
+    MLP_NORM,
+    MLP_WIDTH,
+    OUT,
+    OUT_BIAS,
+    PAGES,
+    QK_EPS,
+    QK_NORMS,
+    QKV,
+    QKV_BIAS,
+    SCALE,
+    SHARED,
+    SIN,
+    SLOTS,
+    VALUES,
+    WINDOW,
+)
+from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
+from stridelm.kernels.host.product import multiply_block
+from stridelm.kernels.host.rows import add_row, gelu_row, gelu_tanh_row, norm_row, rope_heads, silu_row
+from stridelm.kernels.host.team import COUNTERS, tasks_of
+
+PHASES = 8
+"""Of a layer."""
+_MANY = 1 << 40
+"""Rows of a table whose number is not needed."""
 
 
-@nb.njit(cache=True)
-def layer(
+@nb.njit(cache=True, error_model="numpy")
+def run_layers(
+    threads,
+    stored_LF,
+    kinds_KF,
+    table_pages,
+    page_size,
+    firsts_R,
+    starts_R,
+    reals_R,
+    draft_rows_N,
+    seen_at_N,
+    ancestors_N,
+    layers_LF,
+    positions_N,
+    eps,
     x_NC,
     delta_NC,
     waiting,
-    mixer_norm_C,
-    mlp_norm_C,
-    eps,
-    qkv,
-    qkv_bias,
-    o,
-    o_bias,
-    gate_up,
-    gate_up_bias,
-    down,
-    down_bias,
-    activation,
-    qk_norms_2D,
-    qk_eps,
-    positions_N,
-    cos_LF,
-    sin_LF,
-    heads,
-    keys_PGD,
-    values_PGD,
-    slots_N,
-    slots_RL,
-    tiles_T3,
-    limits_N,
-    bases_N,
-    ancestors_N,
-    window,
-    scale,
+    norm_C,
+    out_NC,
 ):
-    """Add to the residual stream x, in place, and write to `delta` what is still to be added to it. waiting:
-    whether `delta` is still to be added before. Products' weights are blocks (product.py), biases may be empty.
-    activation: its number in ACTIVATIONS."""
-    rows, (_, kv_heads, size) = x_NC.shape[0], keys_PGD.shape
-    normed = np.empty_like(x_NC)
-    if waiting:
-        add_norm(x_NC, delta_NC, mixer_norm_C, eps, normed)
-    else:
-        norm(x_NC, mixer_norm_C, eps, normed)
-    projected = np.empty((rows, heads + 2 * kv_heads, size), x_NC.dtype)
-    product(normed, qkv, qkv_bias, projected.reshape(rows, (heads + 2 * kv_heads) * size))
-    q, mixed = np.empty((rows, heads, size), x_NC.dtype), np.empty((rows, heads, size), x_NC.dtype)
-    rope_and_store(projected, qk_norms_2D, qk_eps, positions_N, cos_LF, sin_LF, slots_N, q, keys_PGD, values_PGD)
-    attend(q, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, mixed)
-    product(mixed.reshape(rows, heads * size), o, o_bias, delta_NC)
-    add_norm(x_NC, delta_NC, mlp_norm_C, eps, normed)
-    width = down.shape[1] * down.shape[2] * 2
-    both, gated = np.empty((rows, 2 * width), x_NC.dtype), np.empty((rows, width), x_NC.dtype)
-    product(normed, gate_up, gate_up_bias, both)
-    if activation == 0:
-        gate_silu(both, gated)
-    elif activation == 1:
-        gate_gelu_tanh(both, gated)
-    else:
-        gate_gelu(both, gated)
-    product(gated, down, down_bias, delta_NC)
+    """Add to the residual stream x, in place. Write to `delta` what is still to be added to it, or, if the norm is not
+    empty, add that too and write the norm to `out`. waiting: whether `delta` is still to be added before.
+
+    stored, kinds, layers: tables, whose columns columns.py lists. A page table has `table_pages` pages per span.
+    seen_at: positions by which rows see, `positions` those by which they are rotated.
+    """
+    rows, width = x_NC.shape
+    spans, kinds = len(firsts_R), len(kinds_KF)
+    bases, limits = reach(firsts_R, starts_R, reals_R, draft_rows_N, seen_at_N)
+    slots_KRL = np.empty((kinds, spans, table_pages * page_size), np.int64)
+    tiles_KT3, counts_K = np.empty((kinds, spans + rows, 3), np.int64), np.empty(kinds, np.int64)
+    for kind in range(kinds):
+        slots_KRL[kind] = pool_slots(page_ids(kinds_KF[kind, PAGES], (spans, table_pages)), page_size)
+        found = tiles(firsts_R, rows, max(1, TILE_QUERIES // kinds_KF[kind, SHARED]))
+        tiles_KT3[kind, : len(found)], counts_K[kind] = found, len(found)
+    heads, mlp = 0, 0
+    for layer in range(len(layers_LF)):
+        about = layers_LF[layer]
+        heads = max(heads, (about[HEADS] + 2 * about[KV_HEADS]) * about[HEAD_SIZE])
+        mlp = max(mlp, about[MLP_WIDTH])
+    board = np.zeros((PHASES * len(layers_LF) + 1, COUNTERS), np.int64)
+    scratch = np.empty((4, rows * max(width, heads, mlp)), x_NC.dtype)
+    team, tables = (threads, board), (layers_LF, stored_LF, kinds_KF)
+    sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, ancestors_N)
+    _share(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC)
+
+
+@kernel
+def _share(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC):
+    for _ in prange(team[0]):
+        _work(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC)
+
+
+@in_order
+def _work(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC):
+    """One thread's part."""
+    layers_LF, stored_LF, kinds_KF = tables
+    rows, width = x_NC.shape
+    sums, normed = np.empty((rows, amx.OUTPUTS), np.float32), scratch[0, : rows * width].reshape((rows, width))
+    amx.configure(amx.configuration(rows))
+    phase = 0
+    for layer in range(len(layers_LF)):
+        about, stored = layers_LF[layer], stored_LF[layer]
+        adds = waiting or layer > 0
+        _norm(team, phase, adds, x_NC, delta_NC, halves(about[MIXER_NORM], (width,)), eps, normed)
+        mixed = _attention(team, phase + 1, normed, about, stored, kinds_KF, sight, positions_N, sums, scratch)
+        _multiply(team, phase + 4, mixed, about[OUT], about[OUT_BIAS], sums, delta_NC)
+        _norm(team, phase + 5, True, x_NC, delta_NC, halves(about[MLP_NORM], (width,)), eps, normed)
+        gated = scratch[1, : rows * about[MLP_WIDTH]].reshape((rows, about[MLP_WIDTH]))
+        _gate(team, phase + 6, normed, about, sums, gated)
+        _multiply(team, phase + 7, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
+        phase += PHASES
+    amx.release()
+    if len(norm_C):
+        _norm(team, phase, True, x_NC, delta_NC, norm_C, eps, out_NC)
+
+
+@in_order
+def _norm(team, phase, adds, x_NC, delta_NC, weight_C, eps, out_NC):
+    """The norm of the stream, to which `delta` is added first if `adds`."""
+    for row in tasks_of(team, phase, len(x_NC)):
+        if adds:
+            add_row(row, x_NC, delta_NC)
+        norm_row(row, x_NC, weight_C, eps, out_NC)
+
+
+@in_order
+def _attention(team, phase, x_NC, about, stored, kinds_KF, sight, positions_N, sums, scratch):
+    """[N, H D] the values of all heads side by side."""
+    slots_KRL, tiles_KT3, counts_K, limits_N, bases_N, ancestors_N = sight
+    rows, heads, kv_heads, size = len(x_NC), about[HEADS], about[KV_HEADS], about[HEAD_SIZE]
+    number = stored[KIND]
+    kind, tiles_T3 = kinds_KF[number], tiles_KT3[number, : counts_K[number]]
+    both = heads + 2 * kv_heads
+    projected, q = scratch[1, : rows * both * size], scratch[2, : rows * heads * size].reshape((rows, heads, size))
+    mixed = scratch[3, : rows * heads * size]
+    keys, values = halves(stored[KEYS], (_MANY, kv_heads, size)), halves(stored[VALUES], (_MANY, kv_heads, size))
+
+    _multiply(team, phase, x_NC, about[QKV], about[QKV_BIAS], sums, projected.reshape((rows, both * size)))
+    norms = halves(about[QK_NORMS], (2 if about[QK_NORMS] else 0, size))
+    cos, sin = floats(about[COS], (_MANY, size // 2)), floats(about[SIN], (_MANY, size // 2))
+    slots, eps = integers(kind[SLOTS], (rows,)), np.int32(about[QK_EPS]).view(np.float32)
+    heads_NXD = projected.reshape((rows, both, size))
+    for task in tasks_of(team, phase + 1, rows * kv_heads):
+        row, group = task // kv_heads, task % kv_heads
+        rope_heads(row, group, heads_NXD, norms, eps, positions_N, cos, sin, slots, q, keys, values)
+
+    seen = (slots_KRL[number], tiles_T3, limits_N, bases_N, ancestors_N)
+    scale, out = np.int32(kind[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
+    for task in tasks_of(team, phase + 2, len(tiles_T3) * kv_heads):
+        attend_tile(task, q, keys, values, *seen, kind[WINDOW], scale, out)
+    return mixed.reshape((rows, heads * size))
+
+
+@in_order
+def _multiply(team, phase, x_NI, weight, bias, sums, out_NO):
+    """weight, bias: addresses; 0 for no bias."""
+    outputs = out_NO.shape[1]
+    weight_OIPB, bias_O = _weights(weight, x_NI.shape[1], outputs), halves(bias, (outputs if bias else 0,))
+    for block in tasks_of(team, phase, len(weight_OIPB)):
+        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * amx.OUTPUTS)
+
+
+@in_order
+def _gate(team, phase, x_NI, about, sums, out_NI):
+    """The product with gate and up, and the gate: a task has a block of both."""
+    (rows, width), activation = out_NI.shape, about[ACTIVATION]
+    both_N2B = np.empty((rows, 2 * amx.OUTPUTS), np.uint16)
+    weight = _weights(about[GATE_UP], x_NI.shape[1], 2 * width)
+    bias = halves(about[GATE_UP_BIAS], (2 * width if about[GATE_UP_BIAS] else 0,))
+    blocks = width // amx.OUTPUTS
+    for block in tasks_of(team, phase, blocks):
+        multiply_block(block, x_NI, weight, bias, sums, both_N2B, 0)
+        multiply_block(blocks + block, x_NI, weight, bias, sums, both_N2B, amx.OUTPUTS)
+        for row in range(rows):
+            if activation == 0:
+                silu_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+            elif activation == 1:
+                gelu_tanh_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+            else:
+                gelu_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+
+
+@in_order
+def _weights(address, inputs, outputs):
+    """A product's weight in blocks (product.py)."""
+    blocks = -(-outputs // amx.OUTPUTS)
+    return words(address, (blocks, inputs // (2 * amx.PAIRS), amx.PAIRS, amx.OUTPUTS))

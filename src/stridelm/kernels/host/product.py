@@ -17,27 +17,33 @@ import torch
 from numba import prange
 
 from stridelm.kernels.host import amx
-from stridelm.kernels.host.arithmetic import follow_torch, kernel, narrow, widen
+from stridelm.kernels.host.arithmetic import follow_torch, in_order, kernel, narrow, widen
 from stridelm.kernels.host.memory import NO_BIAS, array
+
+
+@in_order
+def multiply_block(block, x_NI, weight_OIPB, bias_O, sums_NB, out_NO, first):
+    """Write the products with one block of outputs to columns of `out` from `first` on, as far as it has any. The
+    thread's tiles are configured; sums: float32, overwritten."""
+    amx.multiply(x_NI, weight_OIPB, block, sums_NB)
+    for row in range(out_NO.shape[0]):
+        for i in range(min(amx.OUTPUTS, out_NO.shape[1] - first)):
+            total = sums_NB[row, i]
+            if bias_O.shape[0]:
+                total += widen(bias_O[block * amx.OUTPUTS + i])
+            out_NO[row, first + i] = narrow(total, out_NO)
 
 
 @kernel
 def product(x_NI, weight_OIPB, bias_O, out_NO):
     """x W^T + bias, which may be empty. N is at most FewRows.max_rows."""
-    rows, outputs = out_NO.shape
+    rows = out_NO.shape[0]
     configuration = amx.configuration(rows)
     for block in prange(weight_OIPB.shape[0]):
         sums = np.empty((rows, amx.OUTPUTS), np.float32)
         amx.configure(configuration)
-        amx.multiply(x_NI, weight_OIPB, block, sums)
+        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * amx.OUTPUTS)
         amx.release()
-        first = block * amx.OUTPUTS
-        for row in range(rows):
-            for i in range(min(amx.OUTPUTS, outputs - first)):
-                total = sums[row, i]
-                if bias_O.shape[0]:
-                    total += widen(bias_O[first + i])
-                out_NO[row, first + i] = narrow(total, out_NO)
 
 
 class FewRows:
@@ -59,6 +65,10 @@ class FewRows:
             return None
         memory = (ctypes.c_uint32 * (nbytes // 4)).from_address(torch.ops.mkldnn.data_ptr(packed))
         return cls(np.frombuffer(memory, np.uint32).reshape(blocks), outputs)
+
+    @property
+    def address(self) -> int:
+        return self.weight.ctypes.data
 
     def __call__(self, x_NI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
         out = x_NI.new_empty(x_NI.shape[0], self.outputs)

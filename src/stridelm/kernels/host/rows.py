@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 from numba.core.extending import register_jitable
 
-from stridelm.kernels.host.arithmetic import by_lanes, exp, kernel, narrow, widen
+from stridelm.kernels.host.arithmetic import by_lanes, exp, in_order, kernel, narrow, widen
 
 
 @by_lanes
@@ -22,24 +22,32 @@ def _inverse_rms(x, eps):
     return np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
 
 
+@in_order
+def norm_row(row, x_NC, weight_C, eps, out_NC):
+    scale = _inverse_rms(x_NC[row], eps)
+    for i in range(x_NC.shape[1]):
+        out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
+
+
+@in_order
+def add_row(row, x_NC, delta_NC):
+    for i in range(x_NC.shape[1]):
+        x_NC[row, i] = narrow(widen(x_NC[row, i]) + widen(delta_NC[row, i]), x_NC)
+
+
 @kernel
 def norm(x_NC, weight_C, eps, out_NC):
     """Root-mean-square norm of each row."""
     for row in prange(x_NC.shape[0]):
-        scale = _inverse_rms(x_NC[row], eps)
-        for i in range(x_NC.shape[1]):
-            out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
+        norm_row(row, x_NC, weight_C, eps, out_NC)
 
 
 @kernel
 def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
     """Add delta to x in place, rounded as it is stored, and write its norm."""
     for row in prange(x_NC.shape[0]):
-        for i in range(x_NC.shape[1]):
-            x_NC[row, i] = narrow(widen(x_NC[row, i]) + widen(delta_NC[row, i]), x_NC)
-        scale = _inverse_rms(x_NC[row], eps)
-        for i in range(x_NC.shape[1]):
-            out_NC[row, i] = narrow(widen(x_NC[row, i]) * scale * widen(weight_C[i]), out_NC)
+        add_row(row, x_NC, delta_NC)
+        norm_row(row, x_NC, weight_C, eps, out_NC)
 
 
 @register_jitable
@@ -61,69 +69,94 @@ def _normal(x):
     return beyond if x < np.float32(0) else np.float32(1) - beyond
 
 
+@in_order
+def silu_row(row, gate_up_N2I, out_NI, first):
+    """silu(gate) * up of one row, to columns of `out` from `first` on."""
+    width = gate_up_N2I.shape[1] // 2
+    for i in range(width):
+        x = widen(gate_up_N2I[row, i])
+        out_NI[row, first + i] = narrow(_swish(x, x) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+@in_order
+def gelu_tanh_row(row, gate_up_N2I, out_NI, first):
+    """gelu(gate) * up by the tanh form: x (1 + tanh u) / 2 is x / (1 + e^-2u)."""
+    width = gate_up_N2I.shape[1] // 2
+    for i in range(width):
+        x = widen(gate_up_N2I[row, i])
+        twice_u = x * (np.float32(1.5957691216) + np.float32(0.0713548163) * x * x)
+        out_NI[row, first + i] = narrow(_swish(x, twice_u) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
+@in_order
+def gelu_row(row, gate_up_N2I, out_NI, first):
+    """gelu(gate) * up."""
+    width = gate_up_N2I.shape[1] // 2
+    for i in range(width):
+        x = widen(gate_up_N2I[row, i])
+        out_NI[row, first + i] = narrow(x * _normal(x) * widen(gate_up_N2I[row, width + i]), out_NI)
+
+
 @kernel
 def gate_silu(gate_up_N2I, out_NI):
-    """silu(gate) * up."""
-    width = out_NI.shape[1]
     for row in prange(out_NI.shape[0]):
-        for i in range(width):
-            x = widen(gate_up_N2I[row, i])
-            out_NI[row, i] = narrow(_swish(x, x) * widen(gate_up_N2I[row, width + i]), out_NI)
+        silu_row(row, gate_up_N2I, out_NI, 0)
 
 
 @kernel
 def gate_gelu_tanh(gate_up_N2I, out_NI):
-    """gelu(gate) * up by the tanh form: x (1 + tanh u) / 2 is x / (1 + e^-2u)."""
-    width = out_NI.shape[1]
     for row in prange(out_NI.shape[0]):
-        for i in range(width):
-            x = widen(gate_up_N2I[row, i])
-            twice_u = x * (np.float32(1.5957691216) + np.float32(0.0713548163) * x * x)
-            out_NI[row, i] = narrow(_swish(x, twice_u) * widen(gate_up_N2I[row, width + i]), out_NI)
+        gelu_tanh_row(row, gate_up_N2I, out_NI, 0)
 
 
 @kernel
 def gate_gelu(gate_up_N2I, out_NI):
-    """gelu(gate) * up."""
-    width = out_NI.shape[1]
     for row in prange(out_NI.shape[0]):
-        for i in range(width):
-            x = widen(gate_up_N2I[row, i])
-            out_NI[row, i] = narrow(x * _normal(x) * widen(gate_up_N2I[row, width + i]), out_NI)
+        gelu_row(row, gate_up_N2I, out_NI, 0)
 
 
 GATES = {"silu": gate_silu, "gelu_tanh": gate_gelu_tanh, "gelu": gate_gelu}
 """By activation, each compiled separately, because a model needs only one."""
 
 
+@in_order
+def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
+    """`rope_and_store` of one row, for one KV head and the query heads that share it."""
+    heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
+    half, shared = size // 2, heads // kv_heads
+    normalised = weights_2D.shape[0] > 0
+    slot, position = slots_N[row], positions_N[row]
+    lane = np.empty(size, np.float32)
+    for i in range(shared + 1):
+        is_query = i < shared
+        head = group * shared + i if is_query else heads + group
+        scale = _inverse_rms(qkv_NXD[row, head], eps) if normalised else np.float32(1)
+        for d in range(size):
+            lane[d] = widen(qkv_NXD[row, head, d]) * scale
+        if normalised:
+            kind = 0 if is_query else 1
+            for d in range(size):
+                lane[d] *= widen(weights_2D[kind, d])
+        for d in range(half):
+            low, high = lane[d], lane[half + d]
+            c, s = cos_LD[position, d], sin_LD[position, d]
+            a, b = low * c - high * s, high * c + low * s
+            if is_query:
+                q_NHD[row, head, d] = narrow(a, q_NHD)
+                q_NHD[row, head, half + d] = narrow(b, q_NHD)
+            else:
+                keys_PGD[slot, group, d] = narrow(a, keys_PGD)
+                keys_PGD[slot, group, half + d] = narrow(b, keys_PGD)
+    for d in range(size):
+        values_PGD[slot, group, d] = qkv_NXD[row, heads + kv_heads + group, d]
+
+
 @kernel
 def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
     """Normalise queries and keys head by head (unless weights_2D is empty), rotate them by their row's position, and
     write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G value heads."""
-    heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
-    half = size // 2
-    normalised = weights_2D.shape[0] > 0
     for row in prange(qkv_NXD.shape[0]):
-        slot, position = slots_N[row], positions_N[row]
-        lane = np.empty(size, np.float32)
-        for head in range(heads + kv_heads):
-            scale = _inverse_rms(qkv_NXD[row, head], eps) if normalised else np.float32(1)
-            for d in range(size):
-                lane[d] = widen(qkv_NXD[row, head, d]) * scale
-            if normalised:
-                kind = 0 if head < heads else 1
-                for d in range(size):
-                    lane[d] *= widen(weights_2D[kind, d])
-            for d in range(half):
-                low, high = lane[d], lane[half + d]
-                c, s = cos_LD[position, d], sin_LD[position, d]
-                a, b = low * c - high * s, high * c + low * s
-                if head < heads:
-                    q_NHD[row, head, d] = narrow(a, q_NHD)
-                    q_NHD[row, head, half + d] = narrow(b, q_NHD)
-                else:
-                    keys_PGD[slot, head - heads, d] = narrow(a, keys_PGD)
-                    keys_PGD[slot, head - heads, half + d] = narrow(b, keys_PGD)
-        for head in range(kv_heads):
-            for d in range(size):
-                values_PGD[slot, head, d] = qkv_NXD[row, heads + kv_heads + head, d]
+        for group in range(keys_PGD.shape[1]):
+            rope_heads(
+                row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD
+            )

@@ -8,20 +8,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
-from stridelm.kernels.host.amx import OUTPUTS, PAIRS, has_amx
+from stridelm.kernels.host.amx import has_amx
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
-from stridelm.kernels.host.layer import layer
-from stridelm.kernels.host.memory import NO_BIAS, NO_NORMS, array
+from stridelm.kernels.host.layer import run_layers
+from stridelm.kernels.host.memory import array
 from stridelm.kernels.host.philox import fill
 from stridelm.kernels.host.truncate import keep, nucleus
-from stridelm.kernels.ops import ACTIVATIONS, Ops, QKRope
+from stridelm.kernels.ops import Ops, QKRope
 from stridelm.kernels.step_ops import Cut
 
 logger = logging.getLogger(__name__)
@@ -83,15 +82,11 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
     seen = (*where, array(zero), sys.maxsize, np.float32(1))
     attend(array(q), array(keys), array(values), *seen, array(q))
     if dtype == torch.bfloat16 and has_amx():
-        _run_layer_once(array(norms.view(2, -1)) if norms is not None else NO_NORMS, seen, activation)
+        _run_layers_once()
 
 
-def _run_layer_once(norms_2D: np.ndarray[Any, Any], seen: tuple[Any, ...], activation: str) -> None:
-    """A layer with one head of the smallest sizes that its products have."""
-    row, angles, zero = np.zeros((1, 2 * PAIRS), np.uint16), np.zeros((1, PAIRS), np.float32), np.zeros(1, np.int64)
-    entries = np.zeros((1, 1, 2 * PAIRS), np.uint16)
-    blocks = [np.zeros((count, 1, PAIRS, OUTPUTS), np.uint32) for count in (3, 1, 2, 1)]
-    products = [each for weight in blocks for each in (weight, NO_BIAS)]
-    eps, norm, heads_norms = np.float32(1e-5), row[0], norms_2D.repeat(2, 1)
-    first = (row, row.copy(), False, norm, norm, eps, *products, ACTIVATIONS.index(activation))
-    layer(*first, heads_norms, eps, zero, angles, angles, 1, entries, entries.copy(), zero, *seen)
+def _run_layers_once() -> None:
+    """For no layer: only the norm after them."""
+    row, place, table = np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), np.zeros((0, 0), np.int64)
+    geometry = (table, table, 1, 1, *[place.astype(np.int32)] * 3, place, place, place)
+    run_layers(follow_torch(), *geometry, table, place, np.float32(1), row, row.copy(), True, row[0], row.copy())

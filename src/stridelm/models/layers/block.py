@@ -140,11 +140,14 @@ class Stream:
         self.x = self.x.index_select(0, rows_M)
 
 
-class CompiledBlock(Protocol):
-    """A block as one call, for some steps."""
+class CompiledBlocks(Protocol):
+    """Consecutive blocks as one call, for some steps."""
 
-    def __call__(self, stream: Stream, positions_N: torch.Tensor, mix: Mix) -> bool:
-        """What `Block.forward` does with these arguments. False if it cannot, and has done nothing."""
+    def __call__(
+        self, stream: Stream, positions_N: torch.Tensor, mix: Mix, norm_H: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """What the blocks' `forward` does with these arguments, and then the stream's norm, which is returned; without
+        a norm, what is returned is meaningless. None if it cannot, and has done nothing."""
         ...
 
 
@@ -161,7 +164,7 @@ class Block(ModelPart):
         self.mixer = spec.mixer.build(site)
         self.mlp_norm = nn.Parameter(torch.empty(site.width))
         self.mlp = spec.mlp.build(site)
-        self.compiled: CompiledBlock | None = None
+        self.compiled: CompiledBlocks | None = None
 
     def forward(
         self,
@@ -177,7 +180,7 @@ class Block(ModelPart):
         read: the mixer's input, if the block has no norm before it.
         """
         plain = tap is None and wanted_M is None and self.mixer_norm is not None
-        if plain and self.compiled is not None and self.compiled(stream, positions_N, mix):
+        if plain and self.compiled is not None and self.compiled(stream, positions_N, mix) is not None:
             return
         if self.mixer_norm is not None:
             read_NC = stream.norm(self.mixer_norm)

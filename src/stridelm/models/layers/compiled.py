@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix, PagedLayers
-from stridelm.kernels.host.memory import NO_BIAS, NO_NORMS, array
+from stridelm.kernels.host import columns
+from stridelm.kernels.host.memory import array
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.models.layers.attention import Attention
 from stridelm.models.layers.block import Block, Stream
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.mlp import GatedMLP
 from stridelm.models.layers.products import PackedProduct
@@ -23,38 +26,56 @@ if TYPE_CHECKING:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Let each block that can be one call be one. After `set_products`."""
-    for block in model.modules():
-        if isinstance(block, Block):
-            block.compiled = CompiledLayer.of(block)
+    """Let each block that can be one call be one, and all of a decoder's too. After `set_products`."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compiled = CompiledLayers.of([module])
+        elif isinstance(module, Decoder):
+            module.compiled = CompiledLayers.of([block for block in module.blocks if isinstance(block, Block)])
 
 
-class CompiledLayer:
-    """A block's weights, as the compiled layer takes them (kernels/host/layer.py)."""
+class CompiledLayers:
+    """Consecutive blocks, with their weights as the compiled call takes them (kernels/host/layer.py)."""
 
-    def __init__(self, block: Block, attention: Attention, mlp: GatedMLP, products: list[FewRows]) -> None:
-        assert block.mixer_norm is not None
-        self.layer = block.layer
-        self.max_rows = min(product.max_rows for product in products)
-        linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
-        matrices = [
-            each
-            for product, linear in zip(products, linears, strict=True)
-            for each in (product.weight, NO_BIAS if linear.bias is None else array(linear.bias))
-        ]
-        norms, rope = attention.qk_norm, attention.rope
-        self._norms = (array(block.mixer_norm), array(block.mlp_norm))
-        self._products = (
-            *matrices,
-            ACTIVATIONS.index(mlp.activation),
-            NO_NORMS if norms is None else array(norms.view(2, -1)),
-            np.float32(attention.eps),
-        )
-        self._rope = (array(rope.cos), array(rope.sin), attention.heads)
+    def __init__(self, blocks: Sequence[Block], parts: Sequence[_Parts]) -> None:
+        self.layers = tuple(block.layer for block in blocks)
+        self.max_rows = min(product.max_rows for part in parts for product in part.products)
+        self._table = np.array([part.row() for part in parts])
+        self._blocks, self._parts = blocks, parts  # kept, because the table has their addresses
 
     @classmethod
-    def of(cls, block: Block) -> CompiledLayer | None:
-        """None if the block has other parts, or products that compiled code cannot call."""
+    def of(cls, blocks: Sequence[Block]) -> CompiledLayers | None:
+        """None if a block has other parts, or products that compiled code cannot call."""
+        parts = [part for part in map(_Parts.of, blocks) if part is not None]
+        return cls(blocks, parts) if parts and len(parts) == len(blocks) else None
+
+    def __call__(
+        self, stream: Stream, positions_N: torch.Tensor, mix: Mix, norm_H: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        if not (0 < stream.x.shape[0] <= self.max_rows and isinstance(mix, PagedLayers)):
+            return None
+        x, delta, waiting = stream.parts()
+        out = delta if norm_H is None else torch.empty_like(x)
+        norm = _NO_NORM if norm_H is None else array(norm_H)
+        positions, eps = array(positions_N), np.float32(stream.eps)
+        arguments = (self._table, positions, eps, array(x), array(delta), waiting, norm, array(out))
+        if not mix.run_layers(self.layers, arguments):
+            return None
+        stream.become(x, delta)
+        return out
+
+
+_NO_NORM = np.empty(0, np.uint16)
+
+
+class _Parts:
+    """What a block consists of, if it is attention and a gated MLP."""
+
+    def __init__(self, block: Block, attention: Attention, mlp: GatedMLP, products: list[FewRows]) -> None:
+        self.block, self.attention, self.mlp, self.products = block, attention, mlp, products
+
+    @classmethod
+    def of(cls, block: Block) -> _Parts | None:
         attention, mlp = block.mixer, block.mlp
         if not (isinstance(attention, Attention) and isinstance(mlp, GatedMLP)) or block.mixer_norm is None:
             return None
@@ -63,24 +84,39 @@ class CompiledLayer:
         able = len(products) == len(linears) and attention.shard == mlp.shard == ONE
         return cls(block, attention, mlp, products) if able else None
 
-    def __call__(self, stream: Stream, positions_N: torch.Tensor, mix: Mix) -> bool:
-        if not (0 < stream.x.shape[0] <= self.max_rows and isinstance(mix, PagedLayers)):
-            return False
-        x, delta, waiting = stream.parts()
-        arguments = (
-            array(x),
-            array(delta),
-            waiting,
-            *self._norms,
-            np.float32(stream.eps),
-            *self._products,
-            array(positions_N),
-            *self._rope,
-        )
-        if not mix.run_layer(self.layer, arguments):
-            return False
-        stream.become(x, delta)
-        return True
+    def row(self) -> list[int]:
+        """Of the table."""
+        qkv, o, gate_up, down = self.products
+        attention, mlp, rope = self.attention, self.mlp, self.attention.rope
+        found = {
+            columns.MIXER_NORM: _address(self.block.mixer_norm),
+            columns.QKV: qkv.address,
+            columns.QKV_BIAS: _address(attention.qkv.bias),
+            columns.QK_NORMS: _address(attention.qk_norm),
+            columns.QK_EPS: columns.bits(attention.eps),
+            columns.COS: _address(rope.cos),
+            columns.SIN: _address(rope.sin),
+            columns.HEADS: attention.heads,
+            columns.KV_HEADS: attention.kv_heads,
+            columns.HEAD_SIZE: attention.head_dim,
+            columns.OUT: o.address,
+            columns.OUT_BIAS: _address(attention.o.bias),
+            columns.MLP_NORM: _address(self.block.mlp_norm),
+            columns.GATE_UP: gate_up.address,
+            columns.GATE_UP_BIAS: _address(mlp.gate_up.bias),
+            columns.MLP_WIDTH: gate_up.outputs // 2,
+            columns.ACTIVATION: ACTIVATIONS.index(mlp.activation),
+            columns.DOWN: down.address,
+            columns.DOWN_BIAS: _address(mlp.down.bias),
+        }
+        return [found[column] for column in range(len(found))]
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    if tensor is None:
+        return 0
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
 
 
 def _few(linear: Linear) -> FewRows | None:

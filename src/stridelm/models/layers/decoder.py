@@ -16,7 +16,7 @@ from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerStates
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.block import Block, LayerSpec, Site, Stream, Tap, check_sizes
+from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
@@ -99,6 +99,8 @@ class Decoder(ModelPart):
             Block(layer, Site(i, spec.hidden_size, spec.norm_eps, self.ropes, shard=shard))
             for i, layer in enumerate(spec.layers)
         )
+        self.compiled: CompiledBlocks | None = None
+        """All blocks and the final norm."""
         self.norm = nn.Parameter(torch.empty(spec.hidden_size))
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied:
@@ -112,6 +114,10 @@ class Decoder(ModelPart):
 
     def forward(self, rows: ModelInput) -> torch.Tensor:
         stream = Stream(self.embed(rows.ids_N), self.ops, self.spec.norm_eps)
+        if self.compiled is not None and rows.tap is None:
+            final_NH = self.compiled(stream, rows.positions_N, rows.mix, self.norm)
+            if final_NH is not None:
+                return final_NH
         for block in self.blocks:
             block(stream, rows.positions_N, rows.mix, rows.tap)
         return stream.norm(self.norm)
