@@ -22,6 +22,8 @@ from stridelm.sample.grammar_masks import mask_by_grammar
 from stridelm.sample.rows import Rows, TokenHistory
 from stridelm.sample.table import Feature, SamplingTable
 
+_NOTHING = Feature(0)
+
 
 class Sampler:
     """Draws tokens for rows of requests whose parameters are in `table` and whose tokens are in `history`. The host
@@ -45,6 +47,8 @@ class Sampler:
         come in. stream: one number, or int64 [M]; see kernels/noise.py.
         """
         table, wanted = self.table, self._wanted(row_slots)
+        if not wanted and not logits_MV.is_cuda:  # a GPU's kernel looks that up itself
+            return argmax(logits_MV)
         # Rows without edits draw the same token from the float32 copy: everything is computed in float32 anyway, and a
         # 16-bit logit is exact in it.
         logits_MV = self._edited(logits_MV, rows, row_slots, wanted)
@@ -102,10 +106,10 @@ class Sampler:
 
     def _wanted(self, row_slots: Sequence[int]) -> Feature:
         """All features that any of the rows needs."""
-        wanted = Feature(0)
-        for slot in set(row_slots):
-            wanted |= self.table.features(slot)
-        return wanted & self._features
+        wanted = _NOTHING
+        for features in {self.table.features(slot) for slot in row_slots}:
+            wanted |= features
+        return wanted & self._features if wanted else wanted
 
     def _cut(self, logits_MV: torch.Tensor, rows: Rows) -> Cut:
         """Where min-p, top-k and top-p cut each row."""

@@ -33,7 +33,7 @@ class Verifier:
             by_rule.setdefault(span.request.speculation.acceptance or "exact", []).append(i)
         parts = []
         for name, indices in by_rule.items():
-            inputs = replace(self._inputs(batch, draft, logits_MV, indices), paths=paths)
+            inputs = self._inputs(batch, draft, logits_MV, indices, paths)
             # A step that only runs prompt chunks may have no logits at all.
             decides = any(span.decides for span in inputs.spans)
             parts.append((indices, self._rule(name).decide(inputs) if decides else _undecided(inputs)))
@@ -44,14 +44,17 @@ class Verifier:
             self._rules[name] = RULES.get(name)()
         return self._rules[name]
 
-    def _inputs(self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int]) -> VerifyInput:
+    def _inputs(
+        self, batch: ForwardBatch, draft: Draft, logits_MV: torch.Tensor, indices: list[int], paths: DraftPaths | None
+    ) -> VerifyInput:
         spans, nodes, slots, decides = batch.spans, batch.decision_index, batch.request_slots, batch.decides
         if len(indices) < len(spans):
             index = upload(indices, slots.device)
             spans = tuple(spans[i] for i in indices)
             nodes, slots, decides = nodes[index], slots[index], decides[index]
             draft = _select(draft, index, indices)
-        return VerifyInput(spans, indices, slots, draft, nodes, decides, batch, logits_MV, self.sampler, self._table)
+        rest = (batch, logits_MV, self.sampler, self._table, paths)
+        return VerifyInput(spans, indices, slots, draft, nodes, decides, *rest)
 
 
 def _select(draft: Draft, index: torch.Tensor, indices: list[int]) -> Draft:
@@ -86,10 +89,7 @@ def _merge(spans: int, parts: list[tuple[list[int], Verdict]]) -> Verdict:
         shape = (spans,) if values[0].dim() == 1 else (spans, max(v.shape[1] for v in values))
         target = torch.zeros(shape, dtype=torch.int64, device=device)
         for (indices, _), value in zip(parts, values, strict=True):
-            index = upload(indices, device)
-            if value.dim() == 1:
-                target[index] = value
-            else:
-                target[index, : value.shape[1]] = value
+            columns = value.reshape(len(indices), -1)
+            target.view(spans, -1)[upload(indices, device), : columns.shape[1]] = columns
         merged[name] = target
     return Verdict(**merged)
