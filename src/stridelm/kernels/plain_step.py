@@ -14,6 +14,28 @@ from stridelm.kernels.step_ops import Move, Sureness
 from stridelm.types import CANDIDATE, Draft, Verdict
 
 
+def place_live(
+    slots_R: torch.Tensor,
+    starts_R: torch.Tensor,
+    counts_R: torch.Tensor,
+    stays_R: torch.Tensor | None,
+    tables: dict[str, torch.Tensor],
+    page_size: int,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    starts_R, ends_R = starts_R.clamp(min=0), counts_R.cumsum(0)
+    firsts_R = ends_R - counts_R
+    span_N = torch.repeat_interleave(torch.arange(len(counts_R), device=counts_R.device), counts_R)
+    offset_N = torch.arange(len(span_N), device=span_N.device) - firsts_R[span_N]
+    storage_N, nothing_N = starts_R[span_N] + offset_N, torch.zeros_like(span_N)
+    stay_N = nothing_N == 0 if stays_R is None else stays_R[span_N]
+    slots = {
+        group: pool_slots(pages_SP, slots_R[span_N], storage_N, stay_N, page_size) for group, pages_SP in tables.items()
+    }
+    laid = torch.stack((span_N, offset_N, storage_N, nothing_N - 1, nothing_N))
+    about = torch.stack((firsts_R, starts_R, counts_R)).to(torch.int32)
+    return laid, slots, about, (ends_R - 1).clamp(min=0)
+
+
 class PlainStepOps:
     forbid_words = staticmethod(plain_logits.forbid_words)
     add_bias = staticmethod(plain_logits.add_bias)
@@ -89,6 +111,8 @@ class PlainStepOps:
         }
         about = torch.stack((counts_R, starts_R)).to(torch.int32)
         return storage_N, own_N, slots, about, (firsts_R + counts_R - 1).clamp(min=0)
+
+    place_live = staticmethod(place_live)
 
     def sources(
         self,

@@ -142,6 +142,20 @@ class StepOps(Protocol):
         """
         ...
 
+    def place_live(
+        self,
+        slots_R: torch.Tensor,
+        starts_R: torch.Tensor,
+        counts_R: torch.Tensor,
+        stays_R: torch.Tensor | None,
+        tables: dict[str, torch.Tensor],
+        page_size: int,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """The same rows without padding, as many as the counts add up to, for attention that reads geometry on the
+        host: ([5, N] requests, indices within their request's rows, storage indices, -1, 0; page group -> [N] pool
+        slots; [3, R] int32 first rows, starts, counts; [R] last rows, arbitrary for a request without any)."""
+        ...
+
     def sources(
         self,
         indices_R: torch.Tensor,

@@ -13,6 +13,7 @@ from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
 from stridelm.kernels.layout import lay_out
 from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
+from stridelm.kernels.plain_step import place_live
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.triton_rows import Pools, compact
 from stridelm.kernels.truncate import truncate
@@ -22,6 +23,7 @@ from stridelm.kernels.walk import advance, cut_windows, walk
 class TritonStepOps:
     lay_out = staticmethod(lay_out)
     place = staticmethod(place)
+    place_live = staticmethod(place_live)  # waits for the device, as do the attention backends that it is for
     sources = staticmethod(sources)
     advance = staticmethod(advance)
     followers = staticmethod(followers)

@@ -114,7 +114,7 @@ def place(
     """
     counts_R = rows.reals_R if counts_R is None else counts_R
     if not runtime.attention.reads_device:
-        return _placed_for_host(rows, slots_R, starts_R.clamp(min=0), counts_R, runtime, most, stays_R)
+        return _placed_for_host(rows, slots_R, starts_R, counts_R, runtime, most, stays_R)
     storage, own, slots, about, last = runtime.ops.place(
         slots_R,
         starts_R,
@@ -141,17 +141,15 @@ def _placed_for_host(
     stays_R: torch.Tensor | None,
 ) -> HeadRows:
     """The same rows without padding."""
-    here = (rows.offset_N < counts_R[rows.span_N]).nonzero()[:, 0]
-    span, offset = rows.span_N[here], rows.offset_N[here]
-    storage = starts_R[span] + offset
-    nobody = torch.zeros_like(storage)
-    geometry = _geometry(rows, slots_R, starts_R, counts_R, counts_R, nobody - 1, nobody, storage, runtime, most)
-    ends_R, bounds = counts_R.cumsum(0), tuple(counts_R.tolist())
+    laid, slots, about, last = runtime.ops.place_live(
+        slots_R, starts_R, counts_R, stays_R, runtime.tables.tables, runtime.page_size
+    )
+    span, offset, storage, own, seen = laid.unbind(0)
+    first32_R, start32_R, count32_R = about.unbind(0)
+    bounds = tuple(counts_R.tolist())
     if bounds != rows.bounds:
-        geometry = replace(geometry, bounds=bounds, firsts=(ends_R - counts_R).to(torch.int32), kept={})
-    stay = torch.ones_like(span, dtype=torch.bool) if stays_R is None else stays_R[span]
-    slots = _pool_slots(slots_R[span], storage, stay, runtime)
-    last = (ends_R - 1).clamp(min=0)
+        rows = replace(rows, bounds=bounds, first32_R=first32_R, kept={})
+    geometry = _geometry(rows, slots_R, start32_R, count32_R, count32_R, own, seen, storage, runtime, most)
     return HeadRows(span, offset, storage, slots, geometry, last)
 
 

@@ -12,6 +12,7 @@ from stridelm.draft.base import empty_draft
 from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.plain_step import PlainStepOps
 from support.checks.layout_kernel import check_layout
+from support.checks.place_live import check_place_live
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 
 OURS, PLAIN = HostTables(), PlainStepOps()
@@ -36,3 +37,9 @@ def test_walk(width: int) -> None:
         tables.check(verdict, PLAIN.walk(draft, drawn, nodes, *tables.twins()))
         longest = max(longest, int(verdict.kept.max()))
     assert longest >= min(width, 3)
+
+
+def test_place_live() -> None:
+    """Requests without rows, without entries, that are padding, and that begin below 0."""
+    for seed in range(50):
+        check_place_live(seed, OURS)

@@ -43,6 +43,24 @@ class HostTables(PlainStepOps):
         laid, about, nodes = _lay_out(*_arrays(*tables, *layout, *drafted), page_size)
         return torch.from_numpy(laid), torch.from_numpy(about), torch.from_numpy(nodes)
 
+    @staticmethod
+    def place_live(
+        slots_R: torch.Tensor,
+        starts_R: torch.Tensor,
+        counts_R: torch.Tensor,
+        stays_R: torch.Tensor | None,
+        tables: dict[str, torch.Tensor],
+        page_size: int,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        stays = _ALL if stays_R is None else array(stays_R)
+        of_rows, groups = (*_arrays(slots_R, starts_R, counts_R), stays), iter(tables.items())
+        group, pages_SP = next(groups)
+        laid, slots_N, about, last_R = map(torch.from_numpy, _place_live(*of_rows, array(pages_SP), page_size))
+        slots = {group: slots_N}
+        for group, pages_SP in groups:  # page groups differ only in their pool slots
+            slots[group] = torch.from_numpy(_place_live(*of_rows, array(pages_SP), page_size)[1])
+        return laid, slots, about, last_R
+
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         _advance(*_arrays(lengths_S, slots_R, rows_R))
 
@@ -61,12 +79,17 @@ class HostTables(PlainStepOps):
         return Verdict(*map(torch.from_numpy, found))
 
 
+_ALL = np.empty(0, bool)
+"""Of requests that leave entries."""
+
+
 @cache
 def compile_tables() -> None:
     """Run each once for no request."""
     one, two = np.empty(0, np.int64), np.empty((0, 0), np.int64)
     flags, pages = two.astype(bool), two.astype(np.int32)
     _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
+    _place_live(one, one, one, _ALL, pages, 1)
     _advance(one, one, one)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
 
@@ -124,6 +147,26 @@ def _lay_out(
         if lives:
             laid[2, n] = np.int64(pages_SP[slot, storage // page_size]) * page_size + storage % page_size
     return laid, about, decisions
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _place_live(slots_R, starts_R, counts_R, stays_R, pages_SP, page_size):
+    spans, rows = len(slots_R), counts_R.sum()
+    laid, pool_slots = np.zeros((5, rows), np.int64), np.zeros(rows, np.int64)
+    about, last = np.empty((3, spans), np.int32), np.empty(spans, np.int64)
+    n = 0
+    for i in range(spans):
+        start = max(starts_R[i], 0)
+        about[0, i], about[1, i], about[2, i] = n, start, counts_R[i]
+        for offset in range(counts_R[i]):
+            storage = start + offset
+            laid[0, n], laid[1, n], laid[2, n], laid[3, n] = i, offset, storage, -1
+            if not len(stays_R) or stays_R[i]:
+                page = np.int64(pages_SP[slots_R[i], storage // page_size])
+                pool_slots[n] = page * page_size + storage % page_size
+            n += 1
+        last[i] = max(n - 1, 0)
+    return laid, pool_slots, about, last
 
 
 @nb.njit(cache=True, error_model="numpy")
