@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from stridelm.cache.layout import HeadsKV, LayerState, LayerStates
@@ -44,7 +45,7 @@ class Mix(Protocol):
 class PagedLayers:
     """A Mix over a pool's pages, which may be able to run whole layers."""
 
-    def run_layers(self, layers: tuple[int, ...], arguments: tuple[Any, ...]) -> bool:
+    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
         """As `Mixer.run_layers`; False also if only some of the rows attend. All layers keep keys and values."""
         raise NotImplementedError
 
@@ -75,10 +76,16 @@ class Mixer(Generic[S]):
         """
         raise NotImplementedError
 
-    def run_layers(self, stored: StoredLayers, slots: dict[str, torch.Tensor], arguments: tuple[Any, ...]) -> bool:
-        """Run layers of attention and a gated MLP as one compiled call. slots: page group -> [N] int64 pool slot of
-        each row. arguments: those of kernels/host/layer.py from the layers on. False if the backend has no such
-        call."""
+    def run_layers(
+        self,
+        stored: StoredLayers,
+        slots: dict[str, torch.Tensor],
+        layers_LF: np.ndarray[Any, Any],
+        call: list[int],
+    ) -> bool:
+        """Run layers of attention and a gated MLP as one compiled call (kernels/host/layer.py). slots: page group ->
+        [N] int64 pool slot of each row. layers, call: tables (kernels/host/columns.py), the latter from ROWS on. False
+        if the backend has no such call."""
         return False
 
 

@@ -14,7 +14,7 @@ from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.kernels.host.columns import bits
+from stridelm.kernels.host.columns import address
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
 from stridelm.kernels.host.memory import array
@@ -39,38 +39,38 @@ class HostHeads(HeadsMixer):
         attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._sight.of(state), array(out))
         return out
 
-    def run_layers(self, stored: StoredLayers, slots: dict[str, torch.Tensor], arguments: tuple[Any, ...]) -> bool:
+    def run_layers(
+        self,
+        stored: StoredLayers,
+        slots: dict[str, torch.Tensor],
+        layers_LF: np.ndarray[Any, Any],
+        call: list[int],
+    ) -> bool:
         geometry = self._geometry
-        # Named, so that they live as long as their addresses are used.
-        pages = {group: table.contiguous() for group, table in geometry.tables.items()}
-        rows = {group: each.contiguous() for group, each in slots.items()}
-        kinds = [_kind(state, rows[state.group], pages[state.group]) for state in stored.states]
-        run_layers(
+        pages = {group: table.contiguous() for group, table in geometry.tables.items()}  # lives until it has been read
+        kinds = [
+            (address(slots[state.group], torch.int64), address(pages[state.group], torch.int32))
+            for state in stored.states
+        ]
+        about = [
             self._threads,
-            stored.table,
-            np.array(kinds),
-            next(iter(pages.values())).shape[1],
+            *next(iter(pages.values())).shape,
             geometry.page_size,
-            geometry.firsts.numpy(),
-            geometry.starts.numpy(),
-            geometry.reals.numpy(),
-            geometry.draft_rows.numpy(),
-            geometry.positions.numpy(),
-            geometry.ancestors.numpy(),
-            *arguments,
-        )
+            address(geometry.firsts, torch.int32),
+            address(geometry.starts, torch.int32),
+            address(geometry.reals, torch.int32),
+            address(geometry.draft_rows, torch.int64),
+            address(geometry.ancestors, torch.int64),
+            address(geometry.positions, torch.int64),
+            *call,
+        ]
+        run_layers(np.array(about), np.array(kinds), stored.table, layers_LF)
         return True
 
     def _reference(self) -> ReferenceHeads:
         if self._fallback is None:
             self._fallback = ReferenceHeads(self._backend, self._geometry)
         return self._fallback
-
-
-def _kind(state: HeadsKV, slots_N: torch.Tensor, pages_RP: torch.Tensor) -> tuple[int, ...]:
-    """A row of columns.py's last table."""
-    window = sys.maxsize if state.window is None else state.window
-    return slots_N.data_ptr(), pages_RP.data_ptr(), window, state.heads // state.kv_heads, bits(state.scale)
 
 
 class _Sight:

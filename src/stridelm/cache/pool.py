@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,7 @@ import torch
 
 from stridelm.cache.layout import HeadsKV, LayerStates
 from stridelm.kernels import step_ops_for
+from stridelm.kernels.host.columns import bits
 from stridelm.kernels.step_ops import StepOps
 from stridelm.progress import size
 from stridelm.types import Draft, ForwardBatch, Geometry, Verdict
@@ -26,7 +28,7 @@ class StoredLayers:
     states: tuple[HeadsKV, ...]
     """Their states, each once."""
     table: np.ndarray
-    """[L, 3] int64: address of the layer's keys and of its values, and the index of its state."""
+    """[L, 6] int64: see kernels/host/columns.py. KIND is the index of the layer's state."""
 
 
 class PagePool:
@@ -82,8 +84,11 @@ class PagePool:
         if found is None:
             states = [state for layer in layers if isinstance(state := self.states[layer], HeadsKV)]
             once = tuple(dict.fromkeys(states))
-            both = [(self.entries[layer]["keys"], self.entries[layer]["values"]) for layer in layers]
-            rows = [(k.data_ptr(), v.data_ptr(), once.index(s)) for (k, v), s in zip(both, states, strict=True)]
+            rows = []
+            for layer, state in zip(layers, states, strict=True):
+                keys, values = self.entries[layer]["keys"], self.entries[layer]["values"]
+                window, shared = state.window or sys.maxsize, state.heads // state.kv_heads
+                rows.append((keys.data_ptr(), values.data_ptr(), once.index(state), window, shared, bits(state.scale)))
             found = self._stored[layers] = StoredLayers(once, np.array(rows))
         return found
 

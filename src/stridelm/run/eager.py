@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, PagedLayers, PreparedAttention
@@ -97,9 +98,9 @@ class PagedMix(PagedLayers):
         mixer = self.prepared.mixer(state)
         return mixer.mix(state, inputs, entries, self.slots[state.group], self.ops, self.lookers)
 
-    def run_layers(self, layers: tuple[int, ...], arguments: tuple[Any, ...]) -> bool:
+    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
         if self.lookers is not None:
             return False
         stored = self.pool.stored(layers)
         mixer = self.prepared.mixer(stored.states[0])
-        return mixer.run_layers(stored, self.slots, arguments)
+        return mixer.run_layers(stored, self.slots, layers_LF, call)

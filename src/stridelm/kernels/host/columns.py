@@ -3,7 +3,10 @@ Numba, so that models can fill them on any device."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+import torch
 
 (
     MIXER_NORM,
@@ -28,13 +31,44 @@ import numpy as np
 ) = range(19)
 """Of a layer's weights. Products' weights are blocks (product.py); 0 where there is no bias, or are no norms of heads.
 ACTIVATION is the number in ACTIVATIONS."""
-KEYS, VALUES, KIND = range(3)
-"""Of a layer's pool, and of its row in the following table."""
-SLOTS, PAGES, WINDOW, SHARED, SCALE = range(5)
-"""Of layers that attend alike: the rows' slots in the pool, page tables, how far back a row sees, query heads per KV
-head, and the scores' factor."""
+KEYS, VALUES, KIND, WINDOW, SHARED, SCALE = range(6)
+"""Of where a layer's entries are stored and how they are read: which row of the next table has its slots, how far back
+a row sees, query heads per KV head, and the scores' factor."""
+SLOTS, PAGES = range(2)
+"""Of layers that attend alike: the rows' slots in the pool, and the spans' page tables."""
+(
+    THREADS,
+    SPANS,
+    TABLE_PAGES,
+    PAGE_SIZE,
+    FIRSTS,
+    STARTS,
+    REALS,
+    DRAFT_ROWS,
+    ANCESTORS,
+    SEEN_AT,
+    ROWS,
+    WIDTH,
+    POSITIONS,
+    EPS,
+    X,
+    DELTA,
+    WAITING,
+    NORM,
+    NORMED,
+) = range(19)
+"""Of a call, a table of one row. FIRSTS to SEEN_AT are its Geometry's, SEEN_AT the positions by which rows see, and
+POSITIONS those by which they are rotated. X is the residual stream, [ROWS, WIDTH]; DELTA is what is still to be added
+to it, if WAITING; NORM is a norm's weight, 0 for none."""
 
 
+@cache
 def bits(x: float) -> int:
     """A float32's, as a number for a table."""
     return int(np.float32(x).view(np.int32))
+
+
+def address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    """Of a tensor of this type, which must live for as long as the address is used."""
+    assert tensor.dtype is dtype and tensor.is_contiguous()
+    return tensor.data_ptr()

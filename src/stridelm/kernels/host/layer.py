@@ -20,9 +20,14 @@ from stridelm.kernels.host.arithmetic import in_order, kernel
 from stridelm.kernels.host.attention import attend_tile
 from stridelm.kernels.host.columns import (
     ACTIVATION,
+    ANCESTORS,
     COS,
+    DELTA,
     DOWN,
     DOWN_BIAS,
+    DRAFT_ROWS,
+    EPS,
+    FIRSTS,
     GATE_UP,
     GATE_UP_BIAS,
     HEAD_SIZE,
@@ -33,19 +38,33 @@ from stridelm.kernels.host.columns import (
     MIXER_NORM,
     MLP_NORM,
     MLP_WIDTH,
+    NORM,
+    NORMED,
     OUT,
     OUT_BIAS,
+    PAGE_SIZE,
     PAGES,
+    POSITIONS,
     QK_EPS,
     QK_NORMS,
     QKV,
     QKV_BIAS,
+    REALS,
+    ROWS,
     SCALE,
+    SEEN_AT,
     SHARED,
     SIN,
     SLOTS,
+    SPANS,
+    STARTS,
+    TABLE_PAGES,
+    THREADS,
     VALUES,
+    WAITING,
+    WIDTH,
     WINDOW,
+    X,
 )
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.product import multiply_block
@@ -59,71 +78,50 @@ _MANY = 1 << 40
 
 
 @nb.njit(cache=True, error_model="numpy")
-def run_layers(
-    threads,
-    stored_LF,
-    kinds_KF,
-    table_pages,
-    page_size,
-    firsts_R,
-    starts_R,
-    reals_R,
-    draft_rows_N,
-    seen_at_N,
-    ancestors_N,
-    layers_LF,
-    positions_N,
-    eps,
-    x_NC,
-    delta_NC,
-    waiting,
-    norm_C,
-    out_NC,
-):
-    """Add to the residual stream x, in place. Write to `delta` what is still to be added to it, or, if the norm is not
-    empty, add that too and write the norm to `out`. waiting: whether `delta` is still to be added before.
-
-    stored, kinds, layers: tables, whose columns columns.py lists. A page table has `table_pages` pages per span.
-    seen_at: positions by which rows see, `positions` those by which they are rotated.
-    """
-    rows, width = x_NC.shape
-    spans, kinds = len(firsts_R), len(kinds_KF)
-    bases, limits = reach(firsts_R, starts_R, reals_R, draft_rows_N, seen_at_N)
-    slots_KRL = np.empty((kinds, spans, table_pages * page_size), np.int64)
-    tiles_KT3, counts_K = np.empty((kinds, spans + rows, 3), np.int64), np.empty(kinds, np.int64)
-    for kind in range(kinds):
-        slots_KRL[kind] = pool_slots(page_ids(kinds_KF[kind, PAGES], (spans, table_pages)), page_size)
-        found = tiles(firsts_R, rows, max(1, TILE_QUERIES // kinds_KF[kind, SHARED]))
-        tiles_KT3[kind, : len(found)], counts_K[kind] = found, len(found)
-    heads, mlp = 0, 0
+def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
+    """Add to the residual stream x, in place. Write to `delta` what is still to be added to it, or, if there is a norm,
+    add that too and write the norm. Arguments: tables whose columns columns.py lists."""
+    rows, width, spans, kinds = call_F[ROWS], call_F[WIDTH], call_F[SPANS], len(kinds_KF)
+    firsts = page_ids(call_F[FIRSTS], (spans,))
+    starts, reals = page_ids(call_F[STARTS], (spans,)), page_ids(call_F[REALS], (spans,))
+    draft_rows, seen_at = integers(call_F[DRAFT_ROWS], (rows,)), integers(call_F[SEEN_AT], (rows,))
+    bases, limits = reach(firsts, starts, reals, draft_rows, seen_at)
+    slots_KRL = np.empty((kinds, spans, call_F[TABLE_PAGES] * call_F[PAGE_SIZE]), np.int64)
+    tiles_KT3, counts_K = np.empty((kinds, spans + rows, 3), np.int64), np.zeros(kinds, np.int64)
+    widest = width
     for layer in range(len(layers_LF)):
-        about = layers_LF[layer]
-        heads = max(heads, (about[HEADS] + 2 * about[KV_HEADS]) * about[HEAD_SIZE])
-        mlp = max(mlp, about[MLP_WIDTH])
-    board = np.zeros((PHASES * len(layers_LF) + 1, COUNTERS), np.int64)
-    scratch = np.empty((4, rows * max(width, heads, mlp)), x_NC.dtype)
-    team, tables = (threads, board), (layers_LF, stored_LF, kinds_KF)
-    sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, ancestors_N)
-    _share(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC)
+        about, stored = layers_LF[layer], stored_LF[layer]
+        widest = max(widest, (about[HEADS] + 2 * about[KV_HEADS]) * about[HEAD_SIZE], about[MLP_WIDTH])
+        kind = stored[KIND]
+        if not counts_K[kind]:
+            pages = page_ids(kinds_KF[kind, PAGES], (spans, call_F[TABLE_PAGES]))
+            slots_KRL[kind] = pool_slots(pages, call_F[PAGE_SIZE])
+            found = tiles(firsts, rows, max(1, TILE_QUERIES // stored[SHARED]))
+            tiles_KT3[kind, : len(found)], counts_K[kind] = found, len(found)
+    team = (call_F[THREADS], np.zeros((PHASES * len(layers_LF) + 1, COUNTERS), np.int64))
+    sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, integers(call_F[ANCESTORS], (rows,)))
+    _share(team, np.empty((4, rows * widest), np.uint16), call_F, (layers_LF, stored_LF, kinds_KF), sight)
 
 
 @kernel
-def _share(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC):
+def _share(team, scratch, call_F, tables, sight):
     for _ in prange(team[0]):
-        _work(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC)
+        _work(team, scratch, call_F, tables, sight)
 
 
 @in_order
-def _work(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waiting, norm_C, out_NC):
+def _work(team, scratch, call_F, tables, sight):
     """One thread's part."""
     layers_LF, stored_LF, kinds_KF = tables
-    rows, width = x_NC.shape
+    rows, width, eps = call_F[ROWS], call_F[WIDTH], np.int32(call_F[EPS]).view(np.float32)
+    x_NC, delta_NC = halves(call_F[X], (rows, width)), halves(call_F[DELTA], (rows, width))
+    positions_N = integers(call_F[POSITIONS], (rows,))
     sums, normed = np.empty((rows, amx.OUTPUTS), np.float32), scratch[0, : rows * width].reshape((rows, width))
     amx.configure(amx.configuration(rows))
     phase = 0
     for layer in range(len(layers_LF)):
         about, stored = layers_LF[layer], stored_LF[layer]
-        adds = waiting or layer > 0
+        adds = call_F[WAITING] != 0 or layer > 0
         _norm(team, phase, adds, x_NC, delta_NC, halves(about[MIXER_NORM], (width,)), eps, normed)
         mixed = _attention(team, phase + 1, normed, about, stored, kinds_KF, sight, positions_N, sums, scratch)
         _multiply(team, phase + 4, mixed, about[OUT], about[OUT_BIAS], sums, delta_NC)
@@ -133,8 +131,9 @@ def _work(team, scratch, tables, sight, positions_N, eps, x_NC, delta_NC, waitin
         _multiply(team, phase + 7, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
         phase += PHASES
     amx.release()
-    if len(norm_C):
-        _norm(team, phase, True, x_NC, delta_NC, norm_C, eps, out_NC)
+    if call_F[NORM]:
+        normed = halves(call_F[NORMED], (rows, width))
+        _norm(team, phase, True, x_NC, delta_NC, halves(call_F[NORM], (width,)), eps, normed)
 
 
 @in_order
@@ -168,9 +167,9 @@ def _attention(team, phase, x_NC, about, stored, kinds_KF, sight, positions_N, s
         rope_heads(row, group, heads_NXD, norms, eps, positions_N, cos, sin, slots, q, keys, values)
 
     seen = (slots_KRL[number], tiles_T3, limits_N, bases_N, ancestors_N)
-    scale, out = np.int32(kind[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
+    scale, out = np.int32(stored[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
     for task in tasks_of(team, phase + 2, len(tiles_T3) * kv_heads):
-        attend_tile(task, q, keys, values, *seen, kind[WINDOW], scale, out)
+        attend_tile(task, q, keys, values, *seen, stored[WINDOW], scale, out)
     return mixed.reshape((rows, heads * size))
 
 

@@ -15,6 +15,7 @@ import torch
 from stridelm.kernels.host.amx import has_amx
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
+from stridelm.kernels.host.columns import NORMED, ROWS, THREADS
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
 from stridelm.kernels.host.memory import array
@@ -86,7 +87,7 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
 
 
 def _run_layers_once() -> None:
-    """For no layer: only the norm after them."""
-    row, place, table = np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), np.zeros((0, 0), np.int64)
-    geometry = (table, table, 1, 1, *[place.astype(np.int32)] * 3, place, place, place)
-    run_layers(follow_torch(), *geometry, table, place, np.float32(1), row, row.copy(), True, row[0], row.copy())
+    """For no layer, which reads nothing of its row."""
+    call, table = np.zeros(NORMED + 1, np.int64), np.zeros((0, 0), np.int64)
+    call[THREADS], call[ROWS] = follow_torch(), 1
+    run_layers(call, table, table, table)

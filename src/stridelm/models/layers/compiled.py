@@ -11,7 +11,6 @@ from torch import nn
 
 from stridelm.attention.base import Mix, PagedLayers
 from stridelm.kernels.host import columns
-from stridelm.kernels.host.memory import array
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.models.layers.attention import Attention
 from stridelm.models.layers.block import Block, Stream
@@ -56,16 +55,21 @@ class CompiledLayers:
             return None
         x, delta, waiting = stream.parts()
         out = delta if norm_H is None else torch.empty_like(x)
-        norm = _NO_NORM if norm_H is None else array(norm_H)
-        positions, eps = array(positions_N), np.float32(stream.eps)
-        arguments = (self._table, positions, eps, array(x), array(delta), waiting, norm, array(out))
-        if not mix.run_layers(self.layers, arguments):
+        dtype = torch.bfloat16
+        call = [
+            *x.shape,
+            columns.address(positions_N, torch.int64),
+            columns.bits(stream.eps),
+            columns.address(x, dtype),
+            columns.address(delta, dtype),
+            int(waiting),
+            0 if norm_H is None else columns.address(norm_H, dtype),
+            columns.address(out, dtype),
+        ]
+        if not mix.run_layers(self.layers, self._table, call):
             return None
         stream.become(x, delta)
         return out
-
-
-_NO_NORM = np.empty(0, np.uint16)
 
 
 class _Parts:
@@ -113,10 +117,7 @@ class _Parts:
 
 
 def _address(tensor: torch.Tensor | None) -> int:
-    if tensor is None:
-        return 0
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
+    return 0 if tensor is None else columns.address(tensor, tensor.dtype)
 
 
 def _few(linear: Linear) -> FewRows | None:
