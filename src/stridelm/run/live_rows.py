@@ -16,21 +16,21 @@ def reached(tables: dict[str, torch.Tensor], most: int, page_size: int) -> dict[
 
 
 def without_padding(batch: ForwardBatch) -> ForwardBatch:
-    """The batch without the rows that turned out to be padding, whose results are not needed. Synchronises."""
+    """The batch without the rows that turned out to be padding, whose results are not needed. The page tables that it
+    was given with are cut in place."""
     geometry = batch.geometry
-    tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
-    batch = replace(batch, geometry=replace(geometry, tables=tables), grid=False)
-    plain = batch.decision_index.shape[1] == 1 and batch.every_row
-    if plain and all(span.decides for span in batch.spans):  # there is no padding
+    geometry.tables = reached(geometry.tables, geometry.max_keys, geometry.page_size)
+    live_N = (geometry.draft_rows.numpy() < 0) | (geometry.ancestors.numpy() != 0)
+    if live_N.all() and (batch.decision_index.numpy() >= 0).all():  # there is no padding
         return batch
-    live = (batch.geometry.draft_rows < 0) | (batch.geometry.ancestors != 0)
-    if not bool(live.all()):
-        batch = _only(batch, live)
+    if not live_N.all():
+        batch = _only(batch, torch.from_numpy(live_N))
     nodes = (batch.decision_index.flatten() >= 0).nonzero()[:, 0]
     renumbered = torch.full_like(batch.decision_index.flatten(), -1)
     renumbered[nodes] = torch.arange(len(nodes))
     return replace(
         batch,
+        grid=False,
         decisions=batch.decisions[nodes],
         decision_span=batch.decision_span[nodes],
         decision_draft=batch.decision_draft[nodes],

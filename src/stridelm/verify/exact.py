@@ -41,7 +41,7 @@ def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
     batch, draft = inputs.batch, inputs.draft
     # Comparing counts is not enough: other rules' spans may have as many decision rows as this one has spans.
     one_each = not draft.width and len(batch.decision_host) == len(batch.spans)
-    if inputs.covers_step and (one_each or batch.grid):
+    if inputs.covers_step and (one_each or (batch.grid and (inputs.nodes.is_cuda or draft.candidates.all()))):
         return _draw_all(inputs)
     rows_host, spans_host = _drawn_rows(inputs)
     device = inputs.nodes.device
@@ -59,10 +59,10 @@ def draw_nodes(inputs: VerifyInput) -> torch.Tensor:
 
 
 def _draw_all(inputs: VerifyInput) -> torch.Tensor:
-    """Draw at every decision row of the step at once, without any look-up on the host. Probes are drawn too, though
-    their tokens are never read."""
+    """Draw at every decision row of the step at once, without any look-up on the host. On a GPU, probes are drawn
+    too, though their tokens are never read."""
     batch, columns = inputs.batch, inputs.nodes.shape[1]
-    positions = batch.positions[batch.decisions] + 1
+    positions = (batch.positions if batch.every_row else batch.positions[batch.decisions]) + 1
     slots = [span.request.slot for span in inputs.spans for _ in range(columns)]
     owners = inputs.slots if columns == 1 else inputs.slots.repeat_interleave(columns)
     extra = _extra(inputs, batch.decision_span, batch.decision_draft)

@@ -99,8 +99,9 @@ class PackedProduct:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.few is not None and x.shape[0] <= self.few.max_rows and 0 < len(x) * len(weight) <= self.FEW_OUTPUTS:
-            return self.few(x, bias)
+        few, rows = self.few, x.shape[0]
+        if few is not None and rows <= few.max_rows and 0 < rows * weight.shape[0] <= self.FEW_OUTPUTS:
+            return few(x, bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
