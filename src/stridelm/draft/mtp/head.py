@@ -114,8 +114,7 @@ class MtpHead(DraftHead):
         hidden = ops.norm(hidden_NH, part.hidden_norm, eps)
         joined = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
         stream = Stream(joined, ops, eps)
-        part.block(stream, positions_N, mix, wanted_M=wanted_M)
-        return stream.norm(part.norm)
+        return part.block.then_norm(stream, positions_N, mix, part.norm, wanted_M)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         return self._target[0].logits(hidden_MH)

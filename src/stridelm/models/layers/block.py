@@ -192,6 +192,22 @@ class Block(ModelPart):
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         stream.add(self.mlp(read_NC, stream.ops))
 
+    def then_norm(
+        self,
+        stream: Stream,
+        positions_N: torch.Tensor,
+        mix: Mix,
+        norm_H: torch.Tensor,
+        wanted_M: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward`, and then the stream's norm."""
+        if self.compiled is not None and wanted_M is None:
+            normed_NH = self.compiled(stream, positions_N, mix, norm_H)
+            if normed_NH is not None:
+                return normed_NH
+        self(stream, positions_N, mix, wanted_M=wanted_M)
+        return stream.norm(norm_H)
+
     def slots(self, theirs: str = "") -> Slots:
         if self.mixer_norm is not None:
             yield from self._own("mixer_norm", theirs + "input_layernorm.weight")
