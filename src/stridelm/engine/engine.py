@@ -114,8 +114,9 @@ class Engine:
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
         self.adaptive = _adaptive() if config.depth == "auto" else None
-        planner = Planner(self.budget, self.adaptive or Configured(), prompts)
-        self.steps = Steps(planner, self.roster, self.device, emitter, int(self.device.on_bounds), cost)
+        lag = int(self.device.on_bounds)
+        planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag)
+        self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
         self.doubts = Doubts()
         self._arrivals = 0
         self.capture: Capture | None = None

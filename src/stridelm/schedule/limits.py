@@ -1,4 +1,4 @@
-"""The limits of a step: rows, requests, pages. The planner sees the cache through five queries."""
+"""The limits of a step: rows, requests, pages. The planner sees the cache through six queries."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class PageView(Protocol):
 
     def available(self) -> PageCounts:
         """Pages that could be handed out now: free ones, and cached ones that no request holds."""
+        ...
+
+    def pages_for(self, tokens: int) -> int:
+        """Length of a table that covers storage [0, tokens)."""
         ...
 
     def missing(self, request: Request, end: int) -> int:

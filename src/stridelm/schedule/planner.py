@@ -8,6 +8,9 @@ as leave the step short enough for them (prompt_rows.py). A newcomer that finds 
 request after it in the order, and only a tenant that has at least two more requests running gives one up. A draft grows
 from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
 request is allocated together with them.
+
+No request is preempted because others draft. What a draft does not need is given back when its verdict is read; if the
+next step is planned before that, drafts leave the pages that its smallest spans will need.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
-from stridelm.schedule.rows import blocked, least_span
+from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.types import PageCounts, Request, StepPlan
 
 
 class Planner:
-    def __init__(self, budget: Budget, depths: DepthPolicy | None = None, prompts: PromptPolicy | None = None) -> None:
+    def __init__(
+        self, budget: Budget, depths: DepthPolicy | None = None, prompts: PromptPolicy | None = None, lag: int = 0
+    ) -> None:
+        """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1."""
         self.budget = budget
+        self.lag = lag
         self.depths: DepthPolicy = Configured() if depths is None else depths
         self.prompts: PromptPolicy = Unbounded() if prompts is None else prompts
 
@@ -48,6 +55,7 @@ class Planner:
         if joining or not all(allocation.decides for allocation in allocations):
             budget.reading = min(budget.reading, self._prompt_rows(allocations, depths))
         admitted: list[Allocation] = []
+        drafting = True
         # Running requests that lack pages come before any newcomer.
         if preempted or short or not waiting:
             for allocation in allocations:
@@ -57,12 +65,18 @@ class Planner:
             admitted, refused = _read_all(allocations, turns, newcomers, slots, budget)
             victim = next(reversed(turns), None)
             if refused and victim and not admitted and _gives_way(turns[victim], refused):
-                preempted.append(victim)
-                allocations = [allocation for allocation in allocations if allocation.request is not victim]
+                if slots and any(map(has_draft_in_flight, queue.running)):
+                    drafting = False  # their pages may be all that the newcomer lacks: see in the next step
+                else:
+                    preempted.append(victim)
+                    allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
-        depths |= self._depths(served, depths)
-        for allocation in served:
-            _deepen(allocation, depths, budget)
+        if drafting:
+            if self.lag:
+                _look_ahead(served, set(queue.running).difference(preempted), budget)
+            depths |= self._depths(served, depths)
+            for allocation in served:
+                _deepen(allocation, depths, budget)
         spans = tuple(allocation.span() for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
@@ -204,11 +218,21 @@ def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
         budget.take(allocation, budget.most_real(allocation, allocation.uncomputed - 1), 0)
 
 
+def _look_ahead(served: list[Allocation], running: set[Request], budget: StepBudget) -> None:
+    """Set aside pages for the smallest span of each of these requests in the next step."""
+    staying = running.union(allocation.request for allocation in served)
+    if budget.pages.cover(budget.pages.all(sum(2 * request.rows_by_depth[-1] + 1 for request in staying))):
+        return  # enough even if every row of a draft, and of the span after it, takes a page
+    idle = staying.difference(allocation.request for allocation in served)
+    for allocation in (*served, *map(budget.open, idle)):
+        budget.look_ahead(allocation)
+
+
 def _deepen(allocation: Allocation, depths: dict[Request, int], budget: StepBudget) -> None:
     """Allocate the deepest usable draft to a request that has all its real rows."""
     request = allocation.request
     if request.all_or_nothing or not allocation.decides:
         return
     for depth in range(depths[request], 0, -1):
-        if budget.take(allocation, allocation.real, depth):
+        if budget.draft(allocation, depth):
             return

@@ -60,6 +60,27 @@ def least_span(request: Request, uncomputed: int) -> tuple[int, int]:
     return 1, 0
 
 
+def following_rows(request: Request, end: int, *, served: bool, decides: bool) -> int:
+    """Rows of the smallest span worth running in the next step, planned before this one's verdict is read; 0 if the
+    request will be blocked then.
+
+    end: one past the last storage index that the request may have written by then. served, decides: whether it has a
+    span in this step, and whether that span decides.
+    """
+    if served and request.host_bound:
+        return 0
+    if len(request.output_ids) + request.tokens_in_flight + decides >= most_output(request):
+        return 0
+    real, depth = least_span(request, uncomputed_rows(request, end))
+    return real + request.rows_by_depth[depth]
+
+
+def has_draft_in_flight(request: Request) -> bool:
+    """Whether a step in flight has draft rows for the request that it could have gone without."""
+    real = request.known - 1 + request.tokens_in_flight
+    return request.tokens_in_flight > 0 and not request.all_or_nothing and first_row(request) > real
+
+
 def useful_depth(request: Request) -> int:
     """Deepest draft from which a token could still be emitted. That of an `all_or_nothing` request is fixed."""
     deepest = len(request.rows_by_depth) - 1

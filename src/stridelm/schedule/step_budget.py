@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stridelm.schedule.limits import PageView
-from stridelm.schedule.rows import first_row, uncomputed_rows
+from stridelm.schedule.rows import first_row, following_rows, uncomputed_rows
 from stridelm.types import PageCounts, Request, Span
 
 
@@ -29,6 +29,8 @@ class Allocation:
     depth: int = 0
     pages: int = 0
     """Pages added to each table."""
+    following: int = 0
+    """Rows of the next step for which `pages` suffice too."""
 
     @property
     def rows(self) -> int:
@@ -105,6 +107,33 @@ class StepBudget:
         allocation.real, allocation.depth, allocation.pages, allocation.idle = real, depth, pages, None
         return True
 
+    def look_ahead(self, allocation: Allocation) -> None:
+        """Take pages for the request's smallest span in the next step too, even if there are too few: `pages` is below
+        zero then."""
+        served, end = allocation.real > 0, allocation.start + allocation.rows
+        decides = served and allocation.decides
+        allocation.following = following_rows(allocation.request, end, served=served, decides=decides)
+        pages = self._pages(allocation, allocation.rows)
+        self.pages -= self._more(allocation, pages)
+        allocation.pages = pages
+
+    def draft(self, allocation: Allocation, depth: int) -> bool:
+        """Widen the allocation to the draft of `depth`, if rows and pages allow.
+
+        If the next step will be short of pages, the request must hold and need as many then as if neither this step nor
+        one in flight drafted for it: its rows stay on the page of its last token.
+        """
+        if self.pages.cover(self.pages.all(0)):
+            return self.take(allocation, allocation.real, depth)
+        request = allocation.request
+        rows = allocation.real + request.rows_by_depth[depth]
+        bound, end = request.known + request.tokens_in_flight, allocation.start + rows + allocation.following
+        if rows - allocation.rows > self.rows or self.view.pages_for(end) > self.view.pages_for(bound):
+            return False
+        self.rows -= rows - allocation.rows
+        allocation.depth = depth
+        return True
+
     def promised(self, allocation: Allocation) -> PageCounts:
         """Pages to set aside for the request beyond this allocation, so that admitting another does not soon preempt
         it: for its known tokens, and one page to grow into unless it ends before that."""
@@ -118,7 +147,8 @@ class StepBudget:
         return growth if allocation.idle is None else growth + allocation.idle
 
     def _pages(self, allocation: Allocation, rows: int) -> int:
-        return self.view.missing(allocation.request, allocation.start + rows) - allocation.hit
+        end = allocation.start + rows + allocation.following
+        return self.view.missing(allocation.request, end) - allocation.hit
 
     def _more(self, allocation: Allocation, pages: int) -> PageCounts:
         """Pages to take from each group for the allocation to have `pages` in all."""

@@ -46,8 +46,11 @@ class SimulatedCache:
     def available(self) -> PageCounts:
         return PageCounts((len(self.free) + len(self.idle) - self.withheld,))
 
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
     def missing(self, request: Request, end: int) -> int:
-        return max(0, -(-end // self.page_size) - len(self.tables.get(request.id, ())))
+        return max(0, self.pages_for(end) - len(self.tables.get(request.id, ())))
 
     def growth(self, request: Request, pages: int) -> PageCounts:
         return PageCounts((pages,))

@@ -28,8 +28,11 @@ class Pages:
     def available(self) -> PageCounts:
         return PageCounts((self.free,))
 
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
     def missing(self, request: Request, end: int) -> int:
-        return max(0, -(-end // self.page_size) - self.tables.get(request.id, 0))
+        return max(0, self.pages_for(end) - self.tables.get(request.id, 0))
 
     def growth(self, request: Request, pages: int) -> PageCounts:
         return PageCounts((pages,))
@@ -128,6 +131,17 @@ def test_a_policy_says_how_deep_and_the_planner_whether_there_is_room() -> None:
         plan = Planner(Budget(64, 8), AtMost(levels)).plan(queue, pages)
         assert [span.draft for span in plan.spans] == drafts
     assert [span.draft for span in Planner(Budget(6, 8), AtMost(4)).plan(queue, pages).spans][:2] != [4, 1]
+
+
+def test_drafts_leave_the_pages_of_the_next_step() -> None:
+    """With a step unread, a draft does not take the page that another request's next row needs. If there is none for
+    that row either, drafts stay on the page that their request is on anyway."""
+    _, queue, pages = setup(64)
+    start(queue, pages, request("a", 5, 0, draft=3, emitted=1))
+    start(queue, pages, request("b", 7, 1, draft=3, emitted=1))
+    for free, lag, drafts in ((1, 0, [3, 0]), (1, 1, [1, 3]), (0, 1, [1, 0]), (2, 1, [3, 3])):
+        pages.free = free
+        assert [span.draft for span in Planner(Budget(64, 8), lag=lag).plan(queue, pages).spans] == drafts
 
 
 def test_drafts_keep_nobody_waiting() -> None:
