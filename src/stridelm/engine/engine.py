@@ -22,6 +22,7 @@ from stridelm.engine.intake import Intake
 from stridelm.engine.introspect import Introspection
 from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
+from stridelm.engine.shortage import is_shortage
 from stridelm.engine.step import Steps, Tracer
 from stridelm.engine.warm_up import Wave, decodes_to_measure, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
@@ -36,7 +37,7 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded
+from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded, smallest_budget
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
@@ -118,6 +119,8 @@ class Engine:
         planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
         self.doubts = Doubts()
+        self._spared: Request | None = None
+        """The request whose own work last ran out of memory: a second time it ends."""
         self._arrivals = 0
         self.capture: Capture | None = None
         if self.device.on_bounds and loaded.device.type == "cuda" and config.may_capture:
@@ -226,6 +229,7 @@ class Engine:
             seed=seed,
         )
         self.queue.add(request)
+        self.steps.planner.rows.need(smallest_budget(request))
         self._arrivals += 1
         return request
 
@@ -246,8 +250,9 @@ class Engine:
         """Run one step and return its outputs.
 
         A request that makes the step fail ends alone, with the finish reason "error"; the others start over from the
-        tokens emitted so far, and may have to wait some steps until it is found (engine/doubts.py). Raises EngineFault
-        if no single request is to blame, with the engine as it was before the step, and whatever `tracer` raises.
+        tokens emitted so far, and may have to wait some steps until it is found (engine/doubts.py). If a step runs out
+        of memory, all start over and steps have fewer rows for a while. Raises EngineFault if no single request is to
+        blame, with the engine as it was before the step, and whatever `tracer` raises.
         """
         if self.doubts.look():
             self._start_over()
@@ -255,16 +260,22 @@ class Engine:
         try:
             self.steps.step()
         except RequestFault as fault:
-            self._start_over()
-            self.roster.outputs.append(self.fail(fault.request, fault.__cause__ or fault))
+            if fault.request is self._spared or not self._make_do(fault.__cause__):
+                self._start_over()
+                self.roster.outputs.append(self.fail(fault.request, fault.__cause__ or fault))
+            else:
+                self._spared = fault.request
         except TracerFault as fault:
             self._start_over()
             raise fault.__cause__ or fault from None
         except Exception as error:
-            self._search(error)
+            if not self._make_do(error):
+                self._search(error)
         except BaseException:
             self._start_over()
             raise
+        else:
+            self._went_well()
         if self.ledger.strict:
             self.ledger.check(self.queue.running)
         self._count_made()
@@ -291,6 +302,32 @@ class Engine:
         rule this does not change outputs, but it may change their speed, so benchmarks call it before each run."""
         self.ledger.flush()
         self.drafters.forget()
+
+    def _make_do(self, error: BaseException | None) -> bool:
+        """After a step that ran out of memory: try again with fewer rows. False if that was not why it failed, or if
+        steps cannot have fewer."""
+        rows, planned = self.steps.planner.rows, self.roster.planned_rows
+        first = rows.is_full
+        if not (is_shortage(error) and rows.fall(planned)):
+            return False
+        self.stats.memory_shortages += 1
+        if first:
+            logger.warning(
+                "a step of %d rows ran out of memory; its requests start over, and steps have at most %d rows instead "
+                "of %d until some have gone well. If this recurs, lower kv_memory_fraction or max_num_batched_tokens",
+                *(planned, rows.now, rows.most),
+                exc_info=error,
+            )
+        self._start_over()
+        return True
+
+    def _went_well(self) -> None:
+        rows = self.steps.planner.rows
+        short = not rows.is_full
+        rows.went_well()
+        if short and rows.is_full:
+            self._spared = None
+            logger.info("steps have up to %d rows again", rows.now)
 
     def _search(self, error: Exception) -> None:
         """After a step that failed for an unknown reason: try again, or search for the request that makes it fail."""

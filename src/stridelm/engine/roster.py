@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.introspect import Introspection
+from stridelm.engine.shortage import is_shortage
 from stridelm.engine.stats import EngineStats
+from stridelm.faults import RequestFault
 from stridelm.run.state import TokenTable
 from stridelm.sample.grammar import Guide
 from stridelm.sample.table import SamplingTable
@@ -37,10 +39,13 @@ class Roster:
     stats: EngineStats = field(default_factory=EngineStats)
     outputs: list[StepOutput] = field(default_factory=list)
     """Outputs of steps since they were last collected."""
+    planned_rows: int = 0
+    """Rows of the plan that was entered last."""
 
     def enter(self, plan: StepPlan) -> StepPlan:
         """Apply the plan to the queue, the ledger and the tables. Returns the plan without the requests that could not
-        be admitted, which have failed."""
+        be admitted, which have failed. Raises RequestFault if there was no memory to admit one."""
+        self.planned_rows = plan.rows
         for request in plan.preempted:
             self.ledger.release(request)
         self.queue.apply(plan)
@@ -49,6 +54,8 @@ class Roster:
             try:
                 self._admit(request)
             except Exception as error:
+                if is_shortage(error):
+                    raise RequestFault(request) from error
                 self.outputs.append(self.fail(request, error))
         spans = tuple(span for span in plan.spans if span.request.status is Status.RUNNING)
         return plan if len(spans) == len(plan.spans) else replace(plan, spans=spans)

@@ -24,6 +24,8 @@ class EngineStats:
     """Requests that ended because of an error of their own."""
     failed_steps: int = 0
     """Steps that failed and were retried because no request could be blamed yet."""
+    memory_shortages: int = 0
+    """Steps that ran out of memory and were retried with fewer rows."""
     captures: int = 0
     """Graphs captured, those at the start included."""
     compilations: int = 0

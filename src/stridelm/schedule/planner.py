@@ -25,6 +25,7 @@ from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
+from stridelm.schedule.row_budget import RowBudget
 from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.types import PageCounts, Request, StepPlan
@@ -36,6 +37,7 @@ class Planner:
     ) -> None:
         """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1."""
         self.budget = budget
+        self.rows = RowBudget(budget.tokens)
         self.lag = lag
         self.depths: DepthPolicy = Configured() if depths is None else depths
         self.prompts: PromptPolicy = Unbounded() if prompts is None else prompts
@@ -45,7 +47,7 @@ class Planner:
 
         A plan may preempt and have no span: pages shared by several victims count only once the victims are gone.
         """
-        budget = StepBudget(self.budget.tokens, pages)
+        budget = StepBudget(self.rows.now, pages)
         waiting = queue.plannable
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}

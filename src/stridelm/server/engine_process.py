@@ -327,6 +327,7 @@ class Loop:
             waiting=len(engine.queue.waiting),
             open=self._open(),
             pages=engine.ledger.counts(),
+            row_budget=engine.steps.planner.rows.now,
         )
 
     def _tidy(self) -> None:

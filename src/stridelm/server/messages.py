@@ -226,6 +226,8 @@ class Report(msgspec.Struct, array_like=True):
     """Those that run or wait, and those whose grammar is being compiled."""
     pages: dict[str, dict[str, int]]
     """Page group -> numbers of pages that are free, cached (kept only for their prefix) and held."""
+    row_budget: int
+    """Maximum rows of a step now."""
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True):

@@ -55,6 +55,7 @@ ENGINE_COUNTS = {
     "aborted": ("aborted_requests", "Samples that were aborted"),
     "failed": ("failed_requests", "Samples that ended because of an error of their own"),
     "failed_steps": ("failed_steps", "Steps that failed and were retried"),
+    "memory_shortages": ("memory_shortages", "Steps that ran out of memory and were retried with fewer rows"),
     "preemptions": ("preemptions", "Times that a running sample was preempted and gave back its pages"),
     "captures": ("captures", "Graphs captured; after the start, a request waited for each"),
     "compilations": ("compilations", "Kernels compiled; after the start, a request waited for each"),
@@ -188,6 +189,9 @@ class Metrics(Collector):
         self._waiting = self._gauge("requests_waiting", "Samples that are waiting")
         self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept only for their prefix", "group", "state")
         self._usage = self._gauge("kv_usage_ratio", "Share of the KV pages that samples hold, in the fullest group")
+        self._rows = self._gauge(
+            "engine_row_budget", "Maximum rows of a step: fewer than max_num_batched_tokens while memory is short"
+        )
         self._up = self._gauge("engine_up", "1 while the engine is up, 0 while it is not")
         self._restarts = self._counter("engine_restarts", "Restarts of the engine")
         self._frontend_restarts = self._counter(
@@ -261,6 +265,7 @@ class Metrics(Collector):
         self._up.set(1)
         self._running.set(report.running)
         self._waiting.set(report.waiting)
+        self._rows.set(report.row_budget)
         usage = 0.0
         for group, pages in report.pages.items():
             for state in PAGE_STATES:
@@ -285,7 +290,7 @@ class Metrics(Collector):
 
     def engine_down(self) -> None:
         """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
-        for gauge in (self._up, self._running, self._waiting, self._usage, self._gain):
+        for gauge in (self._up, self._running, self._waiting, self._usage, self._rows, self._gain):
             gauge.set(0)
         self._pages.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)

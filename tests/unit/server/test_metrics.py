@@ -95,7 +95,7 @@ def report(held: int = 0, stats: EngineStats | None = None) -> Report:
         "full": {"free": 10 - held, "cached": 6, "held": held, "total": 16},
         "sliding": {"free": 4, "cached": 0, "held": 0, "total": 4},
     }
-    return Report(stats or EngineStats(), running=2, waiting=5, open=7, pages=pages)
+    return Report(stats or EngineStats(), running=2, waiting=5, open=7, pages=pages, row_budget=512)
 
 
 def samples(metrics: Metrics) -> Iterator[Sample]:
@@ -127,6 +127,14 @@ def busy(metrics: Metrics) -> None:
     metrics.heard(report(held=4, stats=EngineStats(steps=1, rows=2, emitted=3, drafted=4, accepted=5, preemptions=6)))
     metrics.refused(503)
     metrics.restarted()
+
+
+def test_rows_of_a_step(metrics: Metrics) -> None:
+    metrics.heard(report(stats=EngineStats(memory_shortages=2)))
+    assert value(metrics, "stride_engine_row_budget") == 512
+    assert value(metrics, "stride_engine_memory_shortages_total") == 2
+    metrics.engine_down()
+    assert value(metrics, "stride_engine_row_budget") == 0
 
 
 def test_a_delta_of_several_tokens_is_as_many_intervals(metrics: Metrics) -> None:
