@@ -21,9 +21,7 @@ import uvloop
 from load_requests import Asked, body_of, stream_of
 
 from stridelm.bench.http.answer import Answer
-from stridelm.bench.http.connection import Connection, post
-
-CONNECT_S = 30.0
+from stridelm.bench.http.connection import connect, post
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class Report:
 async def load(job: Job, begin: float, end: float) -> Report:
     """All streams of this process, to the end of their last answers."""
     report = Report()
-    loop = asyncio.get_running_loop()
     answers: list[tuple[Asked, Answer]] = []
     await asyncio.sleep(begin - time.monotonic())
     worked, began = time.process_time(), time.monotonic()
@@ -72,7 +69,7 @@ async def load(job: Job, begin: float, end: float) -> Report:
     async def stream(index: int) -> None:
         await asyncio.sleep(job.ramp_s * index / job.streams)
         try:
-            _, connection = await asyncio.wait_for(loop.create_connection(Connection, job.host, job.port), CONNECT_S)
+            connection = await connect(job.host, job.port)
             for asked, message in messages(job, index):
                 if time.monotonic() >= end:
                     break
@@ -80,7 +77,7 @@ async def load(job: Job, begin: float, end: float) -> Report:
                 if answers[-1][1].status != 200:
                     break
             connection.transport.close()
-        except (OSError, asyncio.TimeoutError) as error:
+        except OSError as error:
             report.errors.append(repr(error))
 
     await asyncio.gather(*(stream(index) for index in job.mine))

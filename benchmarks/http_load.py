@@ -37,12 +37,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_decode import write_eagle3
 from http_client import Job
 from http_options import Settings, read_options
 from http_servers import started, stride_command, vllm_command
 from live_load import CLOSED
-from load_model import LIMITS, MASK_TOKEN_ID, TINY_LIMITS, write_checkpoint
+from load_model import engine_options
 from load_report import as_table, plot
 from load_times import Exchange, Times
 from rich.console import Console
@@ -86,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if settings.in_process:
             rows += in_process(Path(folder), settings)
-        engine = engine_options(Path(folder), settings)
+        drafters = settings.drafters if "drafters" in settings.kinds else ()
+        engine = engine_options(Path(folder), drafters, settings.layers, tiny=settings.tiny) if settings.serve else {}
         for name in (*(["url"] if settings.url else []), *settings.serve):
             with serving(name, Path(folder), engine, settings) as servers:
                 for (kind, streams), server in itertools.product(settings.loads(name), servers):
@@ -131,20 +131,6 @@ def in_process(folder: Path, settings: Settings) -> list[Row]:
         )
         for row in run["rows"]
     ]
-
-
-def engine_options(folder: Path, settings: Settings) -> dict[str, Any]:
-    """Options of the engine behind every server that is started here, by Stride's names."""
-    if not settings.serve:
-        return {}
-    if settings.tiny:
-        return dict(TINY_LIMITS)
-    options = {**LIMITS, **write_checkpoint(folder / "model", settings.layers)}
-    if "drafters" in settings.kinds:
-        options["mask_token_id"] = MASK_TOKEN_ID
-        if any(drafter.startswith("eagle") for drafter in settings.drafters):
-            options["drafter_model"] = str(write_eagle3(folder / "eagle3", settings.layers))
-    return options
 
 
 @contextmanager

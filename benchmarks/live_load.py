@@ -214,7 +214,7 @@ def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
     asked = speculation(decoding)
     asked = Speculation(drafter="none") if isinstance(asked, str) else asked
     config = EngineConfig(
-        **engine_options(folder, decoding, settings.layers, tiny=settings.tiny),
+        **engine_options(folder, [decoding], settings.layers, tiny=settings.tiny),
         drafter=asked.drafter or "none",
         depth=asked.depth,
         acceptance=asked.rule,

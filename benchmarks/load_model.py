@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ LIMITS: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_model_len": 8192,
 TINY_LIMITS: dict[str, Any] = {**LIMITS, "max_num_batched_tokens": 1024, "max_model_len": 2048}
 
 
-def engine_options(folder: Path, decoding: str, layers: int, *, tiny: bool) -> dict[str, Any]:
-    """Options of an engine in process that decodes like this, and what it loads, written into the folder."""
+def engine_options(folder: Path, decodings: Sequence[str], layers: int, *, tiny: bool) -> dict[str, Any]:
+    """Options of an engine or server that decodes in these ways, and what it loads, written into the folder."""
     if tiny:
         return dict(TINY_LIMITS)
-    options = {**LIMITS, **write_checkpoint(folder, layers), "mask_token_id": MASK_TOKEN_ID}
-    if decoding.startswith("eagle"):
+    options = {**LIMITS, **write_checkpoint(folder / "model", layers), "mask_token_id": MASK_TOKEN_ID}
+    if any(decoding.startswith("eagle") for decoding in decodings):
         options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers))
     return options
 

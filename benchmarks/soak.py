@@ -197,7 +197,7 @@ def open_engine(folder: Path, settings: Settings) -> Engine:
     asked = Speculation(drafter="none") if isinstance(asked, str) else asked
     page = EngineConfig.page_size
     config = EngineConfig(
-        **engine_options(folder, settings.decoding, settings.layers, tiny=settings.tiny),
+        **engine_options(folder, [settings.decoding], settings.layers, tiny=settings.tiny),
         drafter=asked.drafter or "none",
         depth=asked.depth,
         acceptance=asked.rule,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from typing import cast
 
 from stridelm.bench.http.answer import Answer
+
+CONNECT_S = 30.0
 
 
 class Connection(asyncio.Protocol):
@@ -42,6 +45,15 @@ class Connection(asyncio.Protocol):
 
     _answer: Answer
     _waiting: asyncio.Future[Answer] | None
+
+
+async def connect(host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+    """Raises ConnectionError if nobody takes the connection within CONNECT_S, and OSError if it is refused."""
+    connecting = asyncio.get_running_loop().create_connection(Connection, host, port, ssl=tls)
+    try:
+        return (await asyncio.wait_for(connecting, CONNECT_S))[1]
+    except asyncio.TimeoutError as error:
+        raise ConnectionError(f"{host}:{port} took no connection within {CONNECT_S:g} s") from error
 
 
 def post(host: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import uvloop
 
 from stridelm.bench.http.answer import Answer
-from stridelm.bench.http.connection import Connection, post
+from stridelm.bench.http.connection import Connection, connect, post
 from stridelm.bench.http.server import Server
-
-CONNECT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,4 @@ class _Sender:
             self._answers[number] = error
 
     async def _connect(self) -> Connection:
-        connecting = asyncio.get_running_loop().create_connection(
-            Connection, self._server.host, self._server.port, ssl=self._tls
-        )
-        try:
-            return (await asyncio.wait_for(connecting, CONNECT_S))[1]
-        except asyncio.TimeoutError as error:
-            raise ConnectionError(f"{self._server.authority} took no connection within {CONNECT_S:g} s") from error
+        return await connect(self._server.host, self._server.port, self._tls)
