@@ -64,7 +64,9 @@ def read_options(description: str | None, arguments: Sequence[str] | None) -> Op
     parser.add_argument("--streams", default="16,64,256")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--kind-streams", type=int, default=64, help="streams of the kinds that are not plain")
-    parser.add_argument("--drafters", default=DRAFTERS, help=f"NAME@DEPTH:RULE of that kind's (default: {DRAFTERS})")
+    parser.add_argument(
+        "--drafters", default=DRAFTERS, help=f"NAME@DEPTH:RULE or NAME@auto:RULE of that kind's (default: {DRAFTERS})"
+    )
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before the window")
     parser.add_argument("--seconds", type=float, default=30.0, help="the window")
     parser.add_argument("--layers", type=int, help="of the 8B shape (default: all 32)")

@@ -49,7 +49,8 @@ def stream_of(index: int, streams: int) -> Iterator[Asked]:
 
 
 def body_of(asked: Asked, kind: str, model: str, drafters: tuple[str, ...]) -> bytes:
-    """The JSON of a streamed, greedy completion. drafters: NAME@DEPTH:RULE, which requests of that kind use in turn."""
+    """The JSON of a streamed, greedy completion. drafters: NAME@DEPTH:RULE, which requests of that kind use in turn; a
+    depth is a number or auto."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": asked.prompt,
@@ -71,7 +72,7 @@ def body_of(asked: Asked, kind: str, model: str, drafters: tuple[str, ...]) -> b
         depth, _, acceptance = rest.partition(":")
         body["speculation"] = {
             "drafter": drafter,
-            **({"depth": int(depth)} if depth else {}),
+            **({"depth": depth if depth == "auto" else int(depth)} if depth else {}),
             **({"acceptance": acceptance} if acceptance else {}),
         }
     return json.dumps(body).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stridelm.options import Given, OptionsT, is_of_rules, known, read, takes_options
 from stridelm.values import (
@@ -44,9 +44,11 @@ class Speculation:
     """How a request is drafted and accepted. None means "as the engine was configured".
 
     drafter: name of the drafter, "none" or "auto".
-    depth: drafted rows in a chain; mask-token decoding with k tokens per step has depth k - 1.
+    depth: drafted rows in a chain; mask-token decoding with k tokens per step has depth k - 1. "auto": at most the
+        drafter's own, chosen at every step, as by an engine with `depth="auto"`.
     acceptance: name of the rule. A simulated one takes its length after a colon: "synthetic:2.5".
     acceptance_length: that length: tokens that a step with a full draft emits on average.
+    adaptive: whether `depth`, or the drafter's own, is only the most that may be chosen; "auto" sets it.
     options: options registered by drafters and rules. Each is also a keyword argument and an attribute, as in
         `Speculation("ngram", prompt_lookup_min=2)`.
 
@@ -57,6 +59,7 @@ class Speculation:
     depth: int | None = None
     acceptance: str | None = None
     acceptance_length: float | None = None
+    adaptive: bool = field(default=False, kw_only=True)
     options: Given = field(default=(), kw_only=True)
 
     if TYPE_CHECKING:
@@ -64,9 +67,11 @@ class Speculation:
         def __init__(
             self,
             drafter: str | None = None,
-            depth: int | None = None,
+            depth: int | Literal["auto"] | None = None,
             acceptance: str | None = None,
             acceptance_length: float | None = None,
+            *,
+            adaptive: bool = False,
             **options: Any,
         ) -> None: ...
 
@@ -75,7 +80,7 @@ class Speculation:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name; got {value!r}")
-        settle_number(self, "depth", 0, LARGEST, whole=True, optional=True)
+        self._settle_depth()
         self._split_acceptance()
         settle_number(self, "acceptance_length", 1.0, LARGEST, optional=True)
 
@@ -111,7 +116,8 @@ class Speculation:
     @property
     def given(self) -> dict[str, Any]:
         """The fields and options that are set, by the names under which `of` takes them."""
-        return {name: value for name in OWN if (value := getattr(self, name)) is not None} | dict(self.options)
+        own = {name: value for name in OWN if (value := getattr(self, name)) is not None}
+        return own | ({"depth": "auto"} if self.adaptive else {}) | dict(self.options)
 
     def read(self, options: type[OptionsT]) -> OptionsT:
         """This dataclass, filled from the options that are set, the rest at their defaults."""
@@ -122,6 +128,15 @@ class Speculation:
         """The acceptance rule as a request spells it: `exact`, `synthetic:2.5`."""
         name = self.acceptance or "exact"
         return name if self.acceptance_length is None else f"{name}:{self.acceptance_length:g}"
+
+    def _settle_depth(self) -> None:
+        depth: Any = self.depth
+        if depth == "auto":
+            object.__setattr__(self, "depth", None)
+            object.__setattr__(self, "adaptive", True)
+        elif isinstance(depth, str):
+            raise ValueError(f"depth must be an integer or auto; got {shortened(depth)}")
+        settle_number(self, "depth", 0, LARGEST, whole=True, optional=True)
 
     def _split_acceptance(self) -> None:
         """Split "synthetic:2.5" into name and length. Called on construction."""

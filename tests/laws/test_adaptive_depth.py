@@ -79,6 +79,41 @@ def test_a_target_is_refused_where_it_would_do_nothing(stands: dict[str, Stand],
     chosen.engine.add("a", [1, 2], SamplingParams(target_tps=5.0))
 
 
+@pytest.mark.parametrize("way", ["at once", "in flight"])
+def test_a_request_may_ask_for_it(stands: dict[str, Stand], way: str) -> None:
+    """Also of an engine that was not started with it, and with a drafter of its own; others keep their depth."""
+    stand = stands[way]
+    asked = [{"drafter": "mask", "depth": "auto"}, {"depth": "auto"}, None]
+    jobs = [
+        Job(prompt, sampling(stand, prompt, 0.7, "nothing"), asked[i % 3]) for i, prompt in enumerate(prompts(stand, 6))
+    ]
+    llm = stand.llm(drafter="ngram", page_size=4, max_num_seqs=4)
+    requests = [llm.engine.add(str(i), job.prompt, job.request) for i, job in enumerate(jobs)]
+    assert [request.adaptive for request in requests] == [True, True, False] * 2
+    while llm.engine.busy:
+        llm.engine.step()
+    assert [request.output_ids for request in requests] == [stand.tokens(job.prompt, job.params) for job in jobs]
+    policy = llm.engine.steps.planner.depths
+    assert isinstance(policy, Adaptive) and policy is llm.engine.adaptive and policy.figures.depths
+
+
+@pytest.mark.parametrize(
+    ("speculation", "word"),
+    [
+        ({"drafter": "none", "depth": "auto"}, "no effect with drafter 'none'"),
+        ({"drafter": "mask", "depth": "auto", "acceptance": "trust"}, "no effect with acceptance 'trust'"),
+        ({"depth": "deep"}, "depth must be an integer or auto"),
+    ],
+    ids=str,
+)
+def test_a_request_is_refused_where_it_would_do_nothing(
+    stands: dict[str, Stand], speculation: dict[str, str], word: str
+) -> None:
+    llm = stands["at once"].llm(drafter="ngram")
+    with pytest.raises(ValueError, match=word):
+        llm.engine.add("a", [1, 2], SamplingParams(speculation=speculation))
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

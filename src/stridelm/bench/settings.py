@@ -18,8 +18,8 @@ class Workload:
 
     drafters: tuple[str, ...] = option(
         (),
-        "comma-separated NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as mtp@3+draft_topk=2; by default every "
-        "drafter that the model can run",
+        "comma-separated NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as mtp@3+draft_topk=2 or mtp@auto; by "
+        "default every drafter that the model can run",
     )
     depth: tuple[int, ...] = option((), "depths for entries without @DEPTH; by default each drafter's own")
     prompts: str | None = option(None, "file or directory of prompts; by default the shipped held-out Python")

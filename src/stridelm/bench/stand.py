@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stridelm.bench.drive import Job
 from stridelm.bench.prompts import PromptSet
-from stridelm.bench.variants import Variant
+from stridelm.bench.variants import Variant, read_entry
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.start import start
 from stridelm.params import SamplingParams
 
 
-def open_engine(model: str | None, streams: int, *, prefix_caching: bool = False, **options: Any) -> Engine:
-    """An engine with room for `streams` requests at once. Each request names its drafter."""
+def open_engine(
+    model: str | None,
+    streams: int,
+    entries: Iterable[str | None] = (),
+    *,
+    prefix_caching: bool = False,
+    **options: Any,
+) -> Engine:
+    """An engine with room for `streams` requests at once. Each request names its drafter.
+
+    entries: what will be measured. If depths are to be chosen for one, it is the engine's default, which is made ready
+    for that before it starts.
+    """
+    adaptive = next((asked for entry in entries if (asked := read_entry(entry or "auto")).adaptive), None)
+    default = {"drafter": "none"} if adaptive is None else {"drafter": adaptive.drafter, "depth": "auto"}
     return start(
-        EngineConfig(model=model, drafter="none", max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
+        EngineConfig(model=model, **default, max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
     )
 
 

@@ -2,13 +2,14 @@
 
     NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]]
 
-    mask    ngram@8    mask@3:trust:0.9    ngram@4:synthetic:2.5
+    mask    ngram@8    mtp@auto    mask@3:trust:0.9    ngram@4:synthetic:2.5
     eagle@5+draft_topk=4+num_draft_tokens=16    mtp@3+draft_sample_method=greedy:rejection
 
 OPTION is any option of a drafter or rule, except those with their own place; VALUE is read as an integer, else as a
 number, else as text. NUMBER is the confidence of trusted windows, or the tokens per step of simulated acceptance.
 
-An entry without @DEPTH stands for one variant at each depth in `--depth`.
+DEPTH is a number, or `auto` for depths that are chosen at every step. An entry without @DEPTH stands for one variant at
+each depth in `--depth`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from stridelm.params import Speculation
 from stridelm.verify import RULES
 
 FORM = re.compile(
-    r"(?P<name>[^@+:]+)(?:@(?P<depth>\d+))?(?P<options>(?:\+[^@+:=]+=[^@+:]+)*)"
+    r"(?P<name>[^@+:]+)(?:@(?P<depth>\d+|auto))?(?P<options>(?:\+[^@+:=]+=[^@+:]+)*)"
     r"(?::(?P<rule>[^@+:]+)(?::(?P<number>[^@+:]+))?)?"
 )
 SYNTAX = (
-    "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@8, eagle@5+draft_topk=4, mask@3:trust:0.9 or "
-    "ngram@4:synthetic:2.5"
+    "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@8, mtp@auto, eagle@5+draft_topk=4, "
+    "mask@3:trust:0.9 or ngram@4:synthetic:2.5"
 )
 PLACED = ("drafter", "depth", "acceptance", "acceptance_length", "confidence")
 """The fields of Speculation that have their own place in an entry."""
@@ -72,8 +73,8 @@ class Variant:
         """The entry that gives exactly this variant; lossy ones are starred."""
         if not self.drafts:
             return "plain"
-        text = f"{self.drafter}@{self.speculation.depth}"
         given = self.speculation.given
+        text = f"{self.drafter}@{given['depth']}"
         read = (*RULES.options(self.acceptance).names(), *DRAFTERS.options(self.drafter).names())
         text += "".join(f"+{name}={_shown(given[name])}" for name in read if name in given and name not in PLACED)
         if self.acceptance != "exact":
@@ -110,8 +111,8 @@ def read_entry(entry: str) -> Speculation:
         raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
     rule = match["rule"]
     options = _options(entry, match["options"]) | _number(entry, rule, match["number"])
-    depth = {} if match["depth"] is None else {"depth": int(match["depth"])}
-    return Speculation.of({"drafter": match["name"], "acceptance": rule, **options, **depth})
+    depth = match["depth"] if match["depth"] in (None, "auto") else int(match["depth"])
+    return Speculation.of({"drafter": match["name"], "acceptance": rule, "depth": depth, **options})
 
 
 def read_variant(entry: str, target: TargetInfo) -> Variant:
@@ -125,7 +126,7 @@ def _of_entry(entry: str, depths: Sequence[int], target: TargetInfo) -> list[Var
     # A drafter without a depth runs once, whatever depths the others run at.
     assert asked.drafter is not None
     without = asked.drafter in DRAFTERS and DRAFTERS.get(asked.drafter).default_depth == 0
-    if asked.depth is not None or not depths or without:
+    if "depth" in asked.given or not depths or without:
         return [_settled(asked, target)]
     return [_settled(Speculation(depth=depth).over(asked), target) for depth in depths]
 

@@ -75,6 +75,7 @@ def _latency(args: argparse.Namespace) -> int:
     engine = open_engine(
         args.model,
         max(settings.batch),
+        settings.drafters,
         prefix_caching=settings.prefix_cache == "cold",
         **engine_options(options),
     )
@@ -103,7 +104,8 @@ def _acceptance(args: argparse.Namespace) -> int:
 
     settings = read_options(args, AcceptanceSettings)
     prompts = load_prompts(settings.prompts).first(settings.num_prompts)
-    engine = open_engine(args.model, settings.batch, **engine_options(given_options(args, EngineConfig)))
+    options = engine_options(given_options(args, EngineConfig))
+    engine = open_engine(args.model, settings.batch, settings.drafters, **options)
     variants = read_variants(settings.drafters, settings.depth, engine.loaded.target)
     with progress(count_runs(variants, settings)) as on_run:
         report = measure_acceptance(engine, variants, prompts, settings, on_run)

@@ -56,7 +56,7 @@ def run_compare(args: argparse.Namespace) -> int:
 def _sides(args: argparse.Namespace, settings: CompareSettings) -> tuple[Side, Side]:
     from stridelm.bench.serving.cells import Side
 
-    targets = [open_target(args, settings, url) for url in settings.url or (None,)]
+    targets = [open_target(args, settings, settings.entries, url) for url in settings.url or (None,)]
     first, second = settings.entries
     return Side(targets[0], targets[0].way(first)), Side(targets[-1], targets[-1].way(second))
 

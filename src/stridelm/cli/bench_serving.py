@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def _run(
     if args.report is not None:
         check_report(args.report)
     check_lengths(names, settings)
-    target = open_target(args, settings, settings.urls[0] if settings.urls else None)
+    target = open_target(args, settings, entries, settings.urls[0] if settings.urls else None)
     with progress(len(names) * count_runs(target, entries, settings)) as on_run:
         cells = measure(target, entries, names, settings, on_run)
     title = f"stride bench {args.benchmark}: {target.name}"
@@ -88,7 +89,7 @@ def _run(
     return int(errors > 0 or any(cell.identical is False for cell in cells))
 
 
-def open_target(args: argparse.Namespace, settings: Requests, url: str | None) -> Target:
+def open_target(args: argparse.Namespace, settings: Requests, entries: Iterable[str | None], url: str | None) -> Target:
     """Raises ValueError for options that would have no effect on it."""
     options = given_options(args, EngineConfig)
     options.pop("model", None)
@@ -100,7 +101,7 @@ def open_target(args: argparse.Namespace, settings: Requests, url: str | None) -
         streams = max([load.max_concurrency or ARRIVING for load in settings.loads])
         caching = settings.prefix_cache != "off"
         streams = given.pop("max_num_seqs", streams)
-        return InProcess.open(args.model, streams, settings.temperature, caching, **given)
+        return InProcess.open(args.model, streams, settings.temperature, caching, entries, **given)
     from stridelm.bench.http.server import Server
     from stridelm.bench.serving.remote import Remote
 

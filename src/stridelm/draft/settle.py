@@ -42,6 +42,9 @@ def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
     if depth is None:
         tree = asked.token_tree
         depth = drafter.usual_depth(target) if tree is None else max(map(len, tree), default=0)
+    if speculation.adaptive and (rule.all_or_nothing or not depth):
+        why = f"acceptance {rule.name!r}" if rule.all_or_nothing else f"drafter {name!r}"
+        raise ValueError(f"depth auto would have no effect with {why}; leave it out or choose another")
     _check_branches(asked, target.vocab_size)
     if rule.simulated:
         _check_length(speculation, rule.name, depth)

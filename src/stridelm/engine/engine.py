@@ -229,6 +229,8 @@ class Engine:
             seed=seed,
         )
         self.queue.add(request)
+        if request.adaptive and self.adaptive is None:
+            self.adaptive = self.steps.planner.depths = _adaptive()
         self.steps.planner.rows.need(smallest_budget(request))
         self._arrivals += 1
         return request

@@ -58,9 +58,12 @@ class Intake:
         ids = self._prompt(prompt_ids)
         self._check_params(params)
         speculation, rows_by_depth = self.settled(params)
-        adaptive = self.adaptive and Speculation.of(params.speculation).depth is None
+        adaptive = speculation.adaptive or (self.adaptive and Speculation.of(params.speculation).depth is None)
         if params.target_tps is not None and not (adaptive and rows_by_depth[-1]):
-            raise ValueError("target_tps has no effect where depths are not chosen: leave it out, or use --depth auto")
+            raise ValueError(
+                "target_tps has no effect where depths are not chosen: leave it out, or use --depth auto or the "
+                "request's own depth auto"
+            )
         assert speculation.drafter is not None and speculation.acceptance is not None
         drafter = self.drafters.get(speculation.drafter)
         request = Request(

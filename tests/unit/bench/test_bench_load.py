@@ -44,7 +44,7 @@ def test_every_token_is_counted(served: Served, kind: str) -> None:
         server.path("/v1/completions"),
         server.model,
         kind,
-        ("ngram@3", "mask@2", "mtp@3"),
+        ("ngram@3", "mask@auto", "mtp@3"),
         STREAMS,
     )
     begin, [report] = http_load.run_clients(job, settings_of(served))

@@ -109,6 +109,18 @@ def test_lossy_and_simulated_ways_are_marked(local: Watched) -> None:
     trusted, simulated = local.way("mask@2:trust"), local.way("ngram@3:synthetic:2.5")
     assert (trusted.label, trusted.lossless, trusted.repeats) == ("mask@2:trust*", False, False)
     assert simulated.simulated and local.way("ngram@2").repeats
+    chosen = local.way("mask@auto")
+    assert (chosen.label, chosen.lossless) == ("mask@auto", True)
+
+
+def test_depths_that_are_chosen(local: Watched) -> None:
+    """They are the default of the engine that is measured, whose outputs are plain decoding's."""
+    options = local._engine.config
+    target = InProcess.open(options.model, 4, 0.0, True, ["ngram@2", "mask@auto"], mask_token_id=options.mask_token_id)
+    assert (target._engine.config.drafter, target._engine.config.depth) == ("mask", "auto")
+    plain, chosen = measure(target, ["mask@auto"], ["short-question"], ServingSettings(**SHORT))
+    assert (plain.label, chosen.label, chosen.identical) == ("plain", "mask@auto", True)
+    assert plain.figures.tokens_per_step == 1.0
 
 
 def test_a_sweep_has_a_cell_for_everything(local: Watched) -> None:
@@ -174,6 +186,7 @@ def test_a_server_says_what_it_does_by_default(served: Served) -> None:
     assert re.fullmatch(r"ngram@\d+", remote.way(None).label)
     assert remote.way("none") == remote.way("ngram@0") == remote.plain()
     assert remote.way("mask@2:trust").label == "mask@2:trust*"
+    assert remote.way("mask@auto").label == "mask@auto"
     with pytest.raises(ValueError, match="refuses the speculation"):
         remote.way("ngram@500")
 

@@ -27,6 +27,14 @@ def test_simulated_acceptance_shows_its_length(engine: Engine) -> None:
     assert [variant.simulated for variant in variants] == [True, False]
 
 
+def test_depths_that_are_chosen(engine: Engine) -> None:
+    """An entry of its own beside the drafter at its usual depth, which `--depth` does not change."""
+    entries = ["ngram@auto", "mask@auto+draft_sample_method=greedy", "ngram@auto:synthetic:2.5"]
+    found = read_variants([*entries, "ngram"], [2], engine.loaded.target)
+    assert [variant.label.rstrip("*") for variant in found] == [*entries, "ngram@2"]
+    assert [variant.speculation.adaptive for variant in found] == [True, True, True, False]
+
+
 def test_what_rules_promise(engine: Engine) -> None:
     """Plain decoding's tokens, its distribution, or neither; at temperature 0 the first two are the same."""
     entries = ["ngram@2", "ngram@2:rejection", "ngram@2:block", "ngram@2:typical", "ngram@2:relaxed"]
@@ -110,6 +118,8 @@ def test_a_label_asks_for_the_same_again(engine: Engine) -> None:
         ("nobody", "unknown drafter"),
         ("ngram@", "cannot be read"),
         ("ngram@x", "cannot be read"),
+        ("none@auto", "depth auto would have no effect with drafter 'none'"),
+        ("mask@auto:trust", "depth auto would have no effect with acceptance 'trust'"),
         ("mask:", "cannot be read"),
         ("mask:hope", "unknown acceptance rule"),
         ("mask:trust:high", "not a number"),

@@ -14,7 +14,10 @@ from stridelm.server.openai.completions import legacy_logprobs
 from stridelm.text.tokenizer import Tokenizer
 from support.doubles.server import PROMPT, Served, llm, offline
 
-SPECULATIONS = ["off", "ngram", {"drafter": "mtp", "depth": 2}, {"drafter": "mask", "depth": 1}, "suffix", "eagle"]
+SPECULATIONS: list[Any] = [
+    *("off", "ngram", "suffix", "eagle"),
+    *({"drafter": "mtp", "depth": 2}, {"drafter": "mask", "depth": 1}, {"drafter": "mtp", "depth": "auto"}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +156,8 @@ def test_likeliest_of_tokens_that_look_alike() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"speculation": {"drafter": "nobody"}}}, "nobody"),
         ({"extra_body": {"speculation": {"depths": 3}}}, "depths"),
+        ({"extra_body": {"speculation": {"adaptive": True}}}, "adaptive"),
+        ({"extra_body": {"speculation": {"drafter": "none", "depth": "auto"}}}, "depth auto"),
         ({"extra_body": {"min_tokens": 99}}, "min_tokens"),
         ({"extra_body": {"no_such_option": 1}}, "no_such_option"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stridelm.bench.drive import Job, Timeline, drive
@@ -28,10 +28,16 @@ class InProcess:
 
     @classmethod
     def open(
-        cls, model: str | None, streams: int, temperature: float, prefix_caching: bool, **options: Any
+        cls,
+        model: str | None,
+        streams: int,
+        temperature: float,
+        prefix_caching: bool,
+        entries: Iterable[str | None] = (),
+        **options: Any,
     ) -> InProcess:
-        """options: of the engine."""
-        return cls(open_engine(model, streams, prefix_caching=prefix_caching, **options), temperature)
+        """entries: those to be measured. options: of the engine."""
+        return cls(open_engine(model, streams, entries, prefix_caching=prefix_caching, **options), temperature)
 
     @property
     def about(self) -> dict[str, str]:

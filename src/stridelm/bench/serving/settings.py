@@ -16,7 +16,7 @@ REPORT_HELP = "write a report into this file: .md, with its charts beside it, or
 SLO_HELP = "milliseconds that a request must meet for goodput: ttft=200,tpot=50,e2el=5000"
 WARM_UPS = 8
 """Before a load with arrivals."""
-DRAFTER_HELP = "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@4"
+DRAFTER_HELP = "NAME[@DEPTH][+OPTION=VALUE...][:RULE[:NUMBER]], such as ngram@4 or mtp@auto"
 
 
 @dataclass(frozen=True)
