@@ -58,7 +58,7 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
         "reserve": (engine.ledger, "grow", lambda request, end: [request]),
         "propose": (engine.drafters, "propose", lambda spans, *_: _spans(spans)),
         "forward": (engine.runner, "forward", _spans),
-        "verify": (engine.device.verifier, "_inputs", lambda batch, draft, logits, indices: _spans(batch)),
+        "verify": (engine.device.verifier, "_inputs", lambda batch, *_: _spans(batch)),
         "sample": (engine.device.verifier.sampler, "draw", _of_slots(engine)),
         "compact": (engine.loaded.pool, "keep", lambda batch, *_: _spans(batch)),
         "commit": (engine.ledger, "advance", lambda request, rows: [request]),
