@@ -81,6 +81,11 @@ class EngineConfig:
     )
     max_model_len: int | None = option(None, "maximum context length, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of shared prefixes")
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none",
+        "what answers and RequestOutput.metrics say of a request's drafts (vLLM's name): none; summary, counts; or "
+        "detailed, also how many tokens every step drafted and accepted",
+    )
     strict: bool = option(False, "check that the ledger balances at every step")
     check_pages: bool = option(
         False,
@@ -104,6 +109,9 @@ class EngineConfig:
             check_flag(name, getattr(self, name))
         if self.capture not in ("startup", "lazy"):
             raise ValueError(f"unknown capture {self.capture!r}; choose startup or lazy")
+        level = self.per_request_spec_decode_metrics
+        if level not in ("none", "summary", "detailed"):
+            raise ValueError(f"unknown per_request_spec_decode_metrics {level!r}; choose none, summary or detailed")
         settle_number(self, "itl_target_ms", 0.0, 1e6)
         settle_number(self, "capture_memory", 0.0, 1024.0, open_low=True, optional=True)
         if not self.may_capture:
@@ -139,6 +147,12 @@ class EngineConfig:
     def may_capture(self) -> bool:
         """Whether steps may be captured, if there is a GPU."""
         return not (self.enforce_eager or self.check_pages)
+
+    @property
+    def spec_decode_metrics(self) -> str | None:
+        """`per_request_spec_decode_metrics`; None for none."""
+        level = self.per_request_spec_decode_metrics
+        return None if level == "none" else level
 
     @property
     def speculation(self) -> Speculation:

@@ -156,6 +156,20 @@ class RequestStats:
     """Levels that it is to draft next, as of its last step that landed, if depths are chosen while requests run."""
     pace: float | None = None
     """Tokens per second of late, if it has a target."""
+    verified: VerifiedDrafts | None = None
+    """None unless the engine was asked for it (EngineConfig.per_request_spec_decode_metrics)."""
+
+
+@dataclass(slots=True)
+class VerifiedDrafts:
+    """The steps that verified a draft of one request. A step that drafted nothing is not among them."""
+
+    drafted: list[int] | None = None
+    """Tokens drafted in each of these steps, in order; None unless asked for."""
+    accepted: list[int] | None = None
+    """Of these, how many were accepted; None unless asked for."""
+    counts: dict[int, list[int]] = field(default_factory=dict)
+    """counts[k][j]: steps that drafted k tokens and accepted j of them; a list is as long as was needed."""
 
 
 @dataclass(frozen=True, slots=True)

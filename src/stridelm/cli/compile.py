@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FIXED: dict[str, Any] = {
     "load_format": "dummy",
+    "per_request_spec_decode_metrics": "none",
     "skip_tokenizer_init": True,
     "capture": "startup",
     "enforce_eager": False,

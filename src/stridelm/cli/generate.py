@@ -25,7 +25,12 @@ from stridelm.text.generation_config import read_generation_config
 if TYPE_CHECKING:
     from stridelm.llm import LLM, RequestOutput
 
-ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "skip_tokenizer_init": False}
+ALONE: dict[str, Any] = {
+    "max_num_seqs": 1,
+    "enable_prefix_caching": False,
+    "per_request_spec_decode_metrics": "none",
+    "skip_tokenizer_init": False,
+}
 """EngineConfig for a single prompt given as text."""
 SEEN_BY_PROGRAMS = ("logprobs", "prompt_logprobs", "logprob_token_ids", "return_hidden_states")
 UNSEEN = ("n", *SEEN_BY_PROGRAMS, "priority", "target_tps", "structured_outputs", "speculation")

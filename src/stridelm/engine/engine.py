@@ -97,6 +97,7 @@ class Engine:
             loaded.tokenizer is not None,
             lambda: self.grammars,
             config.depth == "auto",
+            config.spec_decode_metrics,
         )
         self.intake.check_default()
         self.roster = Roster(

@@ -19,7 +19,7 @@ from stridelm.sample.grammar import Grammars
 from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import smallest_budget
-from stridelm.types import Request, RequestStats
+from stridelm.types import Request, RequestStats, VerifiedDrafts
 from stridelm.values import token_ids
 from stridelm.verify import RULES
 
@@ -38,6 +38,8 @@ class Intake:
     grammars: Callable[[], Grammars]
     adaptive: bool = False
     """Drafts of requests that name no depth may be shallower than usual."""
+    spec_decode_metrics: str | None = None
+    """How much requests' metrics say of their drafts (EngineConfig.spec_decode_metrics)."""
     _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
     """Requested speculation -> its resolution. So a head's files are read once, and may be deleted while the engine
     runs."""
@@ -81,7 +83,7 @@ class Intake:
             stop_ids=frozenset(params.stop_token_ids or ()),
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=_seed(params.seed, seed),
-            stats=RequestStats(arrived_s=time.perf_counter()),
+            stats=RequestStats(arrived_s=time.perf_counter(), verified=self._verified(speculation)),
             host_bound=drafter.host_bound,
             adaptive=adaptive,
             draft_kv=drafter.draft_kv,
@@ -116,6 +118,12 @@ class Intake:
                 self._settled.clear()
             self._settled[asked] = speculation, rows_by_depth
         return self._settled[asked]
+
+    def _verified(self, speculation: Speculation) -> VerifiedDrafts | None:
+        """Where a request's drafts are counted for its metrics; None where nobody is to see them."""
+        if self.spec_decode_metrics is None or not speculation.depth:
+            return None
+        return VerifiedDrafts([], []) if self.spec_decode_metrics == "detailed" else VerifiedDrafts()
 
     def _prompt(self, prompt_ids: Sequence[int]) -> list[int]:
         ids = token_ids("the prompt", prompt_ids)

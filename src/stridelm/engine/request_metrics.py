@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stridelm.engine.spec_decode_metrics import SpecDecodeMetrics
 from stridelm.types import Request
 from stridelm.verify import RULES
 
@@ -14,8 +15,8 @@ class RequestMetrics:
 
     lossless: the acceptance rule promises the distribution of plain decoding.
     simulated: acceptance was drawn at random, with a mean of acceptance_length tokens per step, and the tokens are not
-    the
-        model's.
+        the model's.
+    speculative_decoding: None unless `per_request_spec_decode_metrics` is summary or detailed and the request drafts.
     """
 
     steps: int
@@ -34,6 +35,7 @@ class RequestMetrics:
     lossless: bool
     simulated: bool
     depth: int
+    speculative_decoding: SpecDecodeMetrics | None = None
 
     @classmethod
     def of(cls, request: Request) -> RequestMetrics:
@@ -58,4 +60,5 @@ class RequestMetrics:
             lossless=rule.lossless,
             simulated=rule.simulated,
             depth=spec.depth or 0,
+            speculative_decoding=SpecDecodeMetrics.of(request),
         )

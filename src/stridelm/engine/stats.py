@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 
 from stridelm.schedule.depth_figures import DepthFigures
-from stridelm.types import Request
+from stridelm.types import Request, VerifiedDrafts
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class EngineStats:
 
 
 def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:
-    """Add one step's acceptance by position to the request's stats."""
+    """Add what became of one step's draft to the request's stats."""
     stats = request.stats
     stats.drafted += drafted
     stats.accepted += accepted
@@ -52,3 +52,14 @@ def count_acceptance(request: Request, accepted: int, reached: int, drafted: int
         counts.extend([0] * (upto - len(counts)))
         for position in range(upto):
             counts[position] += 1
+    if stats.verified is not None and drafted:
+        _count_draft(stats.verified, drafted, accepted)
+
+
+def _count_draft(verified: VerifiedDrafts, drafted: int, accepted: int) -> None:
+    counts = verified.counts.setdefault(drafted, [])
+    counts.extend([0] * (accepted + 1 - len(counts)))
+    counts[accepted] += 1
+    if verified.drafted is not None and verified.accepted is not None:
+        verified.drafted.append(drafted)
+        verified.accepted.append(accepted)

@@ -8,8 +8,9 @@ from stridelm.server.messages import Delta, Finish, Scores
 
 MAX_CHUNK = 64 << 10
 """Bytes (of `held`) beyond which nothing is added to a chunk: an event is made in one go."""
-CHUNK, TOKEN, SCORE = 400, 100, 160
-"""Bytes of the objects themselves. A score's text is usually short and not shared."""
+CHUNK, TOKEN, SCORE, VERIFIED = 400, 100, 160, 16
+"""Bytes of the objects themselves; VERIFIED is a verify step in SpecDecodeMetrics. A score's text is usually short and
+not shared."""
 
 
 @dataclass(slots=True)
@@ -41,6 +42,9 @@ class Chunk:
             held += sum(map(len, delta.prompt_logprobs))
         states = [] if delta.hidden_states is None else [delta.hidden_states]
         held += sum(map(len, states))
+        drafts = None if delta.finish is None else delta.finish.metrics.speculative_decoding
+        if drafts is not None and drafts.per_step_drafted is not None:
+            held += VERIFIED * len(drafts.per_step_drafted)
         steps = [(len(ids), delta.accepted)] if ids else []
         return cls(ids, [], steps, scores, delta.prompt_logprobs, states, delta.finish, held)
 

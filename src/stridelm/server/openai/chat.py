@@ -20,7 +20,7 @@ from stridelm.server.messages import SCORED, Score, Scores, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
-from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
+from stridelm.server.openai.shared import Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
@@ -68,13 +68,13 @@ class _Answer:
         self._body = body
         self._prompt = prompt
         self._n = params.n
-        self._usage = Usage(len(prompt))
-        self._usage_last, self._usage_always = wants_usage(body)
+        self._beside = StreamUsage(body, Usage(len(prompt)), params.n)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
         usage = usage_of([self._prompt], samples, self._n)
-        return self._heading.around(choices=[], usage=usage.as_json())
+        metrics = metrics_of([sample.ended.metrics for sample in samples])
+        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
     # replies.Streamed
 
@@ -87,10 +87,11 @@ class _Answer:
         return b"".join([self._event(index, chunk) for index, chunk in arrived])
 
     def closing(self) -> bytes:
-        return self._heading.event([], self._usage) if self._usage_last else b""
+        last = self._beside.last()
+        return self._heading.event([], last) if last else b""
 
     def _event(self, index: int, chunk: Chunk) -> bytes:
-        usage, finish = self._usage, chunk.finish
+        usage, finish = self._beside.usage, chunk.finish
         usage.completion += len(chunk.token_ids)
         choice: dict[str, Any] = {"index": index, "delta": {"content": chunk.text}, "finish_reason": None}
         choice["logprobs"] = self._logprobs(chunk.logprobs)
@@ -101,7 +102,8 @@ class _Answer:
                 usage.cached = finish.metrics.cached_tokens
             choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
-        return self._heading.event([choice], usage if self._usage_always else None)
+            self._beside.end(finish.metrics)
+        return self._heading.event([choice], self._beside.with_choice())
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

@@ -19,7 +19,7 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.messages import SCORED, Score, Scores, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Heading, Usage, check_model, reply, usage_of, wants_usage
+from stridelm.server.openai.shared import Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
@@ -101,13 +101,13 @@ class _Answer:
         """Whether the one token that is drawn is left out."""
         self._lengths = [0] * (len(prompts) * params.n)
         """Characters of each sample that have been sent."""
-        self._usage = Usage(sum(map(len, prompts)))
-        self._usage_last, self._usage_always = wants_usage(body)
+        self._beside = StreamUsage(body, Usage(sum(map(len, prompts))), len(self._lengths))
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
         usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
-        return self._heading.around(choices=[], usage=usage.as_json())
+        metrics = metrics_of([sample.ended.metrics for sample in samples])
+        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
     # replies.Streamed
 
@@ -122,10 +122,11 @@ class _Answer:
         return b"".join([self._event(index, chunk) for index, chunk in arrived])
 
     def closing(self) -> bytes:
-        return self._heading.event([], self._usage) if self._usage_last else b""
+        last = self._beside.last()
+        return self._heading.event([], last) if last else b""
 
     def _event(self, index: int, chunk: Chunk) -> bytes:
-        usage, finish, lengths = self._usage, chunk.finish, self._lengths
+        usage, finish, lengths = self._beside.usage, chunk.finish, self._lengths
         if finish is not None and index % self._n == 0:
             usage.cached += finish.metrics.cached_tokens
         if self._silent:
@@ -146,7 +147,8 @@ class _Answer:
         if finish is not None:
             choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
-        return self._heading.event([choice], usage if self._usage_always else None)
+            self._beside.end(finish.metrics)
+        return self._heading.event([choice], self._beside.with_choice())
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

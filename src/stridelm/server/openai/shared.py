@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.server.callers import caller_of
 from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
 from stridelm.server.generation import Generation
-from stridelm.server.openai.schemas import SamplingFields
+from stridelm.server.openai.schemas import SamplingFields, StreamOptions
 from stridelm.server.replies import EventStream, PartsReply, Streamed, event, listed, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
@@ -55,11 +56,15 @@ class Heading:
     def around(self, **content: Any) -> dict[str, Any]:
         return {**self._fields, **content, **self._tier}
 
-    def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
-        """A server-sent event. What all events of the answer have in common is encoded only once."""
-        if usage is None:
+    def event(self, choices: list[dict[str, Any]], beside: Mapping[str, Any] | None = None) -> bytes:
+        """A server-sent event. What all events of the answer have in common is encoded only once.
+
+        beside: fields of this event, after its choices.
+        """
+        if not beside:
             return b"%b%b%b" % (self._before, to_json(choices), self._after)
-        return b'%b%b,"usage":%b%b' % (self._before, to_json(choices), to_json(usage.as_json()), self._after)
+        fields = to_json(beside)[1:-1]  # without its braces
+        return b"%b%b,%b%b" % (self._before, to_json(choices), fields, self._after)
 
 
 @dataclass
@@ -77,6 +82,42 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+
+
+def metrics_of(ended: Sequence[RequestMetrics]) -> dict[str, Any]:
+    """An answer's `metrics` as a field of it, from the metrics of its samples; no field if nobody asked for them.
+
+    As in vLLM, they are of a single sample: an answer with several has none.
+    """
+    drafts = ended[0].speculative_decoding if len(ended) == 1 else None
+    return {} if drafts is None else {"metrics": {"speculative_decoding": drafts.as_json()}}
+
+
+class StreamUsage:
+    """What the events of a stream have beside their choices: usage, and metrics with the last of it."""
+
+    def __init__(self, request: SamplingFields, usage: Usage, samples: int) -> None:
+        """samples: of all prompts."""
+        options = request.stream_options or StreamOptions()
+        self.usage = usage
+        self._at_end, self._always = options.include_usage, options.continuous_usage_stats
+        self._single = samples == 1
+        self._metrics: dict[str, Any] = {}
+
+    def end(self, metrics: RequestMetrics) -> None:
+        """A sample has ended."""
+        self._metrics = metrics_of([metrics]) if self._single else {}
+
+    def with_choice(self) -> dict[str, Any]:
+        """Fields of an event with a choice."""
+        if not self._always:
+            return {}
+        usage = {"usage": self.usage.as_json()}
+        return usage if self._at_end else usage | self._metrics
+
+    def last(self) -> dict[str, Any]:
+        """Fields of the event after all choices; empty if there is to be none."""
+        return {"usage": self.usage.as_json(), **self._metrics} if self._at_end else {}
 
 
 def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
@@ -121,9 +162,3 @@ async def _parts(service: Service, generation: Generation, answer: Answer) -> li
             await turn.breathe()
     before, after = to_json(answer.whole(samples)).split(NO_CHOICES, 1)
     return [before + b'"choices":', *listed(choices), after]
-
-
-def wants_usage(request: SamplingFields) -> tuple[bool, bool]:
-    """(in an event at the end, in every event)"""
-    options = request.stream_options
-    return (False, False) if options is None else (options.include_usage, options.continuous_usage_stats)
