@@ -137,7 +137,13 @@ def test_the_command_has_defaults_of_its_own(speaking: Path, capsys: pytest.Capt
     assert (record["completion_tokens"], record["finish_reason"]) == (room, "length")
 
 
-@pytest.mark.parametrize("name", ["n", "logprobs", "priority", "max-num-seqs", "skip-tokenizer-init", "speculation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("n", "logprobs", "priority", "max-num-seqs", "skip-tokenizer-init", "speculation"),
+        "per-request-spec-decode-metrics",
+    ],
+)
 def test_an_option_without_effect_is_no_option(
     name: str, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:

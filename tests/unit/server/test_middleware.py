@@ -157,11 +157,15 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_who_wins(tmp_path: Path) -> None:
     """The command line overrides the environment, which overrides the file; values have the fields' types."""
     file = tmp_path / "serve.yaml"
-    file.write_text("port: 1\nmax-num-seqs: 3\ndepth: 2\nstrict: true\nhost: ::1\n", "utf-8")
+    file.write_text(
+        "port: 1\nmax-num-seqs: 3\ndepth: 2\nstrict: true\nhost: ::1\nper-request-spec-decode-metrics: none\n", "utf-8"
+    )
     environment = {"STRIDE_PORT": "2", "STRIDE_DEPTH": "4", "STRIDE_ENABLE_PREFIX_CACHING": "false", "HOME": "/"}
+    environment["STRIDE_PER_REQUEST_SPEC_DECODE_METRICS"] = "summary"
     server, engine = read_configs(parsed("--config", str(file), "--depth", "5"), environment)
     assert (server.port, server.host, engine.max_num_seqs) == (2, "::1", 3)
     assert (engine.depth, engine.strict, engine.enable_prefix_caching) == (5, True, False)
+    assert engine.per_request_spec_decode_metrics == "summary"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +181,8 @@ def test_who_wins(tmp_path: Path) -> None:
         (("--api-key", ""), {}, "", "api_key"),
         (("--chat-template", "/no/such/file"), {}, "", "chat_template"),
         ((), {}, "max-queue: many", "max_queue"),
+        ((), {}, "per-request-spec-decode-metrics: all", "choose none, summary or detailed"),
+        ((), {}, "per-request-spec-decode-metrics: true", "choose none, summary or detailed"),
     ],
     ids=str,
 )
