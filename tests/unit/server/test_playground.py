@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stridelm.server.errors import unauthorised
-from support.doubles.server import PROMPT, Served, gauges, settle
+from support.doubles.server import PROMPT, Served, gauges, serving, settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request, Route
@@ -168,6 +169,19 @@ def shown(sheet: Sheet) -> list[int]:
     return [int((re.findall(r"\bp(\d)\b", one) or ["0"])[0]) for one in classes]
 
 
+def columns(sheet: Sheet) -> list[str]:
+    """The chart of steps, as described to a pointer."""
+    return sheet.page.eval_on_selector_all("#drafted .chart li", "all => all.map((one) => one.title)")
+
+
+def heights(sheet: Sheet, part: str) -> list[int]:
+    """The height of each column's part, in percent of the highest."""
+    found = sheet.page.eval_on_selector_all(
+        f"#drafted .chart .{part}", "all => all.map((one) => parseFloat(one.style.height))"
+    )
+    return [round(one) for one in found]
+
+
 def test_the_page_may_run_its_own_script_and_no_other(served: Served) -> None:
     with served.http() as client:
         reply = client.get("/")
@@ -220,6 +234,54 @@ def test_both_panes_say_the_same(sheet: Sheet, order: str) -> None:
     for i, reached in enumerate(told["reached_at"]):
         assert f"{told['accepted_at'][i]} of {reached}" in sheet.text(f"#drafted .bars li:nth-child({i + 1})")
     assert sheet.page.locator("#plain .acceptance").is_hidden() and sheet.count(".badge") == 0
+    # What was drafted is not in the events, and the server was not started to tell.
+    taken = [accepted for choice in choices for _, accepted in choice["steps"]]
+    assert columns(sheet) == [f"step {i}: {accepted} accepted" for i, accepted in enumerate(taken, 1)]
+    assert heights(sheet, "taken") == [round(100 * accepted / max(taken)) for accepted in taken]
+    assert sheet.page.locator("#drafted .room:visible").count() == 0
+    assert "--per-request-spec-decode-metrics detailed" in sheet.text("#drafted .charted")
+
+
+def test_the_chart_shows_what_was_drafted(browser: Browser, tmp_path: Path) -> None:
+    """If the server was started to tell, once the text is complete."""
+    depth = {"drafter": "ngram", "depth": 4}
+    with serving(tmp_path, "--per-request-spec-decode-metrics", "detailed") as served, tab(browser) as page:
+        sheet = Sheet(page, served).open()
+        sheet.fill(prompt=PROMPT, temperature=0.8, seed=7, max_tokens=TOKENS, **depth).run()
+        assert sheet.states() == ["done", "done"]
+        settings = {"prompt": PROMPT, "temperature": 0.8, "seed": 7, "max_tokens": TOKENS, "speculation": depth}
+        with served.http() as client:
+            told = client.post("/v1/completions", json=settings).json()["metrics"]["speculative_decoding"]
+        drafted, accepted = told["per_step_drafted"], told["per_step_accepted"]
+        assert 0 < len(drafted) < int(sheet.text("#drafted [data-figure=steps]"))
+        pairs = enumerate(zip(drafted, accepted, strict=True), 1)
+        assert columns(sheet) == [f"step {i}: {taken} of {room} accepted" for i, (room, taken) in pairs]
+        assert heights(sheet, "room") == [round(100 * room / max(drafted)) for room in drafted]
+        assert heights(sheet, "taken") == [round(100 * taken / max(drafted)) for taken in accepted]
+        assert any(accepted) and sheet.page.locator("#drafted .room:visible").count() == len(drafted)
+        assert "A column is a step with a draft. Outlined: drafted." in sheet.text("#drafted .charted")
+
+
+def test_a_long_chart_has_columns_of_several_steps(sheet: Sheet) -> None:
+    """And is as wide as a short one."""
+    sheet.open()
+    many = [event([5], ["x"], accepted=int(i % 3 > 0)) for i in range(250)]
+    sheet.answer(*many, event([], [], last=True))
+    sheet.run()
+    assert columns(sheet)[:2] == [
+        "steps 1 to 3, on average: 0.67 accepted",
+        "steps 4 to 6, on average: 0.67 accepted",
+    ]
+    assert columns(sheet)[-1] == "step 250: 0 accepted" and len(columns(sheet)) == 84
+    assert "A column is 3 steps" in sheet.text("#drafted .charted")
+    lists = {"per_step_drafted": [2] * 250, "per_step_accepted": [1] * 250}
+    sheet.answer(*many, event([], [], last=True), {"choices": [], "metrics": {"speculative_decoding": lists}})
+    sheet.run()
+    assert columns(sheet)[:1] == ["steps 1 to 3, on average: 1 of 2 accepted"]
+    assert set(heights(sheet, "room")) == {100} and set(heights(sheet, "taken")) == {50}
+    sheet.answer(event([5, 6], ["x", "y"], accepted=1, last=True))
+    sheet.run()
+    assert columns(sheet) == ["step 1: 1 accepted"] and heights(sheet, "room") == [0]
 
 
 def test_trusted_tokens_come_behind_the_models_own(sheet: Sheet) -> None:
@@ -451,8 +513,9 @@ def test_fits_and_can_be_read(browser: Browser, served: Served, width: int, sche
         sheet = Sheet(page, served).open()
         assert sheet.overflow() <= 0
         long = ["unbroken" * 100, " and", " then\n", " so"]
-        sheet.answer(event([1, 2, 3, 4], long, accepted=3, last=True))
+        sheet.answer(*[event([9], ["x"], accepted=1)] * 500, event([1, 2, 3, 4], long, accepted=3, last=True))
         sheet.run()
+        assert sheet.count("#drafted .chart li") == 84 and page.locator("#drafted .chart").is_visible()
         assert sheet.overflow() <= 0
         found = [page.locator(f"#{pane}").bounding_box() for pane in ("drafted", "plain")]
         boxes = [box for box in found if box is not None]

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from stridelm import LLM, SamplingParams
+from stridelm.server.chunk import VERIFIED, Chunk
+from stridelm.server.messages import Delta, Finish
 from support.doubles.server import PROMPT, Served, gauges, serving, settle
 
 Answer = dict[str, Any]
@@ -150,3 +153,12 @@ def test_a_client_of_openai_finds_them(detailed: Served) -> None:
     told = answer.model_extra["metrics"]["speculative_decoding"]
     assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == len(told["per_step_drafted"]) > 0
     assert last.model_extra["metrics"]["speculative_decoding"] == told
+
+
+def test_what_waits_to_be_read_counts_its_steps() -> None:
+    """An answer that nobody reads is bounded by what it holds, these lists included."""
+    [output] = llm().generate([PROMPT], SamplingParams(**SAME, speculation=MTP))
+    assert output.metrics is not None and output.metrics.speculative_decoding is not None
+    plain = replace(output.metrics, speculative_decoding=None)
+    long, short = (Chunk.of(Delta("g.0", [], finish=Finish("length", None, one))) for one in (output.metrics, plain))
+    assert long.held - short.held == VERIFIED * output.metrics.speculative_decoding.num_spec_steps > 0
