@@ -47,6 +47,23 @@ class Served:
         """An OpenAI client. Typed as Any, since by its types nearly every field of a response may be None."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        children = psutil.Process(self.process.pid).children()
+        [engine] = [one for one in children if "engine_process" in " ".join(one.cmdline())]
+        return engine
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """However fast the machine is, nothing is computed meanwhile."""
+        engine = self.engine
+        engine.suspend()
+        try:
+            yield
+        finally:
+            engine.resume()
+
     def stop(self) -> int:
         """Stop it as an operator would. Returns the exit code."""
         if self.process.poll() is None:

@@ -175,11 +175,6 @@ def frail(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
-def engine_of(served: Served) -> psutil.Process:
-    [engine] = psutil.Process(served.process.pid).children()
-    return engine
-
-
 def errors(served: Served) -> float:
     """Samples that ended with the reason `error`."""
     with served.http() as client:
@@ -200,7 +195,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
         served.openai() as client,
         served.http() as http,
     ):
-        engine = engine_of(served).pid
+        engine = served.engine.pid
 
         def stay() -> None:
             with served.openai() as other:
@@ -234,7 +229,7 @@ def test_one_request_fails(tmp_path: Path) -> None:
         assert said == [expected.text] * 2
         figures = settle(served)
         assert figures["stride_engine_failed_requests_total"] >= 18 and "stride_engine_restarts_total" in figures
-        assert figures["stride_engine_restarts_total"] == 0 and engine_of(served).pid == engine
+        assert figures["stride_engine_restarts_total"] == 0 and served.engine.pid == engine
         assert errors(served) >= 27
         assert served.stop() == 0
 
@@ -251,7 +246,7 @@ def test_the_engine_is_killed(frail: Served) -> None:
             model="built-in", prompt=PROMPT, max_tokens=450, stream=True, extra_body={"ignore_eos": True}
         )
         next(iter(stream))
-        first = engine_of(frail)
+        first = frail.engine
         os.kill(first.pid, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(openai.APIError, match="engine"):
@@ -262,19 +257,19 @@ def test_the_engine_is_killed(frail: Served) -> None:
             client.completions.create(model="built-in", prompt="x")
         assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]
         until("the engine comes back", lambda: health() == 200)
-        assert engine_of(frail).pid != first.pid
+        assert frail.engine.pid != first.pid
         [expected] = offline([PROMPT], temperature=0, max_tokens=20)
         again = client.completions.create(model="built-in", prompt=PROMPT, temperature=0, max_tokens=20)
         assert again.choices[0].text == expected.text
         assert gauges(frail)["stride_engine_restarts_total"] == 1
-        os.kill(engine_of(frail).pid, signal.SIGKILL)
+        os.kill(frail.engine.pid, signal.SIGKILL)
         until("the server says that it stays down", lambda: "not started again" in frail.http().get("/health").text)
     assert frail.stop() == 0, frail.log.read_text(encoding="utf-8")
 
 
 def test_the_server_is_killed(frail: Served) -> None:
     """The engine does not outlive the server."""
-    engine = engine_of(frail)
+    engine = frail.engine
     frail.process.kill()
     until("the engine ends too", lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 15)
 

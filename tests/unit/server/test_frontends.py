@@ -69,11 +69,6 @@ def nursery_of(served: Served) -> psutil.Process:
     return nursery
 
 
-def engine_of(served: Served) -> psutil.Process:
-    [engine] = [one for one in psutil.Process(served.process.pid).children() if "engine_process" in words(one)]
-    return engine
-
-
 def words(process: psutil.Process) -> str:
     return " ".join(process.cmdline())
 
@@ -294,7 +289,7 @@ def test_the_engine_is_killed(three: Served) -> None:
     """Every front-end's clients are told at once, all report it, and all serve again."""
     with everywhere(three) as clients:
         streams = started(three, LONG, COUNT)
-        os.kill(engine_of(three).pid, signal.SIGKILL)
+        os.kill(three.engine.pid, signal.SIGKILL)
         for stream in streams:
             assert "engine" in stream.end().error["message"] and not stream.broken
         for client in clients:
@@ -427,10 +422,8 @@ def test_ending(tmp_path: Path) -> None:
                 until("new requests are turned away", lambda: client.get("/health").status_code == 503, 2)  # noqa: B023
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
         assert short.end().reasons == ["length"]
-        engine = engine_of(served)
-        engine.suspend()  # however fast the machine is, something is left at the deadline
-        until("the deadline has passed", lambda: "still ran after" in served.log.read_text(encoding="utf-8"))
-        engine.resume()
+        with served.standing_still():
+            until("the deadline has passed", lambda: "still ran after" in served.log.read_text(encoding="utf-8"))
         reasons = [reason for stream in long for reason in stream.end().reasons]
         assert len(reasons) == 8 * COUNT and set(reasons) <= {"abort", "length"} and "abort" in reasons
         assert served.process.wait(30) == 0, served.log.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import IPPROTO_TCP, TCP_NODELAY
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from stridelm.cli.main import build_parser
 from stridelm.cli.serve import read_configs
 from stridelm.server.listen import listen
-from support.doubles.server import PROMPT, Served, serving, settle, until
+from support.doubles.server import PROMPT, Served, gauges, serving, settle, until
 
 KEY = "open-sesame"
 LONG = {
@@ -118,12 +119,17 @@ def test_a_request_that_takes_too_long(narrow: Served, stream: bool) -> None:
     """An error, before the stream or in it, and its pages are freed."""
     with narrow.openai(KEY) as client:
         if stream:
-            with pytest.raises(openai.APIError, match="request_timeout"):
-                list(client.completions.create(**LONG, n=2, stream=True))
+            events = iter(client.completions.create(**LONG, n=2, stream=True))
+            next(events)
+            with pytest.raises(openai.APIError, match="request_timeout"), narrow.standing_still():
+                list(events)
         else:
-            with pytest.raises(openai.APIStatusError) as caught:
-                client.completions.create(**LONG, n=2)
-            assert caught.value.status_code == 408
+            with ThreadPoolExecutor() as pool:
+                answer = pool.submit(client.completions.create, **LONG, n=2)
+                until("it runs", lambda: gauges(narrow)["stride_requests_running"] == 2)
+                with narrow.standing_still():
+                    error = answer.exception()
+            assert isinstance(error, openai.APIStatusError) and error.status_code == 408
     assert settle(narrow, 1.0)["stride_requests_running"] == 0
 
 
