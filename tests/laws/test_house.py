@@ -29,7 +29,7 @@ LAYERS = (
     {"cache", "attention", "sample", "models"},
     {"schedule", "draft", "run", "verify"},
     {"engine", "llm", "text_engine"},
-    {"bench", "train"},
+    {"bench", "train", "simulate"},
     {"cli", "server"},
 )
 """Packages and modules of Stride, bottom layer first. Each may import its own layer and those below."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
-from stridelm.cli import bench_compare, bench_serving
+from stridelm.cli import bench_compare, bench_cost, bench_serving
 from stridelm.cli.bench_options import add_threads, engine_options, reserved, set_threads
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, given_options, read_options
@@ -19,6 +19,7 @@ OTHERS = {
     "serving": bench_serving.run_serving,
     "sweep": bench_serving.run_sweep,
     "compare": bench_compare.run_compare,
+    "cost": bench_cost.run_cost,
 }
 
 
@@ -38,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     )
     bench_serving.add_parsers(kinds)
     bench_compare.add_parser(kinds)
+    bench_cost.add_parser(kinds)
     for kind, settings in ((latency, LatencySettings), (acceptance, AcceptanceSettings)):
         kind.add_argument(
             "model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)"

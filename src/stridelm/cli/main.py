@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "say of a traced step why its requests got their rows",
     "compile": "compile an engine's kernels ahead, for an image",
     "bench": "compare drafters with plain decoding",
+    "simulate": "simulate loads on cards whose steps were measured",
     "train": "train a model or a drafter on your own text",
     "inspect": "describe a checkpoint and the drafters it can use",
 }

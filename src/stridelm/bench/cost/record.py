@@ -1,0 +1,243 @@
+"""Runs an engine through the steps of a grid, and makes a cost table of what they took.
+
+All kinds of steps with the same number of requests are run in turns, in an order that changes from round to round, so
+that a machine that slows down meanwhile changes all of them. The first round is dropped, as is the first step of each
+turn; of the others the median counts.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from stridelm.bench.cost.settings import CostSettings
+from stridelm.bench.cost.watch import Note, Watch
+from stridelm.bench.drive import Job, drive
+from stridelm.bench.environment import device_name, dtype_name, environment
+from stridelm.bench.serving.cells import asks_of
+from stridelm.bench.serving.in_process import params_of
+from stridelm.bench.serving.settings import ServingSettings
+from stridelm.bench.serving.texts import load_texts
+from stridelm.bench.stand import checkpoint_name
+from stridelm.bench.variants import read_variant
+from stridelm.engine.engine import Engine
+from stridelm.params import SamplingParams, Speculation
+from stridelm.schedule import Unbounded
+from stridelm.simulate.curve import DecodePoint, Line
+from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
+from stridelm.types import Request
+
+TURN = 5
+"""Steps of one kind in a row."""
+PROMPT_ROWS = (16, 64, 256)
+"""Rows of the prompts that are measured, besides as many as a step may have."""
+Advance = Callable[[int], None]
+
+
+def count_runs(settings: CostSettings, drafters: int) -> int:
+    """Of what `record` calls `advance` for."""
+    grid = len(settings.max_concurrency) * len(settings.contexts) * (settings.rounds + 1)
+    return (1 + drafters) * (grid + settings.rounds + 1) + drafters
+
+
+def speculations(engine: Engine, settings: CostSettings) -> dict[str, Speculation]:
+    """Drafter -> how its requests are drafted, plain decoding first. Raises ValueError for one that cannot run, or
+    that is not a name alone."""
+    found = {PLAIN: Speculation(drafter=PLAIN)}
+    for name in settings.drafters:
+        entry = name if settings.depth is None else f"{name}@{settings.depth}"
+        variant = read_variant(entry, engine.loaded.target)
+        if variant.acceptance != "exact" or set(entry) & set("+:"):
+            raise ValueError(f"drafter {name!r}: costs are recorded of drafters by name, such as {variant.drafter}")
+        found[variant.drafter] = variant.speculation
+    return found
+
+
+def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amount: None) -> CostTable:
+    """The engine is idle before and after. Raises ValueError, before anything is measured, for contexts that its own
+    cannot hold."""
+    drafters = speculations(engine, settings)
+    grid = _Grid(engine, settings, advance)
+    config = engine.config
+    return CostTable(
+        hardware=device_name(engine),
+        model=f"{checkpoint_name(engine)}, {dtype_name(engine)}",
+        engine=EngineLimits(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            page_size=config.page_size,
+            num_pages=min(engine.ledger.total()),
+            max_model_len=engine.loaded.target.max_length,
+            itl_target_ms=config.itl_target_ms,
+            lag=engine.steps.lag,
+        ),
+        drafters={name: grid.costs(name, speculation) for name, speculation in drafters.items()},
+        scenario=settings.scenario,
+        requests=_requests(engine, drafters, settings, advance),
+        about=environment(),
+    )
+
+
+class _Grid:
+    def __init__(self, engine: Engine, settings: CostSettings, advance: Advance) -> None:
+        assert engine.tokenizer is not None
+        self.engine, self.settings, self.advance = engine, settings, advance
+        self._text = [id for passage in load_texts().passages() for id in engine.tokenizer.encode(passage)]
+
+    def costs(self, name: str, speculation: Speculation) -> DrafterCosts:
+        """Of steps whose requests are all drafted so."""
+        [like] = self._requests([self._text[:1]], speculation, 1)
+        self.engine.abort(like.id)
+        numbers, contexts = sorted(set(self.settings.max_concurrency)), sorted(set(self.settings.contexts))
+        most = self._fitting(numbers[-1], contexts[-1], len(_turns(like, numbers[-1])) * TURN * len(like.rows_by_depth))
+        decode = []
+        for requests in numbers:
+            for context in contexts:
+                decode += self._decode(speculation, requests, context, _turns(like, requests), most)
+        return DrafterCosts(
+            rows_by_depth=like.rows_by_depth,
+            decode=tuple(decode),
+            prompts=self._prompts(speculation),
+            usual_depth=speculation.depth or 0,
+            host_bound=like.host_bound,
+        )
+
+    def _fitting(self, requests: int, context: int, measured: int) -> int:
+        """Most tokens that a request may emit after its context: those of the measured steps, and one for each step in
+        which others read their prompts. Raises ValueError if that does not fit."""
+        engine = self.engine
+        most = measured + requests * context // engine.config.max_num_batched_tokens + 2 * TURN
+        limit = engine.loaded.target.max_length
+        if context + most > limit:
+            raise ValueError(
+                f"contexts {context}: the steps after it need up to {most} tokens, and the model's context has "
+                f"{limit}; lower contexts"
+            )
+        need, have = requests * engine.ledger.pages_for(context + most), min(engine.ledger.total())
+        if need > have:
+            raise ValueError(
+                f"{requests} requests of {context + most} tokens need {need} pages of KV and the pool has {have}; "
+                "lower contexts or max_concurrency, or raise num_pages"
+            )
+        return most
+
+    def _decode(
+        self, speculation: Speculation, requests: int, context: int, turns: Sequence[tuple[int, int]], most: int
+    ) -> list[DecodePoint]:
+        """Points of so many requests, one for each of the turns."""
+        order, notes = random.Random(0), dict[tuple[int, int, int, bool], list[Note]]()
+        for turn in range(self.settings.rounds + 1):
+            prompts = [self._slice(place * context, context) for place in range(requests)]
+            with self._watched() as watch:
+                running = self._requests(prompts, speculation, most)
+                while not all(request.output_ids for request in running):
+                    self.engine.step()
+                for watch.depth, watch.drafting in order.sample(turns, len(turns)):
+                    watch.begin()
+                    while len(watch.notes) < TURN:
+                        self.engine.step()
+                    if turn:
+                        kinds = [note.kind for note in watch.notes]
+                        for before, note in zip(kinds, watch.notes[1:], strict=False):
+                            if note.kind == before:  # with a step in flight, the first are still of the turn before
+                                notes.setdefault(note.kind, []).append(note)
+            self.advance(1)
+        return [
+            DecodePoint(
+                count,
+                rows,
+                depth,
+                statistics.fmean(note.context for note in mine),
+                statistics.median(note.seconds for note in mine),
+            )
+            for (count, rows, depth, prompts_too), mine in sorted(notes.items())
+            if not prompts_too
+        ]
+
+    def _prompts(self, speculation: Speculation) -> Line:
+        """(rows, seconds) of prompts that are run in one step."""
+        limit = min(self.engine.config.max_num_batched_tokens, self.engine.loaded.target.max_length - 2)
+        sizes = sorted({*(rows for rows in PROMPT_ROWS if rows < limit), limit})
+        seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
+        for turn in range(self.settings.rounds + 1):
+            for rows in sizes:
+                with self._watched() as watch:
+                    self._requests([self._slice(turn * rows, rows)], speculation, 1)
+                    watch.begin()
+                    while self.engine.busy:
+                        self.engine.step()
+                    if turn:
+                        seconds[rows].append(watch.notes[0].seconds)
+            self.advance(1)
+        return [(rows, statistics.median(each)) for rows, each in seconds.items()]
+
+    def _slice(self, start: int, length: int) -> list[int]:
+        """Text of so many tokens, from a place that wraps around."""
+        start %= max(1, len(self._text) - length)
+        repeated = self._text * -(-length // len(self._text)) if length > len(self._text) else self._text
+        return repeated[start : start + length]
+
+    def _requests(self, prompts: Sequence[list[int]], speculation: Speculation, most: int) -> list[Request]:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, speculation=speculation)
+        return [self.engine.add(f"cost {place}", prompt, params) for place, prompt in enumerate(prompts)]
+
+    @contextmanager
+    def _watched(self) -> Iterator[Watch]:
+        """The engine's planner asks a Watch, and reads prompts as fast as it can; afterwards all requests have left."""
+        planner, watch = self.engine.steps.planner, Watch()
+        before = planner.depths, planner.prompts
+        planner.depths, planner.prompts = watch, Unbounded()
+        try:
+            yield watch
+        finally:
+            for request in list(self.engine.queue):
+                self.engine.abort(request.id)
+            while self.engine.busy:
+                self.engine.step()
+            planner.depths, planner.prompts = before
+
+
+def _turns(like: Request, requests: int) -> list[tuple[int, int]]:
+    """(depth, requests that draft to it) of the kinds of steps: nobody drafts, one request, half of them, or all."""
+    drafting = sorted({1, max(1, requests // 2), requests})
+    return [(0, 0), *((depth, count) for depth in range(1, len(like.rows_by_depth)) for count in drafting)]
+
+
+def _requests(
+    engine: Engine, drafters: dict[str, Speculation], settings: CostSettings, advance: Advance
+) -> tuple[RecordedRequest, ...]:
+    """The scenario's, with the share of each level's drafts that were accepted."""
+    assert engine.tokenizer is not None
+    same = ServingSettings(num_prompts=settings.num_prompts, max_tokens=settings.max_tokens, seed=settings.seed)
+    asks = asks_of(settings.scenario, same, ignore_eos=True)
+    prompts = [engine.tokenizer.encode(ask.prompt.text) for ask in asks]
+    chances: list[dict[str, tuple[float, ...]]] = [{} for _ in asks]
+    for name, speculation in drafters.items():
+        if name == PLAIN:
+            continue
+        jobs = [Job(ids, params_of(ask, speculation)) for ids, ask in zip(prompts, asks, strict=True)]
+        run = drive(engine, jobs, min(max(settings.max_concurrency), len(jobs)))
+        requests = [timeline.request for timeline in run.timelines]
+        for mine, levels in zip(chances, _shares(requests, speculation.depth or 0), strict=True):
+            mine[name] = levels
+        advance(1)
+    return tuple(
+        RecordedRequest(len(ids), ask.max_tokens, mine) for ids, ask, mine in zip(prompts, asks, chances, strict=True)
+    )
+
+
+def _shares(requests: Sequence[Request], depth: int) -> list[tuple[float, ...]]:
+    """For each request, the share of its drafts that were accepted at each level; where none came so far, the share of
+    all requests."""
+    right = [[_at(request.stats.accepted_at, level) for level in range(depth)] for request in requests]
+    tried = [[_at(request.stats.reached_at, level) for level in range(depth)] for request in requests]
+    means = [sum(r[level] for r in right) / max(1, sum(t[level] for t in tried)) for level in range(depth)]
+    return [
+        tuple(r[level] / t[level] if t[level] else means[level] for level in range(depth))
+        for r, t in zip(right, tried, strict=True)
+    ]
+
+
+def _at(counts: Sequence[int], level: int) -> int:
+    return counts[level] if level < len(counts) else 0

@@ -1,0 +1,189 @@
+"""A simulated sweep: every load with every way of decoding, and plain decoding beside each.
+
+Its cells are those of `stride bench sweep`, so that simulated and measured figures are reported alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stridelm.bench.serving.cells import Cell, OnRun
+from stridelm.bench.serving.figures import Figures, pace_ratio, speed_ratio
+from stridelm.bench.serving.loads import Load
+from stridelm.bench.serving.objective import Objective
+from stridelm.bench.serving.record import Run
+from stridelm.schedule import Adaptive, Configured
+from stridelm.schedule.rows import has_prompt
+from stridelm.simulate.card import Card, Drafting, Limits, Seconds
+from stridelm.simulate.fleet import ROUTES, Fleet
+from stridelm.simulate.settings import MAX_TOKENS, PROMPT_TOKENS, SimulationSettings
+from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts
+from stridelm.simulate.workload import Job, read_acceptance
+from stridelm.types import Span
+from stridelm.values import check_known
+
+SYNTAX = "NAME@DEPTH or NAME@auto"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of decoding. depth: of every request, at most if it is adaptive."""
+
+    drafter: str
+    depth: int
+    adaptive: bool
+
+    @property
+    def label(self) -> str:
+        """As in the reports of `stride bench`."""
+        return "plain" if not self.depth else f"{self.drafter}@{'auto' if self.adaptive else self.depth}"
+
+
+PLAIN_DECODING = Variant(PLAIN, 0, adaptive=False)
+
+
+def read_variants(entries: Sequence[str], table: CostTable) -> list[Variant]:
+    """What is simulated beside plain decoding, each once. Raises ValueError for what the table has no costs for."""
+    drafting = [name for name, costs in table.drafters.items() if costs.usual_depth]
+    entries = entries or [
+        f"{name}@{depth}" for name in drafting for depth in (table.drafters[name].usual_depth, "auto")
+    ]
+    found = [_variant(entry, table) for entry in entries]
+    return [variant for variant in dict.fromkeys(found) if variant.depth]
+
+
+def _variant(entry: str, table: CostTable) -> Variant:
+    name, _, depth = entry.partition("@")
+    if name in (PLAIN, "plain") and not depth:
+        return PLAIN_DECODING
+    check_known([name], table.drafters, "drafter in the table")
+    costs = table.drafters[name]
+    if depth == "auto" and costs.usual_depth:
+        return Variant(name, costs.usual_depth, adaptive=True)
+    if not depth.isdigit():
+        raise ValueError(f"drafter {entry!r} cannot be read; write {SYNTAX}")
+    deepest = len(costs.rows_by_depth) - 1
+    if not 1 <= int(depth) <= deepest:
+        raise ValueError(f"{entry!r}: the table has costs of {name} at depths 1 to {deepest}; record others")
+    return Variant(name, int(depth), adaptive=False)
+
+
+def limits_of(table: CostTable, settings: SimulationSettings) -> Limits:
+    """Of each card. Raises ValueError for more requests at once than the table has costs for."""
+    most, engine = table.most_requests, table.engine
+    if settings.max_num_seqs is not None and settings.max_num_seqs > most:
+        raise ValueError(
+            f"max_num_seqs {settings.max_num_seqs}: the table has steps of up to {most} requests; lower it, or "
+            "record more"
+        )
+    given = settings.itl_target_ms
+    return Limits(
+        max_num_seqs=settings.max_num_seqs or most,
+        max_num_batched_tokens=settings.max_num_batched_tokens or engine.max_num_batched_tokens,
+        num_pages=settings.num_pages or engine.num_pages,
+        page_size=engine.page_size,
+        itl_target_ms=engine.itl_target_ms if given is None else given,
+        lag=engine.lag,
+    )
+
+
+def seconds_of(costs: DrafterCosts) -> Seconds:
+    """What steps take, by their spans."""
+
+    def seconds(spans: Sequence[Span]) -> float:
+        decoding = [span for span in spans if not has_prompt(span)]
+        rows = sum(span.rows for span in decoding)
+        prompt_rows = sum(span.rows for span in spans) - rows
+        context = sum(span.start for span in decoding) / max(1, len(decoding))
+        depth = max((span.depth for span in decoding), default=0)
+        return costs.seconds(len(decoding), rows, depth, context, prompt_rows)
+
+    return seconds
+
+
+def fleet_of(table: CostTable, variant: Variant, settings: SimulationSettings) -> Fleet:
+    costs, limits = table.drafters[variant.drafter], limits_of(table, settings)
+    drafting = Drafting(variant.drafter, costs.rows_by_depth[: variant.depth + 1], variant.adaptive, costs.host_bound)
+    cards = [
+        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(), seconds_of(costs))
+        for _ in range(settings.cards)
+    ]
+    return Fleet(cards, ROUTES[settings.routing or "least-outstanding"])
+
+
+def jobs_of(table: CostTable, variant: Variant, settings: SimulationSettings, count: int, seed: int) -> list[Job]:
+    """The requests of a run: the table's in their order, again and again, with what the settings say instead. Raises
+    ValueError if their acceptance is not known, or if one is longer than the context."""
+    recorded, costs = table.requests, table.drafters[variant.drafter]
+    deepest = len(costs.rows_by_depth) - 1
+    kinds = read_acceptance(settings.acceptance, deepest)
+    jobs = []
+    for number in range(count):
+        own = recorded[number % len(recorded)] if recorded else None
+        chances: Sequence[float] = ()
+        if variant.depth:
+            chances = kinds[number % len(kinds)] if kinds else own.chances.get(variant.drafter, ()) if own else ()
+            if len(chances) < variant.depth:
+                raise ValueError(
+                    f"how often drafts of {variant.drafter} are accepted is not known: the table's requests do "
+                    "not say it; give acceptance"
+                )
+        prompt = settings.prompt_tokens or (own.prompt_tokens if own else PROMPT_TOKENS)
+        most = settings.max_tokens or (own.max_tokens if own else MAX_TOKENS)
+        if prompt + most > table.engine.max_model_len:
+            raise ValueError(
+                f"a request of {prompt} + {most} tokens is longer than the context of {table.engine.max_model_len}; "
+                "lower prompt_tokens or max_tokens"
+            )
+        jobs.append(Job.drawn(prompt, most, chances, seed, number))
+    return jobs
+
+
+def scenario_name(table: CostTable, settings: SimulationSettings) -> str:
+    """The table's, unless its requests are changed."""
+    changed = settings.prompt_tokens or settings.max_tokens or settings.acceptance or not table.requests
+    if not changed:
+        return table.scenario or "recorded"
+    own = "recorded"
+    prompt = settings.prompt_tokens or (own if table.requests else PROMPT_TOKENS)
+    most = settings.max_tokens or (own if table.requests else MAX_TOKENS)
+    accepted = f", accepted {', '.join(settings.acceptance)}" if settings.acceptance else ""
+    return f"{prompt} + {most} tokens{accepted}"
+
+
+def count_runs(variants: Sequence[Variant], settings: SimulationSettings) -> int:
+    """Runs that `sweep` makes."""
+    return len(settings.loads) * (1 + len(variants)) * (settings.repeats + 1)
+
+
+def sweep(table: CostTable, settings: SimulationSettings, on_run: OnRun = lambda what: None) -> list[Cell]:
+    """Cells of each load and way of decoding, plain decoding first. Raises ValueError for what cannot be simulated."""
+    variants = [PLAIN_DECODING, *read_variants(settings.drafters, table)]
+    scenario, objective = scenario_name(table, settings), Objective.of(settings.slo)
+    cells = []
+    for load in settings.loads:
+        bases: list[Run] = []
+        for variant in variants:
+            runs = _runs(table, variant, load, settings, on_run)
+            bases = bases or runs
+            speed, pace = (speed_ratio(runs, bases), pace_ratio(runs, bases)) if variant.depth else (None, None)
+            figures = Figures.of(runs, objective)
+            cells.append(Cell("simulated", scenario, load.name, variant.label, True, True, figures, speed, pace))
+    return cells
+
+
+def _runs(table: CostTable, variant: Variant, load: Load, settings: SimulationSettings, on_run: OnRun) -> list[Run]:
+    """The warm-up is dropped, but what it taught the policy is kept."""
+    fleet = fleet_of(table, variant, settings)
+    runs = []
+    for turn in range(-1, settings.repeats):
+        warming = turn < 0
+        on_run(f"{load.name}, {'warming up' if warming else f'round {turn + 1}'}, {variant.label}")
+        count = settings.warm_up(load) if warming else settings.count(load)
+        if count:
+            seed = settings.seed + max(0, turn)
+            jobs = jobs_of(table, variant, settings, count, seed)
+            run = fleet.run(jobs, load.max_concurrency, load.arrivals(count, seed))
+            runs += [] if warming else [run]
+    return runs
