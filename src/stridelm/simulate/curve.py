@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T", int, float)
-Line = list[tuple[float, float]]
+Line = Sequence[tuple[float, float]]
 """(x, seconds), in order of x."""
 
 
@@ -41,7 +41,7 @@ class DecodeCurve:
         has points at each of their depths, 0 among them.
         """
         self._rows_by_depth, self._stairs = tuple(rows_by_depth), sorted(stairs)
-        self._lines: dict[tuple[int, int], dict[float, Line]] = {}
+        self._lines: dict[tuple[int, int], dict[float, list[tuple[float, float]]]] = {}
         """(requests, depth) -> share of the draft rows that all requests would have -> seconds by context."""
         for point in sorted(points, key=lambda each: each.context):
             lines = self._lines.setdefault((point.requests, point.depth), {})
@@ -80,6 +80,33 @@ class DecodeCurve:
     def _share(self, requests: int, rows: int, depth: int) -> float:
         width = self._rows_by_depth[depth]
         return (rows - requests) / (requests * width) if width else 0.0
+
+
+@dataclass(frozen=True)
+class PromptPoint:
+    """A step in which nobody decodes."""
+
+    rows: int
+    context: float
+    """Tokens that a row sees before itself, on average."""
+    seconds: float
+
+
+class PromptCurve:
+    """Seconds of a step by its prompt rows and what they see."""
+
+    def __init__(self, points: Sequence[PromptPoint]) -> None:
+        """Raises ValueError if two points are for the same step."""
+        self._lines: dict[int, list[tuple[float, float]]] = {}
+        for point in sorted(points, key=lambda each: each.context):
+            line = self._lines.setdefault(point.rows, [])
+            if line and line[-1][0] == point.context:
+                raise ValueError(f"two points are for the same step ({point}); leave one out")
+            line.append((point.context, point.seconds))
+        self._rows = sorted(self._lines)
+
+    def seconds(self, rows: int, context: float) -> float:
+        return along([(size, along(self._lines[size], context)) for size in self._rows], rows)
 
 
 def along(line: Line, x: float) -> float:

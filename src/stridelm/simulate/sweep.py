@@ -14,13 +14,11 @@ from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.objective import Objective
 from stridelm.bench.serving.record import Run
 from stridelm.schedule import Adaptive, Configured
-from stridelm.schedule.rows import has_prompt
-from stridelm.simulate.card import Card, Drafting, Limits, Seconds
+from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import ROUTES, Fleet
 from stridelm.simulate.settings import MAX_TOKENS, PROMPT_TOKENS, SimulationSettings
-from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts
+from stridelm.simulate.table import PLAIN, CostTable
 from stridelm.simulate.workload import Job, read_acceptance
-from stridelm.types import Span
 from stridelm.values import check_known
 
 SYNTAX = "NAME@DEPTH or NAME@auto"
@@ -88,25 +86,11 @@ def limits_of(table: CostTable, settings: SimulationSettings) -> Limits:
     )
 
 
-def seconds_of(costs: DrafterCosts) -> Seconds:
-    """What steps take, by their spans."""
-
-    def seconds(spans: Sequence[Span]) -> float:
-        decoding = [span for span in spans if not has_prompt(span)]
-        rows = sum(span.rows for span in decoding)
-        prompt_rows = sum(span.rows for span in spans) - rows
-        context = sum(span.start for span in decoding) / max(1, len(decoding))
-        depth = max((span.depth for span in decoding), default=0)
-        return costs.seconds(len(decoding), rows, depth, context, prompt_rows)
-
-    return seconds
-
-
 def fleet_of(table: CostTable, variant: Variant, settings: SimulationSettings) -> Fleet:
     costs, limits = table.drafters[variant.drafter], limits_of(table, settings)
     drafting = Drafting(variant.drafter, costs.rows_by_depth[: variant.depth + 1], variant.adaptive, costs.host_bound)
     cards = [
-        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(), seconds_of(costs))
+        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(), costs.seconds)
         for _ in range(settings.cards)
     ]
     return Fleet(cards, ROUTES[settings.routing or "least-outstanding"])

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stridelm.simulate.curve import DecodeCurve, DecodePoint, Line, along
+from stridelm.schedule.rows import has_prompt
+from stridelm.simulate.curve import DecodeCurve, DecodePoint, PromptCurve, PromptPoint
+from stridelm.types import Span
 from stridelm.values import number
 
 FORMAT = "stride-cost-table-1"
@@ -41,29 +43,37 @@ class DrafterCosts:
     rows_by_depth: tuple[int, ...]
     """Draft rows of a request at depth 0, 1, .. up to the deepest that was measured."""
     decode: tuple[DecodePoint, ...]
-    prompts: Line
-    """(rows, seconds) of steps in which nobody decodes."""
+    prompts: tuple[PromptPoint, ...]
     usual_depth: int
     """What the drafter drafts to by default, and `auto` at most."""
     host_bound: bool = False
     """The host must see a request's tokens before it can draft again."""
     stairs: tuple[int, ...] = ()
-    curve: DecodeCurve = field(init=False, compare=False)
+    decoding: DecodeCurve = field(init=False, compare=False)
+    reading: PromptCurve = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "curve", DecodeCurve(self.decode, self.rows_by_depth, self.stairs))
+        """Raises ValueError if the points do not make curves."""
+        object.__setattr__(self, "decoding", DecodeCurve(self.decode, self.rows_by_depth, self.stairs))
+        object.__setattr__(self, "reading", PromptCurve(self.prompts))
 
-    def seconds(self, requests: int, rows: int, depth: int, context: float, prompt_rows: int) -> float:
-        """Of a step with these decoding requests and their rows, and these rows of prompts.
-
-        Prompt rows add to a decode step what they add to a step of prompts with as many rows as it has.
-        """
-        if not requests:
-            return along(self.prompts, prompt_rows)
-        decode = self.curve.seconds(requests, rows, depth, context)
-        if not prompt_rows:
-            return decode
-        return decode + max(0.0, along(self.prompts, rows + prompt_rows) - along(self.prompts, rows))
+    def seconds(self, spans: Sequence[Span]) -> float:
+        """Of a step. Prompt rows add to a decode step what they add to a step of prompts with as many rows as it has,
+        and drafts that nobody makes yet, since their requests still read their prompts, are rows like theirs."""
+        decoding = [span for span in spans if not has_prompt(span)]
+        reading = [span for span in spans if has_prompt(span)]
+        rows = sum(span.rows for span in decoding)
+        seconds = 0.0
+        if decoding:
+            context = sum(span.start for span in decoding) / len(decoding)
+            seconds = self.decoding.seconds(len(decoding), rows, max(span.depth for span in decoding), context)
+        if reading:
+            more = sum(span.rows for span in reading)
+            seen = sum(span.rows * (span.start + (span.rows - 1) / 2) for span in reading) / more
+            seconds += self.reading.seconds(rows + more, seen)
+            if decoding:
+                seconds -= min(seconds, self.reading.seconds(rows, seen))
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class CostTable:
     @property
     def most_requests(self) -> int:
         """Of a step, as far as every drafter was measured."""
-        return min(costs.curve.requests[-1] for costs in self.drafters.values())
+        return min(costs.decoding.requests[-1] for costs in self.drafters.values())
 
     def write(self, path: Path) -> None:
         """Raises ValueError if the file cannot be written."""
@@ -111,7 +121,7 @@ class CostTable:
                 "usual_depth": costs.usual_depth,
                 "host_bound": costs.host_bound,
                 "decode": [[p.requests, p.rows, p.depth, round(p.context, 1), _short(p.seconds)] for p in costs.decode],
-                "prompts": [[rows, _short(seconds)] for rows, seconds in costs.prompts],
+                "prompts": [[p.rows, round(p.context, 1), _short(p.seconds)] for p in costs.prompts],
             }
             for name, costs in self.drafters.items()
         }
@@ -190,11 +200,9 @@ def _drafter(name: str, found: Mapping[str, Any], stairs: tuple[int, ...]) -> Dr
     if not widths or widths[0] != 0 or any(b <= a for a, b in itertools.pairwise(widths)):
         raise ValueError(f"{name}: rows_by_depth must begin with 0 and grow; got {list(widths)}")
     decode = tuple(_point(name, each, widths) for each in found["decode"])
-    prompts = sorted((_positive(name, rows), _positive(name, seconds)) for rows, seconds in found["prompts"])
+    prompts = tuple(_prompt_point(name, each) for each in found["prompts"])
     if not decode or not prompts:
         raise ValueError(f"{name}: decode and prompts need at least one point each; {REMEDY}")
-    if len({rows for rows, _ in prompts}) < len(prompts):
-        raise ValueError(f"{name}: two points of prompts have the same rows; leave one out")
     usual = int(
         number(f"{name}: usual_depth", found.get("usual_depth", len(widths) - 1), 0, len(widths) - 1, whole=True)
     )
@@ -224,6 +232,17 @@ def _point(name: str, found: Sequence[Any], widths: Sequence[int]) -> DecodePoin
     return point
 
 
+def _prompt_point(name: str, found: Sequence[Any]) -> PromptPoint:
+    if len(found) != 3:
+        raise ValueError(f"{name}: a point of prompts is [rows, context, seconds]; got {found}")
+    rows, context, seconds = found
+    return PromptPoint(
+        int(number(f"{name}: rows", rows, 1, 2**31, whole=True)),
+        number(f"{name}: context", context, 0, 2**31),
+        _positive(name, seconds),
+    )
+
+
 def _request(found: Mapping[str, Any]) -> RecordedRequest:
     chances = {
         drafter: tuple(number(f"chances of {drafter}", each, 0, 1) for each in levels)
@@ -237,7 +256,7 @@ def _request(found: Mapping[str, Any]) -> RecordedRequest:
 
 
 def _positive(name: str, value: Any) -> float:
-    return number(f"{name}: rows and seconds", value, 0, 2**31, open_low=True)
+    return number(f"{name}: seconds", value, 0, 2**31, open_low=True)
 
 
 def _short(value: float) -> float:

@@ -1,8 +1,7 @@
 """Runs an engine through the steps of a grid, and makes a cost table of what they took.
 
-All kinds of steps with the same number of requests are run in turns, in an order that changes from round to round, so
-that a machine that slows down meanwhile changes all of them. The first round is dropped, as is the first step of each
-turn; of the others the median counts.
+All kinds of steps are run in every round, so that a machine that is slow for a while is so for all of them. The first
+round is dropped, as is the first step of each turn; of the others the median counts.
 """
 
 from __future__ import annotations
@@ -25,21 +24,23 @@ from stridelm.bench.variants import read_variant
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Unbounded
-from stridelm.simulate.curve import DecodePoint, Line
+from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
 from stridelm.types import Request
 
 TURN = 5
 """Steps of one kind in a row."""
-PROMPT_ROWS = (16, 64, 256)
-"""Rows of the prompts that are measured, besides as many as a step may have."""
+PROMPT_ROWS = (4, 16, 64, 256)
+"""Rows of the steps with prompts that are measured, besides as many as a step may have."""
+SHORT = 64
+"""Tokens of a short prompt."""
 Advance = Callable[[int], None]
 
 
 def count_runs(settings: CostSettings, drafters: int) -> int:
-    """Of what `record` calls `advance` for."""
-    grid = len(settings.max_concurrency) * len(settings.contexts) * (settings.rounds + 1)
-    return (1 + drafters) * (grid + settings.rounds + 1) + drafters
+    """What `record` advances by. drafters: without plain decoding."""
+    grid = len(set(settings.max_concurrency)) * len(set(settings.contexts)) + 1
+    return (1 + drafters) * (settings.rounds + 1) * grid + drafters
 
 
 def speculations(engine: Engine, settings: CostSettings) -> dict[str, Speculation]:
@@ -59,7 +60,10 @@ def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amo
     """The engine is idle before and after. Raises ValueError, before anything is measured, for contexts that its own
     cannot hold."""
     drafters = speculations(engine, settings)
-    grid = _Grid(engine, settings, advance)
+    grids = {name: _Grid(engine, settings, speculation) for name, speculation in drafters.items()}
+    for turn in range(settings.rounds + 1):
+        for grid in grids.values():
+            grid.run(turn, advance)
     config = engine.config
     return CostTable(
         hardware=device_name(engine),
@@ -72,7 +76,7 @@ def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amo
             itl_target_ms=config.itl_target_ms,
             lag=engine.steps.lag,
         ),
-        drafters={name: grid.costs(name, speculation) for name, speculation in drafters.items()},
+        drafters={name: grid.costs() for name, grid in grids.items()},
         scenario=settings.scenario,
         requests=_requests(engine, drafters, settings, advance),
         about=environment(),
@@ -80,27 +84,54 @@ def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amo
 
 
 class _Grid:
-    def __init__(self, engine: Engine, settings: CostSettings, advance: Advance) -> None:
-        assert engine.tokenizer is not None
-        self.engine, self.settings, self.advance = engine, settings, advance
-        self._text = [id for passage in load_texts().passages() for id in engine.tokenizer.encode(passage)]
+    """Steps whose requests are all drafted alike. Raises ValueError for contexts that the engine cannot hold."""
 
-    def costs(self, name: str, speculation: Speculation) -> DrafterCosts:
-        """Of steps whose requests are all drafted so."""
-        [like] = self._requests([self._text[:1]], speculation, 1)
-        self.engine.abort(like.id)
-        numbers, contexts = sorted(set(self.settings.max_concurrency)), sorted(set(self.settings.contexts))
-        most = self._fitting(numbers[-1], contexts[-1], len(_turns(like, numbers[-1])) * TURN * len(like.rows_by_depth))
-        decode = []
-        for requests in numbers:
-            for context in contexts:
-                decode += self._decode(speculation, requests, context, _turns(like, requests), most)
+    def __init__(self, engine: Engine, settings: CostSettings, speculation: Speculation) -> None:
+        assert engine.tokenizer is not None
+        self.engine, self.settings, self.speculation = engine, settings, speculation
+        self._text = [id for passage in load_texts().passages() for id in engine.tokenizer.encode(passage)]
+        [self._like] = self._requests([self._text[:1]], 1)
+        engine.abort(self._like.id)
+        self._numbers, self._contexts = sorted(set(settings.max_concurrency)), sorted(set(settings.contexts))
+        measured = len(_turns(self._like, self._numbers[-1])) * TURN * len(self._like.rows_by_depth)
+        self._most = self._fitting(self._numbers[-1], self._contexts[-1], measured)
+        self._order = random.Random(settings.seed)
+        self._decoded: dict[tuple[int, tuple[int, int, int, bool]], list[Note]] = {}
+        """(context that was asked for, kind of step) -> its steps."""
+        self._read: dict[tuple[int, int], list[float]] = {}
+        """(rows, tokens of each prompt) -> seconds."""
+
+    def run(self, turn: int, advance: Advance) -> None:
+        """Every kind of step; in turn 0, to warm up."""
+        for requests in self._numbers:
+            for context in self._contexts:
+                self._decode(requests, context, is_noted=turn > 0)
+                advance(1)
+        self._prompts(turn)
+        advance(1)
+
+    def costs(self) -> DrafterCosts:
+        """The medians of what was measured."""
+        decode = [
+            DecodePoint(
+                requests,
+                rows,
+                depth,
+                statistics.fmean(note.context for note in notes),
+                statistics.median(note.seconds for note in notes),
+            )
+            for (_, (requests, rows, depth, prompts)), notes in self._decoded.items()
+            if not prompts
+        ]
         return DrafterCosts(
-            rows_by_depth=like.rows_by_depth,
-            decode=tuple(decode),
-            prompts=self._prompts(speculation),
-            usual_depth=speculation.depth or 0,
-            host_bound=like.host_bound,
+            rows_by_depth=self._like.rows_by_depth,
+            decode=tuple(sorted(decode, key=lambda point: (point.requests, point.depth, point.rows, point.context))),
+            prompts=tuple(
+                PromptPoint(rows, (each - 1) / 2, statistics.median(found))
+                for (rows, each), found in sorted(self._read.items())
+            ),
+            usual_depth=self.speculation.depth or 0,
+            host_bound=self._like.host_bound,
         )
 
     def _fitting(self, requests: int, context: int, measured: int) -> int:
@@ -122,55 +153,40 @@ class _Grid:
             )
         return most
 
-    def _decode(
-        self, speculation: Speculation, requests: int, context: int, turns: Sequence[tuple[int, int]], most: int
-    ) -> list[DecodePoint]:
-        """Points of so many requests, one for each of the turns."""
-        order, notes = random.Random(0), dict[tuple[int, int, int, bool], list[Note]]()
-        for turn in range(self.settings.rounds + 1):
-            prompts = [self._slice(place * context, context) for place in range(requests)]
-            with self._watched() as watch:
-                running = self._requests(prompts, speculation, most)
-                while not all(request.output_ids for request in running):
+    def _decode(self, requests: int, context: int, *, is_noted: bool) -> None:
+        """Steps of so many requests after a context of so many tokens."""
+        turns = _turns(self._like, requests)
+        with self._watched() as watch:
+            running = self._requests([self._slice(place * context, context) for place in range(requests)], self._most)
+            while not all(request.output_ids for request in running):
+                self.engine.step()
+            for watch.depth, watch.drafting in self._order.sample(turns, len(turns)):
+                watch.begin()
+                while len(watch.notes) < TURN:
                     self.engine.step()
-                for watch.depth, watch.drafting in order.sample(turns, len(turns)):
-                    watch.begin()
-                    while len(watch.notes) < TURN:
-                        self.engine.step()
-                    if turn:
-                        kinds = [note.kind for note in watch.notes]
-                        for before, note in zip(kinds, watch.notes[1:], strict=False):
-                            if note.kind == before:  # with a step in flight, the first are still of the turn before
-                                notes.setdefault(note.kind, []).append(note)
-            self.advance(1)
-        return [
-            DecodePoint(
-                count,
-                rows,
-                depth,
-                statistics.fmean(note.context for note in mine),
-                statistics.median(note.seconds for note in mine),
-            )
-            for (count, rows, depth, prompts_too), mine in sorted(notes.items())
-            if not prompts_too
-        ]
+                kinds = [note.kind for note in watch.notes]
+                for before, note in zip(kinds, watch.notes[1:], strict=False):
+                    if (
+                        is_noted and note.kind == before
+                    ):  # with a step in flight, the first are still of the turn before
+                        self._decoded.setdefault((context, note.kind), []).append(note)
 
-    def _prompts(self, speculation: Speculation) -> Line:
-        """(rows, seconds) of prompts that are run in one step."""
-        limit = min(self.engine.config.max_num_batched_tokens, self.engine.loaded.target.max_length - 2)
-        sizes = sorted({*(rows for rows in PROMPT_ROWS if rows < limit), limit})
-        seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
-        for turn in range(self.settings.rounds + 1):
-            for rows in sizes:
+    def _prompts(self, turn: int) -> None:
+        """Steps that read whole prompts: as many rows as one prompt, and as several short ones."""
+        config = self.engine.config
+        largest = min(config.max_num_batched_tokens, self.engine.loaded.target.max_length - 2)
+        shortest = max(SHORT, -(-largest // config.max_num_seqs))
+        for rows in sorted({*(rows for rows in PROMPT_ROWS if rows < largest), largest}):
+            for each in sorted({min(rows, shortest), rows}):
+                count = rows // each
+                prompts = [self._slice(turn * rows + place * each, each) for place in range(count)]
                 with self._watched() as watch:
-                    self._requests([self._slice(turn * rows, rows)], speculation, 1)
+                    self._requests(prompts, 1)
                     watch.begin()
                     while self.engine.busy:
                         self.engine.step()
                     if turn:
-                        seconds[rows].append(watch.notes[0].seconds)
-            self.advance(1)
-        return [(rows, statistics.median(each)) for rows, each in seconds.items()]
+                        self._read.setdefault((count * each, each), []).append(watch.notes[0].seconds)
 
     def _slice(self, start: int, length: int) -> list[int]:
         """Text of so many tokens, from a place that wraps around."""
@@ -178,8 +194,8 @@ class _Grid:
         repeated = self._text * -(-length // len(self._text)) if length > len(self._text) else self._text
         return repeated[start : start + length]
 
-    def _requests(self, prompts: Sequence[list[int]], speculation: Speculation, most: int) -> list[Request]:
-        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, speculation=speculation)
+    def _requests(self, prompts: Sequence[list[int]], most: int) -> list[Request]:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, speculation=self.speculation)
         return [self.engine.add(f"cost {place}", prompt, params) for place, prompt in enumerate(prompts)]
 
     @contextmanager
