@@ -81,8 +81,8 @@ class Card:
         self._jobs: dict[Request, Job] = {}
         self._arrivals = 0
         self.flights: deque[Flight] = deque()
-        self.steps = self.rows = 0
-        """Steps that have landed, and their rows."""
+        self.steps = self.rows = self.preemptions = 0
+        """Steps that have landed, their rows, and requests that had to give their pages back meanwhile."""
 
     @property
     def outstanding(self) -> int:
@@ -130,6 +130,7 @@ class Card:
         for request in plan.preempted:
             self.ledger.release(request)
         self.queue.apply(plan)
+        self.preemptions += len(plan.preempted)
         for request in plan.admitted:
             self.ledger.admit(request)
         if not plan.spans:

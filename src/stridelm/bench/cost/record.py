@@ -28,11 +28,12 @@ from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
 from stridelm.types import Request
 
-TURN = 5
-"""Steps of one kind in a row."""
-PROMPT_ROWS = (4, 16, 64, 256)
-"""Rows of the steps with prompts that are measured, besides as many as a step may have."""
-SHORT = 64
+TURN, FEWEST = 5, 40
+"""Steps of one kind in a row, and of all kinds in turn: at least so many."""
+PROMPT_ROWS = (3, 11, 23, 45, 75, 107, 150, 213, 300, 427, 601, 853)
+"""Rows of the steps with prompts that are measured, besides as many as a step may have. Products of round numbers of
+rows are faster, and prompts are seldom round."""
+SHORT = 45
 """Tokens of a short prompt."""
 Advance = Callable[[int], None]
 
@@ -93,13 +94,14 @@ class _Grid:
         [self._like] = self._requests([self._text[:1]], 1)
         engine.abort(self._like.id)
         self._numbers, self._contexts = sorted(set(settings.max_concurrency)), sorted(set(settings.contexts))
-        measured = len(_turns(self._like, self._numbers[-1])) * TURN * len(self._like.rows_by_depth)
+        measured = max(len(turns) * _steps(turns) for turns in (_turns(self._like, n) for n in self._numbers))
+        measured *= len(self._like.rows_by_depth)
         self._most = self._fitting(self._numbers[-1], self._contexts[-1], measured)
         self._order = random.Random(settings.seed)
         self._decoded: dict[tuple[int, tuple[int, int, int, bool]], list[Note]] = {}
         """(context that was asked for, kind of step) -> its steps."""
-        self._read: dict[tuple[int, int], list[float]] = {}
-        """(rows, tokens of each prompt) -> seconds."""
+        self._read: dict[tuple[int, float], list[float]] = {}
+        """(rows, tokens that a row sees) -> seconds."""
 
     def run(self, turn: int, advance: Advance) -> None:
         """Every kind of step; in turn 0, to warm up."""
@@ -127,8 +129,8 @@ class _Grid:
             rows_by_depth=self._like.rows_by_depth,
             decode=tuple(sorted(decode, key=lambda point: (point.requests, point.depth, point.rows, point.context))),
             prompts=tuple(
-                PromptPoint(rows, (each - 1) / 2, statistics.median(found))
-                for (rows, each), found in sorted(self._read.items())
+                PromptPoint(rows, context, statistics.median(found))
+                for (rows, context), found in sorted(self._read.items())
             ),
             usual_depth=self.speculation.depth or 0,
             host_bound=self._like.host_bound,
@@ -162,7 +164,7 @@ class _Grid:
                 self.engine.step()
             for watch.depth, watch.drafting in self._order.sample(turns, len(turns)):
                 watch.begin()
-                while len(watch.notes) < TURN:
+                while len(watch.notes) < _steps(turns):
                     self.engine.step()
                 kinds = [note.kind for note in watch.notes]
                 for before, note in zip(kinds, watch.notes[1:], strict=False):
@@ -178,15 +180,16 @@ class _Grid:
         shortest = max(SHORT, -(-largest // config.max_num_seqs))
         for rows in sorted({*(rows for rows in PROMPT_ROWS if rows < largest), largest}):
             for each in sorted({min(rows, shortest), rows}):
-                count = rows // each
-                prompts = [self._slice(turn * rows + place * each, each) for place in range(count)]
+                lengths = [min(each, rows - start) for start in range(0, rows, each)]
+                prompts = [self._slice(turn * rows + place * each, length) for place, length in enumerate(lengths)]
                 with self._watched() as watch:
                     self._requests(prompts, 1)
                     watch.begin()
                     while self.engine.busy:
                         self.engine.step()
                     if turn:
-                        self._read.setdefault((count * each, each), []).append(watch.notes[0].seconds)
+                        context = sum(length * (length - 1) / 2 for length in lengths) / rows
+                        self._read.setdefault((rows, context), []).append(watch.notes[0].seconds)
 
     def _slice(self, start: int, length: int) -> list[int]:
         """Text of so many tokens, from a place that wraps around."""
@@ -218,6 +221,11 @@ def _turns(like: Request, requests: int) -> list[tuple[int, int]]:
     """(depth, requests that draft to it) of the kinds of steps: nobody drafts, one request, half of them, or all."""
     drafting = sorted({1, max(1, requests // 2), requests})
     return [(0, 0), *((depth, count) for depth in range(1, len(like.rows_by_depth)) for count in drafting)]
+
+
+def _steps(turns: Sequence[tuple[int, int]]) -> int:
+    """Of each kind."""
+    return max(TURN, FEWEST // len(turns))
 
 
 def _requests(

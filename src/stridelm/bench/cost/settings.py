@@ -18,7 +18,7 @@ class CostSettings:
     depth: int | None = option(None, "the deepest draft to be measured (default: the drafter's usual depth)")
     max_concurrency: tuple[int, ...] = option((1, 2, 4, 8, 16), "requests of a step")
     contexts: tuple[int, ...] = option((64, 512), "tokens that each request has before the steps that are measured")
-    rounds: int = option(4, "how often each kind of step is run, four steps each time, in changing order")
+    rounds: int = option(4, "how often each kind of step is run, for several steps each time, in changing order")
     scenario: str = option("code-completion", f"whose requests the table describes, one of {', '.join(SCENARIOS)}")
     num_prompts: int = option(16, "requests of the scenario")
     max_tokens: int | None = option(None, "tokens of each output; by default the scenario's own")
