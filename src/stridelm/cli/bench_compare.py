@@ -1,14 +1,16 @@
-"""`stride bench compare`: two targets or two settings, for speed and for quality."""
+"""`stride bench compare`: two targets or two settings, for speed and for quality, or two recorded runs."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stridelm.bench.serving.settings import CompareSettings
 from stridelm.cli.bench_serving import add_common, open_target
 from stridelm.cli.bench_show import progress, show
-from stridelm.cli.options import read_options
+from stridelm.cli.options import given_options, read_options
+from stridelm.config import EngineConfig
 
 if TYPE_CHECKING:
     from stridelm.bench.serving.cells import Side
@@ -23,6 +25,14 @@ def add_parser(kinds: Any) -> None:
         "identical outputs, where the others first diverge, their loss, and how many are valid Python.",
     )
     add_common(kind, CompareSettings)
+    kind.add_argument(
+        "--runs",
+        type=Path,
+        nargs=2,
+        metavar="FILE",
+        help="instead: the last runs of two files that --json wrote, of stride bench sweep or serving or of stride "
+        "simulate, side by side",
+    )
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -33,6 +43,8 @@ def run_compare(args: argparse.Namespace) -> int:
     from stridelm.bench.serving.files import check_report, write_report
     from stridelm.bench.serving.render import as_text
 
+    if args.runs is not None:
+        return _compare_runs(args)
     settings = read_options(args, CompareSettings)
     if args.report is not None:
         check_report(args.report)
@@ -51,6 +63,25 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.report is not None:
         write_report(args.report, document, comparison_charts(found))
     return int(found.broken or any(each.figures.errors for each in found.contenders))
+
+
+def _compare_runs(args: argparse.Namespace) -> int:
+    """Raises ValueError for any other option: it would have no effect."""
+    from stridelm.bench.serving.files import check_report, write_report
+    from stridelm.bench.serving.render import as_text
+    from stridelm.bench.serving.side_by_side import side_by_side
+
+    other = [*given_options(args, CompareSettings), *given_options(args, EngineConfig)]
+    idle = sorted({*other, *(name for name in ("model", "json", "threads") if getattr(args, name) is not None)})
+    if idle:
+        raise ValueError(f"{', '.join(idle)} would have no effect on recorded runs; leave it out, or runs")
+    if args.report is not None:
+        check_report(args.report)
+    document = side_by_side(*args.runs)
+    show(as_text(document))
+    if args.report is not None:
+        write_report(args.report, document, [])
+    return 0
 
 
 def _sides(args: argparse.Namespace, settings: CompareSettings) -> tuple[Side, Side]:

@@ -13,7 +13,8 @@ from stridelm.bench.serving.figures import Figures, pace_ratio, speed_ratio
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.objective import Objective
 from stridelm.bench.serving.record import Run
-from stridelm.schedule import Adaptive, Configured
+from stridelm.schedule import Configured
+from stridelm.schedule.adaptive import Adaptive
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import ROUTES, Fleet
 from stridelm.simulate.settings import MAX_TOKENS, PROMPT_TOKENS, SimulationSettings

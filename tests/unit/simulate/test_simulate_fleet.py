@@ -11,7 +11,8 @@ import pytest
 
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.record import Run
-from stridelm.schedule import Adaptive, Configured
+from stridelm.schedule import Configured
+from stridelm.schedule.adaptive import Adaptive
 from stridelm.simulate.card import Card, Drafting, Limits, Seconds
 from stridelm.simulate.fleet import Fleet, least_outstanding, round_robin
 from stridelm.simulate.workload import Job, chance_of_each, read_acceptance
@@ -231,7 +232,7 @@ def test_nothing_is_computed() -> None:
     program = (
         "import sys, stridelm.simulate.sweep, stridelm.simulate.table\n"
         "from stridelm.simulate.card import Card, Drafting, Limits\n"
-        "from stridelm.schedule import Adaptive\n"
+        "from stridelm.schedule.adaptive import Adaptive\n"
         "from stridelm.simulate.fleet import Fleet\n"
         "from stridelm.simulate.workload import Job\n"
         "card = Card(Limits(4), Drafting('mtp', (0, 1), adaptive=True), Adaptive(), lambda spans: 1.0)\n"

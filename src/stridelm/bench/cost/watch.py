@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stridelm.schedule.depth_figures import Choice
 from stridelm.schedule.rows import has_prompt
 from stridelm.types import Request, Span
 
@@ -60,3 +61,6 @@ class Watch:
 
     def clear(self) -> None:
         self.notes.clear()
+
+    def explain(self, requests: Sequence[Request]) -> Choice | None:
+        return None
