@@ -71,8 +71,8 @@ def _compare_runs(args: argparse.Namespace) -> int:
     from stridelm.bench.serving.render import as_text
     from stridelm.bench.serving.side_by_side import side_by_side
 
-    other = [*given_options(args, CompareSettings), *given_options(args, EngineConfig)]
-    idle = sorted({*other, *(name for name in ("model", "json", "threads") if getattr(args, name) is not None)})
+    given = {*given_options(args, CompareSettings), *given_options(args, EngineConfig), "json", "threads"}
+    idle = sorted(name for name in given if getattr(args, name) is not None)
     if idle:
         raise ValueError(f"{', '.join(idle)} would have no effect on recorded runs; leave it out, or runs")
     if args.report is not None:

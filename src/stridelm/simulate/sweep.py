@@ -101,8 +101,7 @@ def jobs_of(table: CostTable, variant: Variant, settings: SimulationSettings, co
     """The requests of a run: the table's in their order, again and again, with what the settings say instead. Raises
     ValueError if their acceptance is not known, or if one is longer than the context."""
     recorded, costs = table.requests, table.drafters[variant.drafter]
-    deepest = len(costs.rows_by_depth) - 1
-    kinds = read_acceptance(settings.acceptance, deepest)
+    kinds = read_acceptance(settings.acceptance, len(costs.rows_by_depth) - 1) if variant.depth else []
     jobs = []
     for number in range(count):
         own = recorded[number % len(recorded)] if recorded else None
@@ -144,12 +143,14 @@ def count_runs(variants: Sequence[Variant], settings: SimulationSettings) -> int
 
 def sweep(table: CostTable, settings: SimulationSettings, on_run: OnRun = lambda what: None) -> list[Cell]:
     """Cells of each load and way of decoding, plain decoding first. Raises ValueError for what cannot be simulated."""
-    variants = [PLAIN_DECODING, *read_variants(settings.drafters, table)]
+    drafting = read_variants(settings.drafters, table)
+    if settings.acceptance and not drafting:
+        raise ValueError("acceptance would have no effect on plain decoding; leave it out, or name drafters")
     scenario, objective = scenario_name(table, settings), Objective.of(settings.slo)
     cells = []
     for load in settings.loads:
         bases: list[Run] = []
-        for variant in variants:
+        for variant in (PLAIN_DECODING, *drafting):
             runs = _runs(table, variant, load, settings, on_run)
             bases = bases or runs
             speed, pace = (speed_ratio(runs, bases), pace_ratio(runs, bases)) if variant.depth else (None, None)

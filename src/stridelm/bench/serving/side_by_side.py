@@ -49,8 +49,7 @@ def _matched(
     one, other = ({(row["scenario"], row["load"], row["label"]): row for row in rows} for rows in (first, second))
     names = [{scenario for scenario, _, _ in cells} for cells in (one, other)]
     if all(len(each) == 1 for each in names):
-        [theirs] = names[1]
-        return [(key, row, other[theirs, *key[1:]]) for key, row in one.items() if (theirs, *key[1:]) in other]
+        other = {(*names[0], load, label): row for (_, load, label), row in other.items()}
     return [(key, row, other[key]) for key, row in one.items() if key in other]
 
 
