@@ -126,14 +126,19 @@ def jobs_of(table: CostTable, variant: Variant, settings: SimulationSettings, co
 
 def scenario_name(table: CostTable, settings: SimulationSettings) -> str:
     """The table's, unless its requests are changed."""
-    changed = settings.prompt_tokens or settings.max_tokens or settings.acceptance or not table.requests
-    if not changed:
-        return table.scenario or "recorded"
-    own = "recorded"
-    prompt = settings.prompt_tokens or (own if table.requests else PROMPT_TOKENS)
-    most = settings.max_tokens or (own if table.requests else MAX_TOKENS)
-    accepted = f", accepted {', '.join(settings.acceptance)}" if settings.acceptance else ""
-    return f"{prompt} + {most} tokens{accepted}"
+    recorded = table.requests
+    changes = [
+        _changed([each.prompt_tokens for each in recorded], settings.prompt_tokens, PROMPT_TOKENS, "prompt tokens"),
+        _changed([each.max_tokens for each in recorded], settings.max_tokens, MAX_TOKENS, "output tokens"),
+        f"accepted {', '.join(settings.acceptance)}" if settings.acceptance else "",
+    ]
+    return ", ".join(filter(None, (table.scenario or "recorded" if recorded else "", *changes)))
+
+
+def _changed(recorded: Sequence[int], asked: int | None, default: int, what: str) -> str:
+    """How many there are, if that is not what was recorded."""
+    same = bool(recorded) and asked in (None, *(recorded if len(set(recorded)) == 1 else ()))
+    return "" if same else f"{asked or default} {what}"
 
 
 def count_runs(variants: Sequence[Variant], settings: SimulationSettings) -> int:

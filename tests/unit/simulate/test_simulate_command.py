@@ -89,7 +89,7 @@ def test_the_requests_are_recorded(table: CostTable, engine: Engine) -> None:
     [
         ({"contexts": (2040,)}, "lower contexts"),
         ({"contexts": (1000,)}, "raise num_pages"),
-        ({"drafters": ("ngram:trust",)}, "does not work with"),
+        ({"drafters": ("ngram@3",)}, "by name, such as ngram"),
         ({"drafters": ("ngram+prompt_lookup_min=2",)}, "by name, such as ngram"),
     ],
     ids=str,
@@ -131,7 +131,9 @@ def test_more_accepted_is_faster(table: CostTable) -> None:
     """A mix lies between its parts."""
 
     def rate(*acceptance: str) -> float:
-        settings = SimulationSettings(drafters=("ngram@2",), max_concurrency=(2,), acceptance=acceptance, max_tokens=60)
+        settings = SimulationSettings(
+            drafters=("ngram@2",), max_concurrency=(2,), acceptance=acceptance, prompt_tokens=10, max_tokens=300
+        )
         figures = sweep(table, settings)[1].figures
         assert figures.tokens_per_step is not None
         return figures.tokens_per_step
@@ -221,4 +223,4 @@ def test_acceptance_must_be_known(path: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", str(tmp_path / "bare.json")]) == 2
     assert "give acceptance" in capsys.readouterr().err
     assert main(["simulate", str(tmp_path / "bare.json"), "--acceptance", "2.0", "--num-prompts", "8"]) == 0
-    assert "128 + 128 tokens, accepted 2.0" in capsys.readouterr().out
+    assert "128 prompt tokens, 128 output tokens, accepted 2.0" in capsys.readouterr().out

@@ -46,13 +46,14 @@ def count_runs(settings: CostSettings, drafters: int) -> int:
 
 def speculations(engine: Engine, settings: CostSettings) -> dict[str, Speculation]:
     """Drafter -> how its requests are drafted, plain decoding first. Raises ValueError for one that cannot run, or
-    that is not a name alone."""
+    that is more than a name."""
     found = {PLAIN: Speculation(drafter=PLAIN)}
     for name in settings.drafters:
-        entry = name if settings.depth is None else f"{name}@{settings.depth}"
-        variant = read_variant(entry, engine.loaded.target)
-        if variant.acceptance != "exact" or set(entry) & set("+:"):
-            raise ValueError(f"drafter {name!r}: costs are recorded of drafters by name, such as {variant.drafter}")
+        if set(name) & set("@+:"):
+            raise ValueError(
+                f"drafter {name!r}: costs are recorded of drafters by name, such as ngram; --depth is apart"
+            )
+        variant = read_variant(name if settings.depth is None else f"{name}@{settings.depth}", engine.loaded.target)
         found[variant.drafter] = variant.speculation
     return found
 
