@@ -75,7 +75,7 @@ class Card:
         self._cost = StepCost()
         prompts = Timed(self._cost, limits.itl_target_ms / 1e3) if limits.itl_target_ms else Unbounded()
         budget = Budget(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self.planner = Planner(budget, depths, prompts)
+        self.planner = Planner(budget, depths, prompts, limits.lag)
         self._speculation = Speculation(drafter=drafting.drafter)
         self._seconds = seconds
         self._jobs: dict[Request, Job] = {}
