@@ -32,6 +32,7 @@ def run_cost(args: argparse.Namespace) -> int:
     from stridelm.bench.stand import open_engine
     from stridelm.cli.bench_show import show
     from stridelm.progress import bar
+    from stridelm.simulate.table_file import write_table
 
     settings = read_options(args, CostSettings)
     set_threads(args.threads)
@@ -40,7 +41,7 @@ def run_cost(args: argparse.Namespace) -> int:
     drafting = len(speculations(engine, settings)) - 1
     with bar("recording", count_runs(settings, drafting), "runs") as advance:
         table = record(engine, settings, advance)
-    table.write(args.table)
+    write_table(table, args.table)
     points = sum(len(costs.decode) + len(costs.prompts) for costs in table.drafters.values())
     show(f"{args.table}: {points} points of {', '.join(table.drafters)}, {table.hardware}")
     return 0

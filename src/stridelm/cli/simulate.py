@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from stridelm.bench.serving.render import as_text
     from stridelm.simulate.report import about, simulation_document
     from stridelm.simulate.sweep import count_runs, read_variants, sweep
-    from stridelm.simulate.table import read_table
+    from stridelm.simulate.table_file import read_table
 
     settings = read_options(args, SimulationSettings)
     if args.report is not None:

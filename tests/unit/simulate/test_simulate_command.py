@@ -17,7 +17,8 @@ from stridelm.engine.engine import Engine
 from stridelm.schedule import Configured
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import PLAIN_DECODING, fleet_of, jobs_of, read_variants, sweep
-from stridelm.simulate.table import CostTable, read_table
+from stridelm.simulate.table import CostTable
+from stridelm.simulate.table_file import read_table, write_table
 
 DEPTH, CONTEXTS = 2, (8, 40)
 SMALL = CostSettings(
@@ -45,14 +46,14 @@ def table(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> CostTable
     assert sum(told) == count_runs(SMALL, drafters=1)
     assert not engine.busy and isinstance(engine.steps.planner.depths, Configured)
     path = tmp_path_factory.mktemp("cost") / "table.json"
-    table.write(path)
+    write_table(table, path)
     return read_table(path)
 
 
 @pytest.fixture(scope="module")
 def path(table: CostTable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cost") / "table.json"
-    table.write(path)
+    write_table(table, path)
     return path
 
 
@@ -219,7 +220,7 @@ def test_what_is_refused(path: Path, options: list[str], words: str, capsys: pyt
 
 def test_acceptance_must_be_known(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = replace(read_table(path), requests=())
-    table.write(tmp_path / "bare.json")
+    write_table(table, tmp_path / "bare.json")
     assert main(["simulate", str(tmp_path / "bare.json")]) == 2
     assert "give acceptance" in capsys.readouterr().err
     assert main(["simulate", str(tmp_path / "bare.json"), "--acceptance", "2.0", "--num-prompts", "8"]) == 0

@@ -13,7 +13,8 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.simulate.curve import DecodeCurve, DecodePoint, PromptCurve, PromptPoint
-from stridelm.simulate.table import FORMAT, CostTable, read_table
+from stridelm.simulate.table import CostTable
+from stridelm.simulate.table_file import FORMAT, read_table, write_table
 from stridelm.types import Request, Span
 
 WIDTHS = (0, 1, 2, 3)
@@ -142,7 +143,7 @@ def test_a_step_of_both(written: Callable[[Any], Path]) -> None:
 
 def test_what_is_written_is_read(written: Callable[[Any], Path], tmp_path: Path) -> None:
     table = read_table(written({**TABLE, "stairs": [1, 8], "scenario": "code"}))
-    table.write(tmp_path / "new" / "again.json")
+    write_table(table, tmp_path / "new" / "again.json")
     assert read_table(tmp_path / "new" / "again.json") == table
     assert (table.most_requests, table.drafters["mtp"].usual_depth) == (8, 2)
 
@@ -195,4 +196,4 @@ def test_a_table_that_cannot_be_written(written: Callable[[Any], Path], tmp_path
     table = read_table(written(TABLE))
     assert isinstance(table, CostTable)
     with pytest.raises(ValueError, match="name another file"):
-        table.write(tmp_path)
+        write_table(table, tmp_path)

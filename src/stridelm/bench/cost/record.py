@@ -11,13 +11,10 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from stridelm.bench.cost.requests import recorded_requests
 from stridelm.bench.cost.settings import CostSettings
 from stridelm.bench.cost.watch import Note, Watch
-from stridelm.bench.drive import Job, drive
 from stridelm.bench.environment import device_name, dtype_name, environment
-from stridelm.bench.serving.cells import asks_of
-from stridelm.bench.serving.in_process import params_of
-from stridelm.bench.serving.settings import ServingSettings
 from stridelm.bench.serving.texts import load_texts
 from stridelm.bench.stand import checkpoint_name
 from stridelm.bench.variants import read_variant
@@ -25,7 +22,7 @@ from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Unbounded
 from stridelm.simulate.curve import DecodePoint, PromptPoint
-from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
+from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits
 from stridelm.types import Request
 
 TURN, FEWEST = 5, 40
@@ -80,7 +77,7 @@ def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amo
         ),
         drafters={name: grid.costs() for name, grid in grids.items()},
         scenario=settings.scenario,
-        requests=_requests(engine, drafters, settings, advance),
+        requests=recorded_requests(engine, drafters, settings, advance),
         about=environment(),
     )
 
@@ -230,42 +227,3 @@ def _turns(like: Request, requests: int) -> list[tuple[int, int]]:
 def _steps(turns: Sequence[tuple[int, int]]) -> int:
     """Of each kind."""
     return max(TURN, FEWEST // len(turns))
-
-
-def _requests(
-    engine: Engine, drafters: dict[str, Speculation], settings: CostSettings, advance: Advance
-) -> tuple[RecordedRequest, ...]:
-    """The scenario's, with the share of each level's drafts that were accepted."""
-    assert engine.tokenizer is not None
-    same = ServingSettings(num_prompts=settings.num_prompts, max_tokens=settings.max_tokens, seed=settings.seed)
-    asks = asks_of(settings.scenario, same, ignore_eos=True)
-    prompts = [engine.tokenizer.encode(ask.prompt.text) for ask in asks]
-    chances: list[dict[str, tuple[float, ...]]] = [{} for _ in asks]
-    for name, speculation in drafters.items():
-        if name == PLAIN:
-            continue
-        jobs = [Job(ids, params_of(ask, speculation)) for ids, ask in zip(prompts, asks, strict=True)]
-        run = drive(engine, jobs, min(max(settings.max_concurrency), len(jobs)))
-        requests = [timeline.request for timeline in run.timelines]
-        for mine, levels in zip(chances, _shares(requests, speculation.depth or 0), strict=True):
-            mine[name] = levels
-        advance(1)
-    return tuple(
-        RecordedRequest(len(ids), ask.max_tokens, mine) for ids, ask, mine in zip(prompts, asks, chances, strict=True)
-    )
-
-
-def _shares(requests: Sequence[Request], depth: int) -> list[tuple[float, ...]]:
-    """For each request, the share of its drafts that were accepted at each level; where none came so far, the share of
-    all requests."""
-    right = [[_at(request.stats.accepted_at, level) for level in range(depth)] for request in requests]
-    tried = [[_at(request.stats.reached_at, level) for level in range(depth)] for request in requests]
-    means = [sum(r[level] for r in right) / max(1, sum(t[level] for t in tried)) for level in range(depth)]
-    return [
-        tuple(r[level] / t[level] if t[level] else means[level] for level in range(depth))
-        for r, t in zip(right, tried, strict=True)
-    ]
-
-
-def _at(counts: Sequence[int], level: int) -> int:
-    return counts[level] if level < len(counts) else 0
