@@ -183,6 +183,25 @@ def test_shallower_drafts(stand: LaggingStand, drafter: str) -> None:
     assert found[0] == found[1]
 
 
+def test_one_request_has_no_shallower_steps_captured(stand: LaggingStand) -> None:
+    """Where depths are not chosen by default, steps of a request that asks for it draft as deep as it may: one graph
+    for each number of requests, as for any other depth that a request names."""
+    llm = stand.llm(page_size=4, drafter="eagle", depth=2)
+    replays(llm.engine)
+    capture = llm.engine.capture
+    assert capture is not None
+    capture.at_start()
+    kinds = set(capture.kinds)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, speculation={"depth": "auto"})
+    request = llm.engine.add("a", prompts(stand, 1)[0], params)
+    assert request.adaptive and len(request.rows_by_depth) > 3
+    llm.engine.steps.planner.depths = RandomDepths()
+    while llm.engine.busy:
+        llm.engine.step()
+    drafted = {kind.depth for kind in set(capture.kinds) - kinds if kind.ways}
+    assert drafted <= {len(request.rows_by_depth) - 1}
+
+
 def policies() -> list[tuple[str, int | str | None]]:
     """(drafter, depth): each as it is configured, and with depths that are chosen."""
     return [("none", None), *((name, depth) for name in DRAFTERS if name != "none" for depth in (2, "auto"))]

@@ -93,15 +93,16 @@ class Capture:
         typical: Callable[[SamplingParams], Request],
         budget: Budget,
         stats: EngineStats,
+        shallow: bool,
     ) -> None:
-        """segments: the forward passes of steps that are not captured whole. typical: makes a representative request
-        with these parameters, which is never queued. budget: limits of a step."""
+        """segments: the forward passes of steps not captured whole. typical: makes a representative request, which is
+        never queued. budget: limits of a step. shallow: whether shallower drafts have graphs of their own."""
         self.device = device
         self.pool = pool
         self._sampling = sampling
         self._segments = segments
         self._typical = typical
-        self._budget = budget
+        self._budget, self._shallow = budget, shallow
         self._graphs: dict[Kind, Graph | None] = {}
         """None: there was no memory for it."""
         self._proposing: dict[Kind, Proposing | None] = {}
@@ -214,10 +215,9 @@ class Capture:
         return kind.rows <= max(self._budget.tokens, MIN_ROWS)
 
     def _wanted(self, spans: tuple[Span, ...]) -> tuple[Ways | None, Feature]:
-        """How the spans are drafted, and the features they need, grammars apart: guesses need not obey them. Shallower
-        drafts are captured only for the first class of parameters."""
+        """How the spans are drafted, and the features they need, grammars apart: guesses need not obey them."""
         needed = self._sampling.features_of(span.request.slot for span in spans) & ~Feature.GRAMMAR
-        return ways_of(spans, whole=needed not in CLASSES[0]), needed
+        return ways_of(spans, whole=not self._shallow or needed not in CLASSES[0]), needed
 
 
 def _half(

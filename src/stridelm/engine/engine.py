@@ -192,7 +192,8 @@ class Engine:
         def typical(params: SamplingParams) -> Request:
             return self.intake.request("", [0], params)
 
-        self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats)
+        shallow = self.config.depth == "auto"
+        self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats, shallow)
         self.steps.device = self.capture
 
     def time_steps(self, timed: bool) -> None:

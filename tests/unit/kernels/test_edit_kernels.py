@@ -227,7 +227,7 @@ def step_of(table: SamplingTable, *asked: dict[str, Any]) -> StepPlan:
 def capture_of(table: SamplingTable) -> Capture:
     device: Any = SimpleNamespace(tokens=SimpleNamespace(tokens=torch.zeros(3, 100)))
     unused: Any = None
-    return Capture(device, table, unused, None, unused, Budget(64, 3), EngineStats())
+    return Capture(device, table, unused, None, unused, Budget(64, 3), EngineStats(), shallow=False)
 
 
 def test_few_graphs_serve_all_parameters(made: list[tuple[Kind, Request]]) -> None:
