@@ -49,21 +49,20 @@ class DrafterCosts:
         object.__setattr__(self, "reading", PromptCurve(self.prompts))
 
     def seconds(self, spans: Sequence[Span]) -> float:
-        """Of a step. Prompt rows add to a decode step what they add to a step of prompts with as many rows as it has,
-        and drafts that nobody makes yet, since their requests still read their prompts, are rows like theirs."""
-        decoding = [span for span in spans if not has_prompt(span)]
-        reading = [span for span in spans if has_prompt(span)]
-        rows = sum(span.rows for span in decoding)
-        seconds = 0.0
-        if decoding:
-            context = sum(span.start for span in decoding) / len(decoding)
-            seconds = self.decoding.seconds(len(decoding), rows, max(span.depth for span in decoding), context)
-        if reading:
-            more = sum(span.rows for span in reading)
-            seen = sum(span.rows * (span.start + (span.rows - 1) / 2) for span in reading) / more
-            seconds += self.reading.seconds(rows + more, seen)
-            if decoding:
-                seconds -= min(seconds, self.reading.seconds(rows, seen))
+        """Of a step. If it has prompt rows: what a step of prompts with as many known tokens takes, and what drafts add
+        to a step of as many requests that decode, since a head drafts where a prompt ends, if only in vain."""
+        real = sum(span.real for span in spans)
+        deciding = [span for span in spans if span.decides]
+        count, drafted = len(deciding), sum(span.draft for span in deciding)
+        depth = max((span.depth for span in deciding), default=0)
+        context = sum(span.start + span.real - 1 for span in deciding) / max(1, count)
+        if not any(map(has_prompt, spans)):
+            return self.decoding.seconds(count, count + drafted, depth, context)
+        seen = sum(span.real * (span.start + (span.real - 1) / 2) for span in spans) / real
+        seconds = self.reading.seconds(real, seen)
+        if depth:
+            drafting = self.decoding.seconds(count, count + drafted, depth, context)
+            seconds += max(0.0, drafting - self.decoding.seconds(count, count, 0, context))
         return seconds
 
 

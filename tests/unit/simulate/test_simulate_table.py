@@ -124,18 +124,18 @@ def test_prompts_cost_by_rows_and_by_what_they_see() -> None:
 
 
 def test_a_step_of_both(written: Callable[[Any], Path]) -> None:
-    """Prompt rows add to a decode step what they add to a step of prompts."""
+    """Known tokens take what they take in a step of prompts, and drafts what they add to a step of decoding."""
     costs = read_table(written(TABLE)).drafters["mtp"]
 
-    def span(prompt: int, real: int, depth: int) -> Span:
+    def span(prompt: int, real: int, depth: int, start: int = 0) -> Span:
         request = Request("", [0] * prompt, SamplingParams(), Speculation(drafter="mtp"), (0, 1, 2))
-        return Span(request, prompt - real, real, depth, depth)
+        return Span(request, start, real, depth, depth, decides=start + real == prompt)
 
-    decodes = [span(5, 1, 2) for _ in range(8)]
-    alone = costs.seconds(decodes)
-    assert alone == pytest.approx(0.012 + 0.008)
+    decodes = [span(5, 1, 2, start=4) for _ in range(8)]
+    assert costs.seconds(decodes) == pytest.approx(0.012 + 0.008)
     assert costs.seconds([span(30, 30, 0)]) == pytest.approx(0.01 + 29 * 0.001)
-    assert costs.seconds([*decodes, span(30, 30, 0)]) == pytest.approx(alone + 30 * 0.001)
+    assert costs.seconds([span(30, 30, 2)]) == pytest.approx(0.01 + 29 * 0.001 + 0.002)
+    assert costs.seconds([*decodes[1:], span(90, 30, 0)]) == pytest.approx(0.01 + 36 * 0.001 + 0.002)
 
 
 # Files
