@@ -58,28 +58,44 @@ def speculations(engine: Engine, settings: CostSettings) -> dict[str, Speculatio
 def record(engine: Engine, settings: CostSettings, advance: Advance = lambda amount: None) -> CostTable:
     """The engine is idle before and after. Raises ValueError, before anything is measured, for contexts that its own
     cannot hold."""
-    drafters = speculations(engine, settings)
-    grids = {name: _Grid(engine, settings, speculation) for name, speculation in drafters.items()}
+    recorder = Recorder(engine, settings)
     for turn in range(settings.rounds + 1):
-        for grid in grids.values():
+        recorder.round(turn, advance)
+    return recorder.table(advance)
+
+
+class Recorder:
+    """For those who measure something else between the rounds. Raises ValueError as `record` does."""
+
+    def __init__(self, engine: Engine, settings: CostSettings) -> None:
+        self._engine, self._settings = engine, settings
+        self._drafters = speculations(engine, settings)
+        self._grids = {name: _Grid(engine, settings, each) for name, each in self._drafters.items()}
+
+    def round(self, turn: int, advance: Advance = lambda amount: None) -> None:
+        """Every kind of step; in turn 0, to warm up."""
+        for grid in self._grids.values():
             grid.run(turn, advance)
-    config = engine.config
-    return CostTable(
-        hardware=device_name(engine),
-        model=f"{checkpoint_name(engine)}, {dtype_name(engine)}",
-        engine=EngineLimits(
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            page_size=config.page_size,
-            num_pages=min(engine.ledger.total()),
-            max_model_len=engine.loaded.target.max_length,
-            itl_target_ms=config.itl_target_ms,
-            lag=engine.steps.lag,
-        ),
-        drafters={name: grid.costs() for name, grid in grids.items()},
-        scenario=settings.scenario,
-        requests=recorded_requests(engine, drafters, settings, advance),
-        about=environment(),
-    )
+
+    def table(self, advance: Advance = lambda amount: None) -> CostTable:
+        """Of the rounds so far, at least two, and of the scenario's requests, which are run now."""
+        engine, config = self._engine, self._engine.config
+        return CostTable(
+            hardware=device_name(engine),
+            model=f"{checkpoint_name(engine)}, {dtype_name(engine)}",
+            engine=EngineLimits(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                page_size=config.page_size,
+                num_pages=min(engine.ledger.total()),
+                max_model_len=engine.loaded.target.max_length,
+                itl_target_ms=config.itl_target_ms,
+                lag=engine.steps.lag,
+            ),
+            drafters={name: grid.costs() for name, grid in self._grids.items()},
+            scenario=self._settings.scenario,
+            requests=recorded_requests(engine, self._drafters, self._settings, advance),
+            about=environment(),
+        )
 
 
 class _Grid:
