@@ -283,7 +283,7 @@ def test_a_list_that_grew_is_captured_anew(made: list[tuple[Kind, Request]]) -> 
     read = table.bias
     assert run(logit_bias={4: 2.0, 5: 1.0}) == 2 and table.bias is read
     assert run(logit_bias=many) == 3 and table.bias is not read
-    assert run(logit_bias=few) == 3 and run(top_p=0.5) == 4 and run() == 4
-    assert run(logit_bias=few, bad_words_token_ids=[[1, 2, 3]]) == 5
-    assert run(logit_bias=few) == 5
-    assert run(min_tokens=2) == 6
+    assert run(logit_bias=few) == 3 and run(top_p=0.5) == 3 and run() == 3
+    assert run(logit_bias=few, bad_words_token_ids=[[1, 2, 3]]) == 4
+    assert run(logit_bias=few) == 4
+    assert run(min_tokens=2) == 5
