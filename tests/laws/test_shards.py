@@ -53,6 +53,7 @@ def tokens(stand: Stand, jobs: list[Job], shard: ThreadShard) -> list[list[int]]
         mask_token_id=stand.mask_token_id,
         drafter_model=stand.heads,
         max_num_seqs=16,
+        itl_target_ms=0,  # each rank plans for itself here, and must not plan by its own clock
         num_pages=200,
         max_num_batched_tokens=33,
     )
