@@ -46,7 +46,8 @@ class Ways:
     like: Request
     """One of the step's requests."""
     rule: Speculation
-    """The acceptance rule of all of them, with its options and nothing else."""
+    """The acceptance rule of all of them, with its options and nothing else. The length of a simulated one is read on
+    the device."""
     device: tuple[Way, ...] = ()
     """Numbered from 1."""
     likes: tuple[Request, ...] = ()
@@ -142,7 +143,7 @@ def _widened(rows_RW: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _way(like: Request, depth: int) -> Way:
-    speculation = like.speculation
+    speculation = _without_length(like.speculation)
     if _is_chain(like) and not like.all_or_nothing:
         speculation = _without_depth(speculation)
     return Way(speculation, depth, like.rows_by_depth[depth])
@@ -158,6 +159,11 @@ def _without_depth(speculation: Speculation) -> Speculation:
 
 
 @lru_cache(maxsize=256)
+def _without_length(speculation: Speculation) -> Speculation:
+    return replace(speculation, acceptance_length=None)
+
+
+@lru_cache(maxsize=256)
 def _rule(speculation: Speculation) -> Speculation:
     options = {name: value for name, value in speculation.options if is_of_rules(name)}
-    return Speculation(acceptance=speculation.acceptance, acceptance_length=speculation.acceptance_length, **options)
+    return Speculation(acceptance=speculation.acceptance, **options)

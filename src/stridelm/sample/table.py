@@ -3,7 +3,8 @@
 A row is written once, when its request is admitted. The host keeps which features each slot needs, so that a step does
 only the work that some request in it needs, and never reads the device to find out.
 
-Legend: S slots, P stop ids, C logit biases, B bad words, L tokens of all bad words of a slot.
+Legend: S slots, P stop ids, C logit biases, B bad words, L tokens of all bad words of a slot, A numbers of accepted
+tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from stridelm.sample.length import NUMBERS, log_odds
 
 if TYPE_CHECKING:
     from stridelm.params import SamplingParams
@@ -73,6 +76,8 @@ class SamplingTable:
         # needs: the slot's features, as bits, for kernels.
         self.sampled = torch.zeros(slots, dtype=torch.bool, device=self.device)
         """[S] whether the slot's tokens are drawn with noise (Feature.SAMPLED)."""
+        self.length_odds = torch.zeros(slots, NUMBERS, dtype=torch.float32, device=self.device)
+        """[S, A] log-probabilities of the numbers that a simulated step accepts; any others' are not read."""
         room = _CAPTURED_ROOM if self.device.type == "cuda" else dict.fromkeys(_CAPTURED_ROOM, 0)
         self.stop_ids = self._list(slots, room["stop_ids"], fill=-1)
         """[S, P] int64, padded with -1."""
@@ -109,6 +114,9 @@ class SamplingTable:
         self.sampled[slot] = bool(features & Feature.SAMPLED)
         _copy(self._floats[slot], _float_row(params))
         _copy(self._ints[slot], _int_row(request, features))
+        speculation = request.speculation
+        if speculation.acceptance_length is not None:
+            _copy(self.length_odds[slot], log_odds(speculation.acceptance_length, speculation.depth or 0))
         if features & Feature.MIN_TOKENS:
             self._set_stop_ids(slot, stop_ids)
         if features & Feature.BIAS:

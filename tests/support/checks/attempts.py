@@ -15,6 +15,7 @@ from stridelm.draft.base import TreeShape
 from stridelm.kernels.step_ops import StepOps
 from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
+from stridelm.sample.length import log_odds
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import CANDIDATE, Draft, Request, Span
@@ -42,6 +43,11 @@ def inputs(
     sampling.seed.copy_(7919 * slots)
     sampling.sample_index.copy_(slots % 3)
     requests = [Request("any", [0], SamplingParams(), kind) for kind in speculations]
+    for slot in range(count):
+        kind = speculations[slot % len(speculations)]
+        if kind.acceptance_length is not None:
+            odds = log_odds(kind.acceptance_length, kind.depth or 0)
+            sampling.length_odds[slot] = torch.tensor(odds, dtype=torch.float32)
     spans = [
         Span(requests[i % len(speculations)], 0, 1, speculations[i % len(speculations)].depth or 0, draft.width)
         for i in range(count)

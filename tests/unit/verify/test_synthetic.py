@@ -20,6 +20,7 @@ from stridelm.draft import DRAFTERS, settle
 from stridelm.draft.base import chain
 from stridelm.kernels import STEP_OPS
 from stridelm.params import Speculation
+from stridelm.sample.length import chance_of_another, log_odds
 from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
 from stridelm.verify import RULES, synthetic
 from stridelm.verify.paths import DraftPaths
@@ -56,11 +57,11 @@ def _registered() -> Iterator[None]:
 @pytest.mark.parametrize(("mean", "depth"), MEANS)
 def test_the_distribution_has_the_mean_asked_for(mean: float, depth: int) -> None:
     """A geometric distribution truncated at the draft's depth: each further token has the same probability."""
-    chances = synthetic.log_odds(mean, depth, CPU).double().exp()
+    chances = torch.tensor(log_odds(mean, depth), dtype=torch.float64).exp()
     numbers = torch.arange(len(chances), dtype=torch.float64)
     assert abs(chances.sum() - 1) < 1e-6 and abs(1 + (numbers * chances).sum() - mean) < 1e-5 * mean
     assert not chances[depth + 1 :].any()
-    p = synthetic.chance_of_another(mean, depth)
+    p = chance_of_another(mean, depth)
     more = chances.flip(0).cumsum(0).flip(0)
     assert all(abs(float(more[n]) - p**n) < 1e-5 for n in range(depth + 1))
 
@@ -94,7 +95,7 @@ def test_full_drafts_emit_the_mean(rule: str, mean: float, depth: int, monkeypat
     heard = inputs(full_chains(count, depth, role), [(mean, depth)])
     drawn = torch.full((count, depth + 1), 5)
     verdict = decide(rule, heard, drawn, monkeypatch)
-    p = synthetic.chance_of_another(mean, depth)
+    p = chance_of_another(mean, depth)
     for n in range(depth + 1):
         share, expected = float((verdict.counts > n).double().mean()), p**n
         assert abs(share - expected) <= 4.5 * math.sqrt(expected * (1 - expected) / count) + 1e-9
@@ -287,7 +288,7 @@ def test_an_engine_emits_the_mean(stand: Stand, rule: str, mean: float) -> None:
     with overheard(llm) as heard:
         outputs = stand.run(jobs, llm=llm)
     counts = torch.tensor([count for levels, count in heard if levels == depth], dtype=torch.float64)
-    chances = synthetic.log_odds(mean, depth, CPU).double().exp()
+    chances = torch.tensor(log_odds(mean, depth), dtype=torch.float64).exp()
     spread = math.sqrt(float((chances * (1 + torch.arange(len(chances)) - mean) ** 2).sum()))
     assert len(counts) > 300 and abs(float(counts.mean()) - mean) <= 4 * spread / math.sqrt(len(counts)) + 1e-6
     assert all(count <= levels + 1 for levels, count in heard)
