@@ -66,6 +66,8 @@ class DraftKV:
     name: str
     lookahead: int
     """Tokens after an entry's own that the entry depends on."""
+    may_wait: bool = False
+    """Whether its entries may be computed some steps later than the target's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +112,8 @@ class Request:
     """Its drafts may be shallower than its depth, if that makes more tokens per second."""
     draft_kv: DraftKV | None = None
     """The drafter whose KV is stored beside the target's: pages without it are a miss for this request."""
+    behind: int = 0
+    """Its last tokens that this KV lacks, because steps that draft nothing leave it to a later one."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -187,6 +191,10 @@ class Span:
     depth: int = 0
     draft: int = 0
     decides: bool = True
+    behind: int = 0
+    """As of its request, before this step."""
+    waits: bool = False
+    """The drafter's KV of this row is left to a later step."""
 
     @property
     def rows(self) -> int:
@@ -198,12 +206,13 @@ class Span:
         return self.start + self.rows
 
 
-Cause = Literal["prompt", "plain", "window", "asked", "ending", "room", "probe", "chosen"]
+Cause = Literal["prompt", "plain", "window", "asked", "behind", "ending", "room", "probe", "chosen"]
 """Why a span has the draft that it has.
 
 prompt: it does not decide. plain: the request drafts nothing. window: it has all of its window or nothing. asked: the
-request's own depth. ending: a deeper one could emit no more tokens. room: rows or pages were short. probe: the depth is
-tried only to learn about it. chosen: it makes the most tokens per second.
+request's own depth. behind: drafters' KV is brought up to date first. ending: a deeper one could emit no more tokens.
+room: rows or pages were short. probe: the depth is tried only to learn about it. chosen: it makes the most tokens per
+second.
 """
 
 

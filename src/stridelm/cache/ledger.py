@@ -195,14 +195,14 @@ class Ledger:
         """Give back everything the request holds. Its full pages stay cached for prefix hits."""
         lease = self._leases.pop(request.id, None)
         self._waiting_names.pop(request.id, None)
-        request.computed = request.rows_in_flight = request.tokens_in_flight = 0
+        request.computed = request.rows_in_flight = request.tokens_in_flight = request.behind = 0
         if lease is not None:
             for group, pages in self._pages.items():
                 pages.drop(reversed(lease.pages(group)))
 
     def _name_full_pages(self, request: Request, lease: Lease) -> None:
         lookahead = 0 if request.draft_kv is None else request.draft_kv.lookahead
-        full = min(request.computed, request.known - lookahead) // self.page_size
+        full = (min(request.computed, request.known - lookahead) - request.behind) // self.page_size
         if full <= lease.named:
             return
         tokens = request.token_ids

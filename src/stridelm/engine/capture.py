@@ -20,7 +20,7 @@ from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
 from stridelm.engine.device_step import DeviceStep, Land, Run
 from stridelm.engine.expected import expected_kinds
-from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, kind_of, padded_size
+from stridelm.engine.kinds import CLASSES, DRAFTING, REQUESTS, Inputs, Kind, kind_of, padded_size, row_stairs, sizes_for
 from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.ways import OTHERS, Ways, combined, share_of, ways_of
@@ -218,6 +218,15 @@ class Capture:
         """How the spans are drafted, and the features they need, grammars apart: guesses need not obey them."""
         needed = self._sampling.features_of(span.request.slot for span in spans) & ~Feature.GRAMMAR
         return ways_of(spans, whole=not self._shallow or needed not in CLASSES[0]), needed
+
+    def row_stairs(self, requests: int, depth: int) -> tuple[int, ...]:
+        """Numbers of rows that a captured step of so many of the engine's default requests, drafted to this depth, is
+        padded to; none if none is captured."""
+        by_depth = self._typical(SamplingParams(max_tokens=1)).rows_by_depth
+        if requests > REQUESTS[-1] or depth >= len(by_depth):
+            return ()
+        rows = by_depth[depth]
+        return row_stairs(padded_size(requests, sizes_for(CLASSES[0], rows, 0)), 1, rows, chosen=True)
 
 
 def _half(

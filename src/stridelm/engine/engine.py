@@ -38,6 +38,7 @@ from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded, smallest_budget
+from stridelm.schedule.limits import PATIENCE
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
@@ -72,6 +73,7 @@ class Engine:
         self.pages = PageTables(tuple(loaded.pages), config.max_num_seqs, width, loaded.device)
         sampler = Sampler(self.sampling, self.tokens)
         guesser = Sampler(self.sampling, self.tokens, grammars=not loaded.attention.reads_device)
+        patience = PATIENCE if config.depth == "auto" else 0
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
             self.runner,
@@ -82,6 +84,7 @@ class Engine:
             loaded.deterministic,
             ops,
             self.tokens.arena,
+            patience,
         )
         self.drafters = Drafters(loaded.target, guesser, self.tokens, runtime)
         self.device = DeviceStep(
@@ -117,7 +120,7 @@ class Engine:
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
         self.adaptive = _adaptive() if config.depth == "auto" else None
         lag = int(self.device.on_bounds)
-        planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag)
+        planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag, patience)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
         self.doubts = Doubts()
         self._spared: Request | None = None
@@ -195,6 +198,8 @@ class Engine:
         shallow = self.config.depth == "auto"
         self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats, shallow)
         self.steps.device = self.capture
+        if self.adaptive is not None and shallow:
+            self.adaptive.row_stairs = self.capture.row_stairs
 
     def time_steps(self, timed: bool) -> None:
         """Start or stop recording in `stats.part_ms` how long the device takes for each part of a step. For benchmarks:

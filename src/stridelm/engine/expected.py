@@ -28,18 +28,21 @@ def expected_kinds(requests: tuple[Request, Request], most: int, generation: int
     for size in reversed(sizes):
         for like in likes:
             for depth in depths_of(like)[: None if size <= MAX_ENDING or like.adaptive else 1]:
-                found |= _at_depth(like, depth, size, generation)
+                span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
+                found |= _of_spans((span,) * size, generation)
+            if like.adaptive and like.draft_kv and like.draft_kv.may_wait:
+                for span in (Span(like, 0, 1, waits=True), Span(like, 0, 1, behind=1)):
+                    found |= _of_spans((span,) * size, generation)
     return found
 
 
-def _at_depth(like: Request, depth: int, size: int, generation: int) -> Iterator[tuple[Kind, Ways]]:
-    """Steps of so many such requests, whose drafts have this depth."""
-    span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
-    ways = ways_of((span,))
+def _of_spans(spans: tuple[Span, ...], generation: int) -> Iterator[tuple[Kind, Ways]]:
+    """The kinds of steps with so many spans like these."""
+    ways = ways_of(spans[:1])
     assert ways is not None
     # A draft made on the host may be a chain, a tree, or missing.
     hosted = (True, False, None) if ways.host_rows else (None,)
-    for features, is_chain in itertools.product(CLASSES[: 1 if ways.shallow else None], hosted):
-        kind = kind_of((span,) * size, ways, features, is_chain, generation)
-        for rows in row_stairs(size, kind.real, kind.draft, packs=not ways.shallow):
+    for features, is_chain in itertools.product(CLASSES[: 1 if ways.shallow and spans[0].depth else None], hosted):
+        kind = kind_of(spans, ways, features, is_chain, generation)
+        for rows in row_stairs(kind.requests, kind.real, kind.draft, chosen=ways.chosen):
             yield replace(kind, rows=rows), ways

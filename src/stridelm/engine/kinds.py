@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
 from stridelm.engine.ways import Way, Ways
 from stridelm.params import Speculation
 from stridelm.sample.table import Feature
-from stridelm.schedule.rows import most_decoded
+from stridelm.schedule.limits import PATIENCE
+from stridelm.schedule.rows import catches_up, most_decoded
 from stridelm.types import Draft, Request, Span
 from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Sizes that a step's requests are padded to."""
+PACKING = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+"""The same where rows are padded by themselves, so that a request less takes no rows."""
+FEW_KINDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""The same for the rarer parameters (CLASSES)."""
 DRAFTING = (4, 16, 64, 256, 512)
-"""The same if only the proposals are captured. Few, because each is captured while a request waits, and serves fewer
-steps."""
+"""The same for the rarest steps: those that bring drafters' KV up to date. And if only the proposals are captured: each
+may be captured while a request waits."""
 PACKED, FEWEST_PACKED = 0.7, 32
 """A step of at least so many requests whose drafts have at most this share of the rows that they could have, because
-some of its requests are plain or draft less than others, runs in that many rows."""
+some of its requests are plain or end, runs in that many rows."""
 BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
@@ -30,7 +36,7 @@ BUFFERS = 4
 CLASSES = (Feature.SAMPLED | Feature.TRUNCATED, Feature.ALL & ~Feature.GRAMMAR)
 """What a graph provides for: the first that has all that a step's requests need. A request that needs less costs an
 empty launch per feature. Grammars are matched on the host, so their steps are not captured. Steps that draft less deep
-than they could (`Ways.shallow`) are captured for the first alone: there are many of them."""
+than they could (`Ways.shallow`), but do draft, are captured for the first alone: there are many of them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,10 @@ class Kind:
     that no longer exist, and is never replayed again."""
     is_chain: bool | None = None
     """Whether the host's proposals are chains; None: the host proposes nothing."""
+    behind: int = 0
+    """Rows of earlier steps for which drafters' KV may be missing, and is brought up to date."""
+    waits: bool = False
+    """Drafters' KV is left to a later step."""
 
     def stand_ins(self, like: Request, reach: int, way: Way | None = None) -> tuple[Span, ...]:
         """Placeholder spans, for host code that inspects spans during capture. reach: a bound on every span's end.
@@ -62,7 +72,8 @@ class Kind:
         if self.features & Feature.PENALTIES:  # rows of any request in such a step may look back
             params = replace(params, presence_penalty=1.0)
         depth, rows = (self.depth, self.draft) if way is None else (way.depth, way.rows)
-        span = Span(replace(like, slot=-1, params=params), reach - self.real, self.real, depth, rows)
+        like = replace(like, slot=-1, params=params)
+        span = Span(like, reach - self.real, self.real, depth, rows, behind=self.behind, waits=self.waits)
         return (span,) * self.requests
 
 
@@ -70,9 +81,10 @@ def kind_of(spans: Sequence[Span], ways: Ways, needed: Feature, is_chain: bool |
     """The kind of a step of these spans, of which there are at most REQUESTS[-1]. needed: features of their requests,
     grammars apart. is_chain: as in Kind. generation: of the sampling table."""
     features = next(each for each in CLASSES if needed in each)
-    requests = padded_size(len(spans))
     real = most_decoded(ways.like)
     draft = max([way.rows for way in ways.device] + [0 if is_chain is None else ways.host_rows])
+    behind = PATIENCE if ways.device and any(map(catches_up, spans)) else 0
+    requests = padded_size(len(spans), sizes_for(features, draft, behind))
     used = requests * real + sum(min(span.draft, draft) for span in spans)
     return Kind(
         requests=requests,
@@ -81,20 +93,39 @@ def kind_of(spans: Sequence[Span], ways: Ways, needed: Feature, is_chain: bool |
         depth=max([way.depth for way in ways.device] + [0 if is_chain is None else ways.host_depth]),
         rule=ways.rule,
         ways=ways.device,
-        rows=next(rows for rows in row_stairs(requests, real, draft, packs=not ways.shallow) if rows >= used),
+        rows=next(rows for rows in row_stairs(requests, real, draft, chosen=ways.chosen) if rows >= used),
         features=features,
         lists=generation if features & Feature.LISTED else 0,
         is_chain=is_chain,
+        behind=behind,
+        waits=spans[0].waits and bool(ways.device),
     )
 
 
-def row_stairs(requests: int, real: int, draft: int, *, packs: bool) -> tuple[int, ...]:
-    """Numbers of rows that steps of so many requests are padded to, the smallest first. packs: whether rows may be
-    fewer than all requests could have."""
+def sizes_for(features: Feature, draft: int, behind: int) -> tuple[int, ...]:
+    """What the requests of such steps are padded to. draft: most draft rows of a request."""
+    if behind:
+        return DRAFTING
+    return FEW_KINDS if features != CLASSES[0] else PACKING if draft else REQUESTS
+
+
+def row_stairs(requests: int, real: int, draft: int, *, chosen: bool) -> tuple[int, ...]:
+    """Numbers of rows that steps of so many requests are padded to, the smallest first. chosen: whether depths are, so
+    that any number of rows may occur."""
     whole = requests * (real + draft)
-    if not packs or requests < FEWEST_PACKED or real > 1 or not draft:
+    if requests < FEWEST_PACKED or real > 1 or not draft:
         return (whole,)
-    return (requests + math.ceil(PACKED * requests * draft), whole)
+    if not chosen:
+        return (requests + math.ceil(PACKED * requests * draft), whole)
+    return (*(rows for rows in _stairs_to(whole) if rows >= 0.75 * requests), whole)
+
+
+@cache
+def _stairs_to(whole: int) -> tuple[int, ...]:
+    """Few where a step is as long with any number of rows, since it has to read the weights."""
+    powers = [1 << exponent for exponent in range(4, whole.bit_length())]
+    stairs = (rows for power in powers for rows in (power, power * 5 // 4 if power >= 128 else 0, power * 3 // 2))
+    return tuple(rows for rows in stairs if 0 < rows < whole)
 
 
 def padded_size(requests: int, sizes: Sequence[int] = REQUESTS) -> int:

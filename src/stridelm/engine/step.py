@@ -25,7 +25,7 @@ from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner, StepCost
-from stridelm.schedule.rows import has_prompt
+from stridelm.schedule.rows import catches_up, has_prompt
 from stridelm.types import Draft, ForwardBatch, StepPlan
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
@@ -112,11 +112,12 @@ class Steps:
 
     def _note(self, flight: Flight) -> float | None:
         """What the step added to everybody's time between tokens: steps in flight overlap. Noted for steps with prompt
-        rows, and returned for others."""
+        rows, and returned for others, unless they do the work of earlier ones too."""
         began, self._landed = max(flight.launched, self._landed), time.perf_counter()
-        if not any(map(has_prompt, flight.plan.spans)):
+        if any(map(has_prompt, flight.plan.spans)):
+            self.cost.note(flight.run.rows, self._landed - began)
+        elif not any(map(catches_up, flight.plan.spans)):
             return self._landed - began
-        self.cost.note(flight.run.rows, self._landed - began)
         return None
 
     def _lag_behind(self, flight: Flight | None) -> int:

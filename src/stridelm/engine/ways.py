@@ -19,6 +19,7 @@ from stridelm.draft.dispatch import TREE_FIELDS
 from stridelm.options import is_of_rules
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
+from stridelm.schedule.rows import catches_up
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 
 OTHERS = 0
@@ -59,13 +60,16 @@ class Ways:
     """id(speculation) -> its number."""
     shallow: bool = False
     """Whether a drafter could draft deeper than this step does, for requests whose depths are chosen."""
+    chosen: bool = False
+    """Whether depths of any are."""
 
 
 def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     """The ways of a step's spans; None if they cannot be captured as one step: their rules differ, or the windows of
-    `all_or_nothing` requests would be mixed with other rows. whole: draft as deep as the requests may, whatever was
-    chosen for this step; the bounds on rows cut off what is too deep."""
+    `all_or_nothing` requests would be mixed with other rows. whole: if the step drafts, draft as deep as the requests
+    may, whatever was chosen; the bounds on rows cut off what is too deep."""
     first = spans[0].request
+    idle = spans[0].waits or any(map(catches_up, spans))
     likes = {id(span.request.speculation): span.request for span in spans}
     rules = {_rule(like.speculation) for like in likes.values()}
     if len(rules) > 1 or (first.all_or_nothing and len({like.speculation for like in likes.values()}) > 1):
@@ -76,12 +80,17 @@ def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     found: dict[Speculation, tuple[Way, Request]] = {}
     keys: dict[int, Speculation] = {}
     host_rows = host_depth = 0
-    shallow = False
+    shallow = chosen = False
     for key, like in likes.items():
         kind, deepest = DRAFTERS.get(like.speculation.drafter or ""), len(like.rows_by_depth) - 1
-        as_chosen = not (whole and like.adaptive)
-        depth = min(each for each in depths_of(like) if each >= depths[key]) if as_chosen else deepest
+        if idle:
+            depth = 0
+        elif whole and like.adaptive:
+            depth = deepest
+        else:
+            depth = min(each for each in depths_of(like) if each >= depths[key])
         shallow |= like.adaptive and depth < deepest
+        chosen |= like.adaptive
         if kind.host_bound:
             host_rows, host_depth = max(host_rows, like.rows_by_depth[depth]), max(host_depth, depth)
         elif deepest or kind.keeps_kv:
@@ -92,8 +101,8 @@ def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     # In one order, so that steps with the same ways are of one kind.
     ordered = sorted(found, key=repr) if len(found) > 1 else list(found)
     numbers = {key: ordered.index(keys[key]) + 1 if key in keys else OTHERS for key in likes}
-    device, chosen = zip(*(found[each] for each in ordered), strict=True) if ordered else ((), ())
-    return Ways(first, rules.pop(), device, chosen, host_rows, host_depth, numbers, shallow)
+    device, served = zip(*(found[each] for each in ordered), strict=True) if ordered else ((), ())
+    return Ways(first, rules.pop(), device, served, host_rows, host_depth, numbers, shallow, chosen)
 
 
 def depths_of(like: Request) -> tuple[int, ...]:
@@ -103,7 +112,8 @@ def depths_of(like: Request) -> tuple[int, ...]:
     chain, host_bound = _is_chain(like), DRAFTERS.get(like.speculation.drafter or "").host_bound
     if like.all_or_nothing or (not like.adaptive and (chain or host_bound)):
         return (deepest,)
-    return tuple(depth for depth in range(deepest, -1, -1) if depth == deepest or depth in LEVELS or not chain)
+    least = 1 if like.adaptive and like.draft_kv and like.draft_kv.may_wait else 0  # at depth 0 such steps wait
+    return tuple(depth for depth in range(deepest, least - 1, -1) if depth == deepest or depth in LEVELS or not chain)
 
 
 def combined(parts: Sequence[tuple[torch.Tensor, Draft]]) -> Draft:

@@ -55,6 +55,8 @@ class TargetRuntime:
     deterministic: bool
     ops: StepOps
     arena: Arena
+    patience: int = 0
+    """Most rows for which a head may leave its KV to a later step."""
 
     @property
     def model(self) -> Decoder:

@@ -16,7 +16,7 @@ Legend: R requests, D levels, T least chances.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -37,6 +37,8 @@ PAUSE = 8
 """Steps between two choices."""
 DEEPEST = (1 << 30, 0.0)
 """The choice of all levels."""
+FILLED = 0.95
+"""Share of the rows up to a stair that a choice is to fill: chances change until the next choice."""
 
 
 @dataclass
@@ -67,6 +69,10 @@ class Adaptive:
 
     def __init__(self) -> None:
         _compile()
+        self.row_stairs: Callable[[int, int], Sequence[int]] | None = None
+        """(requests, depth) -> numbers of rows that steps are padded to, ascending; more are not padded. None: none
+        are."""
+        self._stairs: dict[tuple[int, int], np.ndarray] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -113,7 +119,7 @@ class Adaptive:
         readers = self.acceptance.read(requests)
         self.figures.count(requests, depths)
         load = self._loads.setdefault(stair(len(requests)), self._load(requests))
-        rows = sum(span.rows for span in spans)
+        rows = self._padded(len(requests), sum(span.rows for span in spans), max(depths))
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
             expected = self.cost.one(len(requests), rows, max(depths)), self._tokens(readers, depths)
             self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
@@ -133,6 +139,7 @@ class Adaptive:
         depths, load = self.depths(requests), self._load(requests)
         readers = self.acceptance.read(requests)
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
+        rows = self._padded(len(requests), rows, max(depths))
         return Choice(
             depths,
             probes=self._probe(load, requests, deepest) is not None,
@@ -184,13 +191,43 @@ class Adaptive:
         widths_RD = np.array([widths[request.rows_by_depth] for request in readers.requests], dtype=np.float64)
         adaptive_R = np.array([request.adaptive for request in readers.requests])
         chances_RD = self.acceptance.chances(readers, deepest)
+        least_T = self._thresholds(readers.weights_R[adaptive_R, None] * chances_RD[adaptive_R], len(chances_RD))
         rows_TD, tokens_TD, depths_TD = _choices(
-            chances_RD, widths_RD, adaptive_R, readers.depths_R, readers.weights_R, LEAST
+            chances_RD, widths_RD, adaptive_R, readers.depths_R, readers.weights_R, least_T
         )
-        rate_TD = tokens_TD / self.cost.seconds(len(readers.requests), rows_TD, depths_TD)
-        place, depth = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
-        self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
-        return int(depth), float(LEAST[place])
+        for depth in range(1, deepest + 1):
+            rows_TD[:, depth] = self._all_padded(len(chances_RD), rows_TD[:, depth], depth)
+        rate_TD = tokens_TD / self.cost.seconds(len(chances_RD), rows_TD, depths_TD)
+        place, chosen = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
+        self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
+        return int(chosen), float(least_T[place])
+
+    def _thresholds(self, chances_RD: np.ndarray, count: int) -> np.ndarray:
+        """[T] least chances to consider: of the rows up to a stair all cost the same, so those that fill one too."""
+        if self.row_stairs is None:
+            return LEAST
+        worth = np.sort(chances_RD, axis=None)[::-1]
+        stairs = np.unique(np.concatenate([self._stairs_of(count, level + 1) for level in range(chances_RD.shape[1])]))
+        filled = (FILLED * (stairs - count)).astype(np.int64)
+        filled = filled[(filled > 0) & (filled < len(worth))]
+        return np.unique(np.concatenate((LEAST, worth[filled - 1])))
+
+    def _stairs_of(self, count: int, depth: int) -> np.ndarray:
+        assert self.row_stairs is not None
+        if (count, depth) not in self._stairs:
+            self._stairs[count, depth] = np.array(self.row_stairs(count, depth), dtype=np.int64)
+        return self._stairs[count, depth]
+
+    def _all_padded(self, count: int, rows_T: np.ndarray, depth: int) -> np.ndarray:
+        """Rows that steps of so many requests, drafted to this depth, are padded to."""
+        if self.row_stairs is None or not depth:
+            return rows_T
+        stairs = self._stairs_of(count, depth)
+        place_T = np.searchsorted(stairs, rows_T)
+        return np.where(place_T < len(stairs), np.append(stairs, 0)[place_T], rows_T)
+
+    def _padded(self, count: int, rows: int, depth: int) -> int:
+        return int(self._all_padded(count, np.array(rows), depth))
 
 
 @nb.njit(cache=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stridelm.schedule.depth_figures import Choice
-from stridelm.schedule.rows import useful_depth
 from stridelm.types import Request, Span
 
 
@@ -55,9 +54,9 @@ class Configured:
         return None
 
 
-def worth_drafting(policy: DepthPolicy, requests: Sequence[Request]) -> dict[Request, int]:
-    """Levels that the policy allows each request, and from which a token could still be emitted."""
+def allowed_levels(policy: DepthPolicy, requests: Sequence[Request]) -> dict[Request, int]:
+    """Levels that the policy allows each request."""
     free = [request for request in requests if not request.all_or_nothing]
     allowed = policy.depths(free) if free else ()
     assert all(depth >= 0 for depth in allowed), f"a depth policy allowed {min(allowed)} levels"
-    return {request: min(depth, useful_depth(request)) for request, depth in zip(free, allowed, strict=True)}
+    return dict(zip(free, allowed, strict=True))

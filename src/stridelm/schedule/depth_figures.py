@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stridelm.schedule.rows import useful_depth
+from stridelm.schedule.rows import catches_up, useful_depth
 from stridelm.types import Cause, Reason, Request, Span
 
 
@@ -61,7 +61,8 @@ def reasons(spans: Sequence[Span], choice: Choice | None) -> tuple[Reason, ...]:
     """A step's, in the order of its spans. choice: of the policy for those spans that decide and that are not
     `all_or_nothing`, in order; None if depths are not chosen."""
     places = {id(span): place for place, span in enumerate(filter(is_free, spans))}
-    return tuple(_reason(span, choice, places.get(id(span))) for span in spans)
+    behind = any(map(catches_up, spans))
+    return tuple(_reason(span, choice, places.get(id(span)), behind) for span in spans)
 
 
 def is_free(span: Span) -> bool:
@@ -69,7 +70,7 @@ def is_free(span: Span) -> bool:
     return span.decides and not span.request.all_or_nothing
 
 
-def _reason(span: Span, choice: Choice | None, place: int | None) -> Reason:
+def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) -> Reason:
     request, levels = span.request, len(span.request.rows_by_depth) - 1
     if not span.decides:
         return Reason("prompt", levels)
@@ -80,7 +81,7 @@ def _reason(span: Span, choice: Choice | None, place: int | None) -> Reason:
     allowed = levels if choice is None else choice.depths[place]
     useful = useful_depth(request)
     if span.depth < min(allowed, useful):
-        return Reason("room", levels)
+        return Reason("behind" if behind else "room", levels)
     if choice is None or not request.adaptive:
         return Reason("ending" if useful < allowed else "asked", levels)
     cause: Cause = "ending" if useful < allowed else "probe" if choice.probes else "chosen"

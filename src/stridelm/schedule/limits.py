@@ -7,6 +7,10 @@ from typing import Protocol
 
 from stridelm.types import PageCounts, Request
 
+PATIENCE = 16
+"""Most rows for which a drafter's own KV may wait, where depths are chosen: one pass for so many costs little more than
+for one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -9,6 +9,10 @@ request after it in the order, and only a tenant that has at least two more requ
 from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
 request is allocated together with them.
 
+Where depths are chosen, a step that drafts nothing may leave the drafters' KV to a later one: following the target at
+every step is what plain decoding does not have to do. Once `patience` tokens are missing, or before a step that drafts,
+a step without drafts brings all of it up to date.
+
 No request is preempted because others draft. What a draft does not need is given back when its verdict is read; if the
 next step is planned before that, drafts leave the pages that its smallest spans will need.
 """
@@ -19,24 +23,31 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from stridelm.schedule.depth import Configured, DepthPolicy, worth_drafting
+from stridelm.schedule.depth import Configured, DepthPolicy, allowed_levels
 from stridelm.schedule.depth_figures import is_free, reasons
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.row_budget import RowBudget
-from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span
+from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span, most_decoded, useful_depth
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.types import PageCounts, Request, StepPlan
 
 
 class Planner:
     def __init__(
-        self, budget: Budget, depths: DepthPolicy | None = None, prompts: PromptPolicy | None = None, lag: int = 0
+        self,
+        budget: Budget,
+        depths: DepthPolicy | None = None,
+        prompts: PromptPolicy | None = None,
+        lag: int = 0,
+        patience: int = 0,
     ) -> None:
-        """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1."""
+        """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1. patience: most tokens that
+        drafters' KV may lack."""
         self.budget = budget
+        self.patience = patience
         self.rows = RowBudget(budget.tokens)
         self.lag = lag
         self.depths: DepthPolicy = Configured() if depths is None else depths
@@ -73,13 +84,16 @@ class Planner:
                     preempted.append(victim)
                     allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
+        waits = False
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             depths |= self._depths(served, depths)
-            for allocation in served:
-                _deepen(allocation, depths, budget)
-        spans = tuple(allocation.span() for allocation in served)
+            waits = self.patience > 0 and self._may_wait(served, depths)
+            if not any(allocation.request.behind for allocation in served):
+                for allocation in served:
+                    _deepen(allocation, depths, budget)
+        spans = tuple(allocation.span(waits=waits) for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
     def explained(self, plan: StepPlan) -> StepPlan:
@@ -88,9 +102,16 @@ class Planner:
         return replace(plan, reasons=reasons(plan.spans, choice))
 
     def _depths(self, allocations: list[Allocation], known: dict[Request, int]) -> dict[Request, int]:
-        """Levels to draft for the requests that decide, except those whose depth is known."""
+        """Levels that the requests that decide may draft, except those for which it is known."""
         deciding = [each.request for each in allocations if each.decides and each.request not in known]
-        return worth_drafting(self.depths, deciding)
+        return allowed_levels(self.depths, deciding)
+
+    def _may_wait(self, served: list[Allocation], depths: dict[Request, int]) -> bool:
+        """Whether the step can leave drafters' KV to a later one: it only decodes, and nobody is to draft."""
+        if any(depths.get(each.request, 1) or each.real > most_decoded(each.request) for each in served):
+            return False
+        keeping = [request for each in served if (request := each.request).draft_kv and request.draft_kv.may_wait]
+        return bool(keeping) and all(request.behind < self.patience for request in keeping)
 
     def _prompt_rows(self, allocations: list[Allocation], depths: dict[Request, int]) -> float:
         """Rows that prompts may have beside those of these requests that decode."""
@@ -199,7 +220,8 @@ def _decode_rows(allocation: Allocation, depths: dict[Request, int]) -> int:
         return 0
     if allocation.request.all_or_nothing:
         return allocation.rows
-    return allocation.real + allocation.request.rows_by_depth[depths[allocation.request]]
+    depth = min(depths[allocation.request], useful_depth(allocation.request))
+    return allocation.real + allocation.request.rows_by_depth[depth]
 
 
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
@@ -235,6 +257,6 @@ def _deepen(allocation: Allocation, depths: dict[Request, int], budget: StepBudg
     request = allocation.request
     if request.all_or_nothing or not allocation.decides:
         return
-    for depth in range(depths[request], 0, -1):
+    for depth in range(min(depths[request], useful_depth(request)), 0, -1):
         if budget.draft(allocation, depth):
             return

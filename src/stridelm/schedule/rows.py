@@ -46,6 +46,11 @@ def has_prompt(span: Span) -> bool:
     return not span.decides or span.real > most_decoded(span.request)
 
 
+def catches_up(span: Span) -> bool:
+    """Whether the step computes what the drafter's KV lacks of earlier steps."""
+    return span.behind > 0 and not span.waits
+
+
 def window_leftover(request: Request) -> int:
     """Maximum real rows that a deciding span of an `all_or_nothing` request leaves for the next: it emits at most one
     token for the last real row and one for each draft row, and commits none of them."""

@@ -40,10 +40,10 @@ class Allocation:
     def decides(self) -> bool:
         return self.real == self.uncomputed
 
-    def span(self) -> Span:
-        return Span(
-            self.request, self.start, self.real, self.depth, self.request.rows_by_depth[self.depth], self.decides
-        )
+    def span(self, *, waits: bool = False) -> Span:
+        request = self.request
+        draft = request.rows_by_depth[self.depth]
+        return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, waits)
 
 
 class StepBudget:
