@@ -62,12 +62,13 @@ def serve(engine: Engine, asked: list[Asked], rng: random.Random) -> list[list[i
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("drafter", ["none", "ngram", "mtp", "eagle"])
+@pytest.mark.parametrize("drafting", ["none", "ngram@3", "mtp@3", "eagle@3", "ngram@auto", "mtp@auto"])
 def test_traffic_captures_and_compiles_nothing(
-    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture, drafter: str, deterministic: bool
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture, drafting: str, deterministic: bool
 ) -> None:
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
-    options = {"drafter": drafter, "depth": None if drafter == "none" else 3, "max_model_len": CONTEXT}
+    drafter, _, depth = drafting.partition("@")
+    options = {"drafter": drafter, "depth": int(depth) if depth.isdigit() else depth or None, "max_model_len": CONTEXT}
     engine = stand.llm(
         **options,
         deterministic=deterministic,

@@ -246,7 +246,7 @@ class HeadDrafter(Drafter):
         first_R = batch.geometry.firsts[group.indices].to(torch.int64)
         self._tail[group.slots, column] = self.head.features(logits.states, first_R)
         self._tail_rows[group.slots] = column + 1
-        self._ready[group.slots] = False
+        self._ready[group.slots] = column < 0  # no number, which would be copied from the host
 
     def _catch_up(self, group: Group, rows: HeadRows, last_rows: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
         """Compute every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] the output at the

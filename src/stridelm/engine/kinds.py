@@ -19,8 +19,8 @@ from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Sizes that a step's requests are padded to."""
-PACKING = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512)
-"""The same where rows are padded by themselves, so that a request less takes no rows."""
+PACKING = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""The same if they draft: their rows are padded too, and in that a request that is missing counts as one."""
 FEW_KINDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The same for the rarer parameters (CLASSES)."""
 DRAFTING = (4, 16, 64, 256, 512)
@@ -117,14 +117,14 @@ def row_stairs(requests: int, real: int, draft: int, *, chosen: bool) -> tuple[i
         return (whole,)
     if not chosen:
         return (requests + math.ceil(PACKED * requests * draft), whole)
-    return (*(rows for rows in _stairs_to(whole) if rows >= 0.75 * requests), whole)
+    return (*(rows for rows in _stairs_to(whole) if rows > requests), whole)
 
 
 @cache
 def _stairs_to(whole: int) -> tuple[int, ...]:
     """Few where a step is as long with any number of rows, since it has to read the weights."""
     powers = [1 << exponent for exponent in range(4, whole.bit_length())]
-    stairs = (rows for power in powers for rows in (power, power * 5 // 4 if power >= 128 else 0, power * 3 // 2))
+    stairs = (rows for power in powers for rows in (power, power * 5 // 4 if power >= 256 else 0, power * 3 // 2))
     return tuple(rows for rows in stairs if 0 < rows < whole)
 
 

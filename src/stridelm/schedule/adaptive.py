@@ -1,11 +1,12 @@
 """Depths that make the most tokens per second: from learnt chances of acceptance and measured times of steps.
 
 A step of R requests that verifies n draft rows, drafted to depth D, emits R + (the chances of those rows) tokens and
-takes `seconds(R, R + n, D)`. Rows are chosen in order of their chances, over all requests, so a choice is a depth D and
-a least chance: a request drafts as many levels as reach it. Of all choices the one with the highest rate is taken, and
-depth 0 is a choice like any other. How deep a request drafts next is settled when its step lands.
+takes `seconds(R, R + n, D)`, which grows with the tokens that attention reads. Rows are chosen in order of their
+chances, over all requests, so a choice is a depth D and a least chance: a request drafts as many levels as reach it. Of
+all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How deep a request drafts
+next is settled when its step lands.
 
-What is not chosen is not learnt about, so now and then a step probes another depth. Probes become rare while they
+What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
 change nothing, and frequent again when one does.
 
 Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
@@ -17,7 +18,7 @@ Legend: R requests, D levels, T least chances.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import numba as nb
@@ -26,6 +27,7 @@ import numpy as np
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.decode_cost import DecodeCost, stair
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
+from stridelm.schedule.rows import first_row
 from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span
 
@@ -52,15 +54,17 @@ class _Load:
     unprobed: int = 0
     """Steps since the last probe."""
     interval: int = SOONEST
-    probed: list[int] = field(default_factory=list)
-    """Depths, the one probed last at the end."""
+    probed: int | None = None
+    """The depth that was probed last."""
 
     def due(self, deepest: int) -> int | None:
-        """The depth to be probed now, if it is time to: one that never was, or else was longest ago."""
+        """The depth to be probed now, if it is time to: the one above the choice, then the one below, and so on. What
+        is found there tells of depths beyond, too."""
         if self.unprobed + 1 < self.interval:
             return None
-        never = [depth for depth in range(deepest, -1, -1) if depth not in self.probed]
-        return next(depth for depth in (*never, *self.probed) if depth <= deepest)
+        chosen = min(self.choice[0], deepest)
+        above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
+        return below if above == chosen or (self.probed == above and below != chosen) else above
 
 
 class Adaptive:
@@ -120,16 +124,17 @@ class Adaptive:
         self.figures.count(requests, depths)
         load = self._loads.setdefault(stair(len(requests)), self._load(requests))
         rows = self._padded(len(requests), sum(span.rows for span in spans), max(depths))
+        context = sum(span.start for span in spans)
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
-            expected = self.cost.one(len(requests), rows, max(depths)), self._tokens(readers, depths)
+            expected = self.cost.one(len(requests), rows, max(depths), context), self._tokens(readers, depths)
             self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
         self.acceptance.learn(readers, taken, reached)
         if seconds is not None:
             keep_pace(requests, [1 + levels for levels in taken], seconds)
             is_probe = self._probe(load, requests, deepest) is not None
             depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
-            self.cost.note(len(requests), rows, max(depths), seconds, depth)
-            self._consider(load, readers, depth if is_probe else None)
+            self.cost.note(len(requests), rows, max(depths), context, seconds, depth)
+            self._consider(load, readers, context, depth if is_probe else None)
         readers.write(self._allowed(readers, deepest, load))
 
     def explain(self, requests: Sequence[Request]) -> Choice | None:
@@ -139,13 +144,13 @@ class Adaptive:
         depths, load = self.depths(requests), self._load(requests)
         readers = self.acceptance.read(requests)
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
-        rows = self._padded(len(requests), rows, max(depths))
+        rows, context = self._padded(len(requests), rows, max(depths)), sum(map(first_row, requests))
         return Choice(
             depths,
             probes=self._probe(load, requests, deepest) is not None,
             least=load.choice[1],
             chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
-            seconds=self.cost.one(len(requests), rows, max(depths)) if self.cost.known else None,
+            seconds=self.cost.one(len(requests), rows, max(depths), context) if self.cost.known else None,
         )
 
     def _load(self, requests: Sequence[Request]) -> _Load:
@@ -162,15 +167,14 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < np.array(depths)[:, None]
         return len(depths) + float(chances_RD[drafted_RD].sum())
 
-    def _consider(self, load: _Load, readers: Readers, probed: int | None) -> None:
+    def _consider(self, load: _Load, readers: Readers, context: int, probed: int | None) -> None:
         """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did."""
         load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
         if probed is not None:
-            load.probed = [*(each for each in load.probed if each != probed), probed]
-            load.unprobed = 0
+            load.probed, load.unprobed = probed, 0
         elif load.pause < PAUSE:
             return
-        before, load.choice = load.choice[0], self._best(readers)
+        before, load.choice = load.choice[0], self._best(readers, context)
         load.pause, self._latest = 0, load.choice
         if load.choice[0] != before:
             load.interval = SOONEST
@@ -184,7 +188,7 @@ class Adaptive:
         allowed: list[int] = (readers.weights_R[:, None] * chances_RD >= least).sum(1).tolist()
         return allowed
 
-    def _best(self, readers: Readers) -> tuple[int, float]:
+    def _best(self, readers: Readers, context: int) -> tuple[int, float]:
         """(depth, least chance) with the highest rate."""
         deepest = _deepest(readers.requests)
         widths = {request.rows_by_depth: _widths(request.rows_by_depth, deepest) for request in readers.requests}
@@ -197,7 +201,7 @@ class Adaptive:
         )
         for depth in range(1, deepest + 1):
             rows_TD[:, depth] = self._all_padded(len(chances_RD), rows_TD[:, depth], depth)
-        rate_TD = tokens_TD / self.cost.seconds(len(chances_RD), rows_TD, depths_TD)
+        rate_TD = tokens_TD / self.cost.seconds(len(chances_RD), rows_TD, depths_TD, context)
         place, chosen = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
         self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
         return int(chosen), float(least_T[place])
@@ -264,8 +268,8 @@ def _compile() -> None:
     acceptance.extend({""}, 1)
     acceptance.learn(readers, [1], [1])
     _choices(acceptance.chances(readers, 1), level, one > 0, one, np.ones(1), LEAST)
-    cost.note(1, 1, 1, 1.0, 1)
-    cost.seconds(1, level, level)
+    cost.note(1, 1, 1, 1, 1.0, 1)
+    cost.seconds(1, level, level, 1)
 
 
 def _deepest(requests: Sequence[Request]) -> int:

@@ -1,4 +1,5 @@
-"""How long a step of decoding takes, by requests, rows and the depth of its deepest draft: learnt from steps that ran.
+"""How long a step of decoding takes, by requests, rows, the depth of its deepest draft and the tokens that attention
+reads: learnt from steps that ran.
 
 A step's time is predicted by a function whose coefficients are fitted online (least squares, older steps counting
 less), times a correction for steps like it. The function knows how time grows; the corrections know the stairs, which
@@ -26,7 +27,7 @@ OUTLIER = 3.0
 RIDGE = 1e-6
 SWEEPS = 100
 """Over the coefficients, at each fit; each fit starts from the last one."""
-FEATURES = 5
+FEATURES = 6
 STAIRS = (40, 64, 17)
 """Classes of requests, of rows and of depths that corrections are kept for."""
 NEAR = 4
@@ -42,15 +43,15 @@ class DecodeCost:
         self._weights_F = np.zeros(FEATURES)
         self._counts, self._means = np.zeros(STAIRS), np.ones(STAIRS)
         """Of steps that are alike: how many, at most 1 / LIKE; mean of measured over fitted."""
-        self._noted: list[tuple[int, int, int, float]] = []
+        self._noted: list[tuple[int, int, int, int, float]] = []
         """Steps that are not in the fit yet."""
         self._tried: dict[int, set[int]] = {}
         """Class of requests -> depths tried with about as many."""
 
-    def note(self, requests: int, rows: int, depth: int, seconds: float, tried: int) -> None:
-        """A step of so many requests and rows, whose deepest draft had this depth, took this long. tried: depth of the
-        deepest draft whose depth was chosen."""
-        self._noted.append((requests, rows, depth, seconds))
+    def note(self, requests: int, rows: int, depth: int, context: int, seconds: float, tried: int) -> None:
+        """A step of so many requests and rows, whose deepest draft had this depth, took this long. context: tokens
+        before all of its requests' rows together. tried: depth of the deepest draft whose depth was chosen."""
+        self._noted.append((requests, rows, depth, context, seconds))
         place = _number(requests)
         if tried not in self._tried.get(place, ()):
             for near in range(place - NEAR, place + NEAR + 1):
@@ -66,18 +67,18 @@ class DecodeCost:
         """Whether any step has been noted."""
         return bool(self._noted or self._weights_F.any())
 
-    def one(self, requests: int, rows: int, depth: int) -> float:
+    def one(self, requests: int, rows: int, depth: int, context: int) -> float:
         """Predicted time of one step. Some step must have been noted."""
-        return float(self.seconds(requests, np.array([rows]), np.array([depth]))[0])
+        return float(self.seconds(requests, np.array([rows]), np.array([depth]), context)[0])
 
-    def seconds(self, requests: int, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """Predicted times of steps of so many requests, with these numbers of rows and depths: arrays of one shape.
-        Some step must have been noted."""
+    def seconds(self, requests: int, rows: np.ndarray, depths: np.ndarray, context: int) -> np.ndarray:
+        """Predicted times of steps of so many requests after so many tokens, with these numbers of rows and depths:
+        arrays of one shape. Some step must have been noted."""
         if self._noted:
             _learn(np.array(self._noted), self._moments_FF, self._target_F, self._weights_F, self._counts, self._means)
             self._noted.clear()
-        steps = np.empty((rows.size, 3))
-        steps[:, 0], steps[:, 1], steps[:, 2] = requests, rows.ravel(), depths.ravel()
+        steps = np.empty((rows.size, 4))
+        steps[:, 0], steps[:, 1], steps[:, 2], steps[:, 3] = requests, rows.ravel(), depths.ravel(), context
         return _predicted(steps, self._weights_F, self._counts, self._means).reshape(rows.shape)
 
 
@@ -111,41 +112,41 @@ def _place(step):
 @nb.njit(cache=True)
 def _features(step):
     """What a step's time is linear in: a step, its rows, whether it drafts, the levels that are drafted one after
-    another, and those times the requests."""
-    requests, rows, depth = step[0], step[1], step[2]
-    return np.array([1.0, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
+    another, those times the requests, and the tokens that attention reads."""
+    requests, rows, depth, context = step[0], step[1], step[2], step[3]
+    return np.array([1.0, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests, context])
 
 
 @nb.njit(cache=True)
-def _predicted(steps_N3, weights_F, counts, means):
-    seconds_N = np.empty(len(steps_N3))
-    for n in range(len(steps_N3)):
-        place = _place(steps_N3[n])
+def _predicted(steps_N4, weights_F, counts, means):
+    seconds_N = np.empty(len(steps_N4))
+    for n in range(len(steps_N4)):
+        place = _place(steps_N4[n])
         count, factor = counts[place], 1.0
         if count:
             factor += (means[place] - 1.0) * count / (count + FEW / count)
-        seconds_N[n] = max(1e-9, factor * (_features(steps_N3[n]) * weights_F).sum())
+        seconds_N[n] = max(1e-9, factor * (_features(steps_N4[n]) * weights_F).sum())
     return seconds_N
 
 
 @nb.njit(cache=True)
-def _learn(steps_N4, moments_FF, target_F, weights_F, counts, means):
+def _learn(steps_N5, moments_FF, target_F, weights_F, counts, means):
     """Take steps into the fit, and into the corrections of those that are like them."""
     if weights_F.any():
-        expected_N = _predicted(steps_N4, weights_F, counts, means)
-        for n in range(len(steps_N4)):
-            steps_N4[n, 3] = min(steps_N4[n, 3], OUTLIER * expected_N[n])
-    for n in range(len(steps_N4)):
+        expected_N = _predicted(steps_N5, weights_F, counts, means)
+        for n in range(len(steps_N5)):
+            steps_N5[n, 4] = min(steps_N5[n, 4], OUTLIER * expected_N[n])
+    for n in range(len(steps_N5)):
         # Relative errors count: each equation is divided by the step's time.
-        features_F = _features(steps_N4[n]) / steps_N4[n, 3]
+        features_F = _features(steps_N5[n]) / steps_N5[n, 4]
         for f in range(FEATURES):
             target_F[f] = MEMORY * target_F[f] + features_F[f]
             for g in range(FEATURES):
                 moments_FF[f, g] = MEMORY * moments_FF[f, g] + features_F[f] * features_F[g]
     _fit(moments_FF, target_F, weights_F)
-    for n in range(len(steps_N4)):
-        place = _place(steps_N4[n])
-        ratio = steps_N4[n, 3] / (_features(steps_N4[n]) * weights_F).sum()
+    for n in range(len(steps_N5)):
+        place = _place(steps_N5[n])
+        ratio = steps_N5[n, 4] / (_features(steps_N5[n]) * weights_F).sum()
         counts[place] = min(counts[place] + 1.0, 1.0 / LIKE)
         means[place] += (ratio - means[place]) / counts[place]
 

@@ -127,9 +127,10 @@ def test_rows_go_to_those_who_gain() -> None:
 
 
 def test_urgent_requests_draft_deeper() -> None:
-    """Where rows cost, those of a request with priority are worth more than the same rows of others."""
-    run = Simulation(Adaptive(), [0.6] * 8, small)
-    run.requests[0].priority, run.requests[1].priority = -3, 3
+    """Where rows cost, those of a request with priority are worth more than the same rows of others. Tokens count for
+    4, 1 and 1/4 here, so the most per second come of depths 2, 1 and 0."""
+    run = Simulation(Adaptive(), [0.8] * 8, small)
+    run.requests[0].priority, run.requests[1].priority = -2, 2
     run.life = math.inf
     run.run(600)
     urgent, idle, others = (

@@ -1,0 +1,132 @@
+"""While nothing is drafted a drafter's own KV may be left to a later step: what is there afterwards is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from stridelm import SamplingParams
+from stridelm.cache.layout import FULL
+from stridelm.draft import DRAFTERS
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.engine.engine import Engine
+from stridelm.schedule.depth import Configured
+from stridelm.schedule.limits import PATIENCE
+from stridelm.types import Request, Span
+from support.checks.identity import prompts
+from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.stand import Stand
+
+HEADS = [name for name in DRAFTERS if issubclass(DRAFTERS.get(name), HeadDrafter)]
+DEPTH = 2
+
+
+class Script(Configured):
+    """Drafts as it is told."""
+
+    def __init__(self, wanted: Callable[[Request], bool]) -> None:
+        self._wanted = wanted
+        self.late: list[int] = []
+        """Of each step that landed: the most rows that a drafter's KV lacked."""
+        self.waited = 0
+        """Steps that left theirs to a later one."""
+
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [DEPTH if self._wanted(request) else 0 for request in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        self.late.append(max(span.behind for span in spans))
+        self.waited += spans[0].waits
+        assert not (self.late[-1] and any(span.depth for span in spans)), "drafted with entries missing"
+
+
+@pytest.fixture(scope="module")
+def stands(checkpoint: Callable[..., Path]) -> Iterator[dict[str, Stand]]:
+    path = checkpoint("qwen3", tie_word_embeddings=True)
+    with bounds_registered():
+        yield {"at once": Stand(path, "float32"), "in flight": LaggingStand(path, "float32")}
+
+
+def start(stand: Stand, drafter: str, wanted: Callable[[Request], bool], **options: object) -> tuple[Engine, Script]:
+    engine = stand.llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4, **options).engine
+    script = Script(wanted)
+    engine.steps.planner.depths = script
+    return engine, script
+
+
+def add(engine: Engine, stand: Stand, count: int, length: int) -> list[Request]:
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    return [engine.add(str(i), prompt, params) for i, prompt in enumerate(prompts(stand, count, seed=3))]
+
+
+def entries(engine: Engine, drafter: str, request: Request) -> list[torch.Tensor]:
+    """What the drafter has stored for the request's tokens, and the state that its next draft grows from."""
+    head = engine.drafters.get(drafter)
+    assert isinstance(head, HeadDrafter)
+    pages, size = engine.ledger.table(request, FULL), engine.config.page_size
+    last = request.computed - head.head.num_modules
+    rows = [page * size + at for page in pages for at in range(size)][:last]
+    return [
+        *(tensor[rows] for tensor in head._runner.pool.tensors),
+        head._hidden[request.slot],
+        head._ready[request.slot],
+    ]
+
+
+@pytest.mark.parametrize("way", ["at once", "in flight"])
+@pytest.mark.parametrize("drafter", HEADS)
+def test_nothing_is_lost(stands: dict[str, Stand], way: str, drafter: str) -> None:
+    """A head that waited and has caught up has the entries, bit for bit, of one that followed every step."""
+    stand = stands[way]
+    drafting = False
+    waiting, script = start(stand, drafter, lambda request: drafting)
+    following, other = start(stand, drafter, lambda request: drafting)
+    following.steps.planner.patience = 0
+    pairs = list(zip(add(waiting, stand, 3, 60), add(following, stand, 3, 60)))
+    for steps in (9, PATIENCE + 7, 4):
+        drafting = False
+        for engine in (waiting, following):
+            for _ in range(steps):
+                engine.step()
+        drafting = True
+        waiting.step()  # catches up
+        drafting = False
+        following.step()
+        for engine in (waiting, following):
+            engine.steps.land_all()
+        for one, two in pairs:
+            assert one.token_ids == two.token_ids and not one.behind
+            for got, wanted in zip(entries(waiting, drafter, one), entries(following, drafter, two), strict=True):
+                assert torch.equal(got, wanted)
+    assert max(script.late) == PATIENCE and script.waited > PATIENCE and not other.waited
+
+
+@pytest.mark.parametrize("way", ["at once", "in flight"])
+@pytest.mark.parametrize("drafter", HEADS)
+def test_identity(stands: dict[str, Stand], way: str, drafter: str) -> None:
+    """Depths that come and go change no token, and drafts follow again after each pause."""
+    stand = stands[way]
+    engine, script = start(stand, drafter, lambda request: len(request.output_ids) % 23 > 18)
+    requests = add(engine, stand, 7, 70)
+    while engine.busy:
+        engine.step()
+    params = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
+    for request in requests:
+        assert request.output_ids == stand.tokens(request.prompt_ids, params)
+    assert script.waited and all(request.stats.drafted for request in requests)
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_pages_are_named_once_they_are_whole(stands: dict[str, Stand], drafter: str) -> None:
+    """A request finds no page by its drafter's KV that lacks some of it."""
+    stand = stands["at once"]
+    engine, _ = start(stand, drafter, lambda request: False)
+    (first,) = add(engine, stand, 1, PATIENCE - 2)
+    while engine.busy:
+        engine.step()
+    again = engine.add("again", first.token_ids, SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    assert again.stats.cached_tokens <= len(first.prompt_ids)
