@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import random
 import statistics
 import tempfile
@@ -189,6 +190,8 @@ def main() -> int:
         ready = time.perf_counter() - began
         graphs = 0.0 if engine.capture is None else engine.capture.pool.spent / 2**30
         console.print(f"ready after {ready:.1f} s, {engine.stats.captures} graphs, {graphs:.2f} GiB")
+        logging.basicConfig()
+        logging.getLogger("stridelm.kernels.compilations").setLevel(logging.DEBUG)  # what should not be is named
         made, rows = (engine.stats.captures, engine.stats.compilations), []
         for count, acceptance in itertools.product(settings.streams, settings.acceptance):
             rows.append(measure(engine, turns, count, acceptance, settings))

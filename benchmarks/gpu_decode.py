@@ -367,17 +367,19 @@ def decoding_requests(engine: Engine, decoding: str, batch: int, settings: Setti
 
 
 def speculation(decoding: str) -> Speculation | str:
-    """ "plain", or drafter@depth, then after colons an acceptance rule and a confidence or a simulated length."""
+    """ "plain", or drafter@depth (a number or auto), then after colons an acceptance rule and a confidence or a
+    simulated length."""
     if decoding == "plain":
         return "off"
     drafter, _, rest = decoding.partition("@")
     depth, _, rule = rest.partition(":")
+    levels: Any = depth if depth == "auto" else int(depth)
     if rule.startswith("synthetic"):
-        return Speculation(drafter=drafter, depth=int(depth), acceptance=rule)
+        return Speculation(drafter=drafter, depth=levels, acceptance=rule)
     rule, _, confidence = rule.partition(":")
     return Speculation(
         drafter=drafter,
-        depth=int(depth),
+        depth=levels,
         acceptance=rule or "exact",
         confidence=float(confidence) if confidence else None,
     )

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from gpu_decode import LLAMA_8B, speculation
-from load_model import engine_options
+from gpu_decode import LLAMA_8B
+from load_model import engine_options, speculation_options
 from load_report import as_table, plot
 from load_requests import Asked, stream_of
 from load_times import Exchange, Times
@@ -45,7 +45,7 @@ from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
-from stridelm.params import SamplingParams, Speculation
+from stridelm.params import SamplingParams
 
 PROMPT, OUTPUT = (32, 1024), (16, 512)
 BURST = 384
@@ -211,13 +211,9 @@ def main() -> int:
 
 
 def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
-    asked = speculation(decoding)
-    asked = Speculation(drafter="none") if isinstance(asked, str) else asked
     config = EngineConfig(
         **engine_options(folder, [decoding], settings.layers, tiny=settings.tiny),
-        drafter=asked.drafter or "none",
-        depth=asked.depth,
-        acceptance=asked.rule,
+        **speculation_options(decoding),
         skip_tokenizer_init=True,
         max_num_seqs=settings.max_num_seqs,
         capture=settings.capture,

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_decode import LLAMA_8B, write_eagle3
+from gpu_decode import LLAMA_8B, speculation, write_eagle3
 from transformers import LlamaConfig
 
 from stridelm.builtin import builtin_path
+from stridelm.params import Speculation
 
 MASK_TOKEN_ID = 5
 LIMITS: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_model_len": 8192, "enable_prefix_caching": False}
@@ -29,6 +30,14 @@ def engine_options(folder: Path, decodings: Sequence[str], layers: int, *, tiny:
     if any(decoding.startswith("eagle") for decoding in decodings):
         options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers))
     return options
+
+
+def speculation_options(decoding: str) -> dict[str, Any]:
+    """Options of an engine whose requests are decoded in this way unless they ask for another."""
+    asked = speculation(decoding)
+    asked = Speculation(drafter="none") if isinstance(asked, str) else asked
+    depth = "auto" if asked.adaptive else asked.depth
+    return {"drafter": asked.drafter or "none", "depth": depth, "acceptance": asked.rule}
 
 
 def write_checkpoint(folder: Path, layers: int) -> dict[str, Any]:

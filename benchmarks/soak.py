@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import os
 import random
 import tempfile
@@ -30,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_decode import LLAMA_8B, speculation
-from load_model import engine_options
+from gpu_decode import LLAMA_8B
+from load_model import engine_options, speculation_options
 from load_requests import SCHEMA
 from rich.console import Console
 
@@ -39,7 +40,7 @@ from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
-from stridelm.params import SamplingParams, Speculation
+from stridelm.params import SamplingParams
 
 PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -157,13 +158,15 @@ def main() -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         engine = open_engine(Path(folder), settings)
-    console.print(f"{settings.decoding}: ready after {time.perf_counter() - began:.1f} s")
-    minutes = []
-    for minute in serve(engine, settings):
-        minutes.append(minute)
-        console.print(minute)
-        if minute.captures or minute.compilations or minute.failed:
-            break  # found, so the rest of the time would be wasted
+        console.print(f"{settings.decoding}: ready after {time.perf_counter() - began:.1f} s")
+        logging.basicConfig()
+        logging.getLogger("stridelm.kernels.compilations").setLevel(logging.DEBUG)  # what should not be is named
+        minutes = []
+        for minute in serve(engine, settings):
+            minutes.append(minute)
+            console.print(minute)
+            if minute.captures or minute.compilations or minute.failed:
+                break  # found, so the rest of the time would be wasted
     faults = find_faults(minutes, settings)
     console.print(
         f"{minutes[-1].requests} requests; " + ("; ".join(faults) or "nothing captured, compiled, kept or held")
@@ -177,7 +180,7 @@ def read_options() -> tuple[Settings, Path | None]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=96)
-    parser.add_argument("--decoding", default="eagle@3", help="plain, or drafter@depth (default: eagle@3)")
+    parser.add_argument("--decoding", default="eagle@3", help="plain, drafter@depth or drafter@auto (default: eagle@3)")
     parser.add_argument("--layers", type=int, help="of the 8B shape (default: all 32)")
     parser.add_argument("--pages", type=int, help="of the pool (default: 400 tokens for each stream)")
     parser.add_argument("--grown", type=float, default=0.05, help="share by which memory may grow (default: 0.05)")
@@ -193,14 +196,10 @@ def read_options() -> tuple[Settings, Path | None]:
 
 
 def open_engine(folder: Path, settings: Settings) -> Engine:
-    asked = speculation(settings.decoding)
-    asked = Speculation(drafter="none") if isinstance(asked, str) else asked
     page = EngineConfig.page_size
     config = EngineConfig(
         **engine_options(folder, [settings.decoding], settings.layers, tiny=settings.tiny),
-        drafter=asked.drafter or "none",
-        depth=asked.depth,
-        acceptance=asked.rule,
+        **speculation_options(settings.decoding),
         max_num_seqs=settings.streams,
         num_pages=settings.pages or max(settings.streams * 400, 6400) // page,
     )
