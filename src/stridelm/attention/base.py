@@ -61,6 +61,10 @@ class Mixer(Generic[S]):
     def check(cls, state: S, dtype: torch.dtype, deterministic: bool) -> None:
         """Raise ValueError for a layer that cannot be served."""
 
+    @classmethod
+    def warm_up(cls, state: S, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device) -> None:
+        """Launch every kernel that steps may need for such layers, over no rows."""
+
     def mix(
         self,
         state: S,
@@ -129,6 +133,8 @@ class AttentionBackend:
     def __init__(self, deterministic: bool) -> None:
         """deterministic: a row's bits must not depend on the other rows of the batch."""
         self.deterministic = deterministic
+        self._checked: dict[tuple[LayerState, torch.dtype], None] = {}
+        """Kinds of layers that it is to serve, in order."""
 
     def check(self, states: LayerStates, dtype: torch.dtype) -> None:
         """Raise ValueError for a model that the backend cannot serve."""
@@ -140,6 +146,12 @@ class AttentionBackend:
                     "choose another attention backend"
                 )
             self.mixers[type(state)].check(state, dtype, self.deterministic)
+            self._checked[state, dtype] = None
+
+    def warm_up(self, page_size: int, device: torch.device) -> None:
+        """Launch every kernel that steps may need, for the layers that were checked, so that none is compiled later."""
+        for state, dtype in self._checked:
+            self.mixers[type(state)].warm_up(state, dtype, self.deterministic, page_size, device)
 
     def prepare(self, geometry: Geometry) -> PreparedAttention:
         """Prepare one step. Valid until the next call."""

@@ -18,7 +18,7 @@ import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
 from stridelm.cache.layout import HeadsKV, LayerStates
-from stridelm.kernels.attention import max_rows_per_tile, paged_attention
+from stridelm.kernels.attention import forms, max_rows_per_tile, paged_attention
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from stridelm.upload import upload
 
@@ -26,6 +26,8 @@ SHORT = 16
 """Most rows of a short span."""
 NOWHERE = 1 << 30
 """First row of a tile without rows."""
+MANY_KEYS = 1 << 12
+"""Bound on the keys of a launch that warms up: enough to be shared by two programs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,39 @@ class TritonHeads(HeadsMixer):
     def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
         super().check(state, dtype, deterministic)
         max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
+
+    @classmethod
+    def warm_up(
+        cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
+    ) -> None:
+        q_NHD = torch.zeros(1, state.heads, state.key_dim, dtype=dtype, device=device)
+        keys, values = torch.zeros(2, page_size, state.kv_heads, state.key_dim, dtype=dtype, device=device).unbind(0)
+        nothing = torch.zeros(1, dtype=torch.int64, device=device)
+        tile = torch.zeros(1, dtype=torch.int32, device=device)
+        for rows, shape, programs in forms(state.heads // state.kv_heads, state.key_dim, dtype, deterministic):
+            paged_attention(
+                q_NHD,
+                keys,
+                values,
+                torch.empty_like(q_NHD),
+                tables_RP=tile[None],
+                tile_span_T=tile,
+                tile_row_T=tile + NOWHERE,
+                rows_per_tile=rows,
+                firsts_R=tile,
+                counts_R=tile,
+                starts_R=tile,
+                reals_R=tile,
+                ancestors_N=nothing,
+                positions_N=nothing,
+                page_size=page_size,
+                scale=state.scale,
+                max_keys=MANY_KEYS,
+                window=state.window,
+                deterministic=deterministic,
+                programs=programs,
+                shape=shape,
+            )
 
     def attend(
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor

@@ -48,6 +48,7 @@ def rehearse(config: EngineConfig) -> None:
         engine.steps.device, engine.steps.lag = _OneTokenEach(engine.steps.device), 0
         assert engine.capture is not None
         engine.capture.at_start()
+        loaded.attention.warm_up(config.page_size, loaded.device)
         engine.serve_own([wave for wave in warm_up_requests(*sizes, grammars=False) if _is_worth_it(wave)])
 
 

@@ -26,6 +26,7 @@ Legend: R spans, N rows, T tiles, P slots of the pool, H query heads, G KV heads
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -281,6 +282,14 @@ def make_plan(
     if programs == 1:
         splits = 0
     return Plan(shape, programs, splits, splits * floats, least // shape.keys)
+
+
+def forms(per_head: int, dim: int, dtype: torch.dtype, deterministic: bool) -> Iterator[tuple[int, Shape, int]]:
+    """(rows_per_tile, shape, programs) of a launch of every binary that chains need, whatever the step."""
+    for exponent in range(max_rows_per_tile(per_head, dtype, deterministic).bit_length()):
+        shape = _shape(per_head << exponent, per_head, dim, dtype, deterministic)
+        shapes = [shape, replace(shape, keys=32)] if shape.queries <= 64 and not deterministic else [shape]
+        yield from ((1 << exponent, each, programs) for each in shapes for programs in (1, 2))
 
 
 def _resident(shape: Shape, dim: int, dtype: torch.dtype) -> int:

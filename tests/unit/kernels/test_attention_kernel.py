@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,7 @@ from stridelm.attention import BACKENDS
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.kernels import attention
-from stridelm.kernels.attention import make_plan, max_rows_per_tile
+from stridelm.kernels.attention import forms, make_plan, max_rows_per_tile
 from support.checks.paged_attention import FastTriton, launch
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import (
@@ -217,3 +218,19 @@ def test_refusals() -> None:
         max_rows_per_tile(4, torch.float64, True)
     with pytest.raises(ValueError, match="256 query heads"):
         max_rows_per_tile(256, torch.float16, True)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (64, 4, 256)])
+def test_every_plan_has_a_form(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> None:
+    """A start launches all binaries that a step may need: block sizes, and whether programs share a tile's keys."""
+    per_head = heads // kv_heads
+    launched = {(shape, programs > 1) for _, shape, programs in forms(per_head, dim, dtype, deterministic)}
+    planned = set()
+    for exponent in range(max_rows_per_tile(per_head, dtype, deterministic).bit_length()):
+        for tiles, keys in itertools.product((1, 2, 5, 13, 40, 90, 130, 300, 2000), (1, 300, 5000, 100_000)):
+            made = make_plan(tiles, heads, kv_heads, dim, 1 << exponent, dtype, keys, None, deterministic, CPU)
+            planned.add((made.shape, made.splits > 0))
+    assert planned <= launched
+    assert len(planned) > 1
