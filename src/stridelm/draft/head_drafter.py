@@ -12,13 +12,13 @@ of them gives the first guess:
 A head catches up when a step is observed: the step's hidden states are available then, and every row that is kept has
 its next token. The last entry's output gives the first guess, so catching up is the first forward pass of a chain and
 not an extra one. Guesses get entries too, after those of known tokens; the next catch-up overwrites them. While nothing
-is drafted a row's features may be kept instead (Span.waits), and one pass makes the entries of several.
+is drafted a row's features may be kept instead (tail.py), and one pass makes the entries of several.
 
 A head is one module applied repeatedly, or several applied in turn: module k computes its entry i from module k - 1's
 output there and token i + k. Its entries end k - 1 tokens earlier; those computed from guesses are computed again when
 the tokens are known, for which the features of the last rows are kept too.
 
-Legend: R requests of the group, N rows of a catch-up, H hidden width, S slots, T modules, P most rows that may wait.
+Legend: R requests of the group, N rows of a catch-up, H hidden width, S slots, T modules.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.heads import DraftHead
+from stridelm.draft.tail import Tail
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -69,11 +70,7 @@ class HeadDrafter(Drafter):
         """[S, max(1, T - 1), H] each module's output at its newest entry; with T > 1 without the last module's."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether `_hidden` is set."""
-        room = num_modules - 1 + runtime.patience
-        self._tail = torch.zeros(slots, room, width, dtype=runtime.dtype, device=target.device)
-        """[S, T - 1 + P, H] features of the newest rows, in order."""
-        self._tail_rows = torch.zeros(slots, dtype=torch.int64, device=target.device)
-        """[S] how many there are."""
+        self._tail = Tail(slots, num_modules - 1, runtime.patience, width, runtime.dtype, target.device)
 
     @classmethod
     def empty(cls, target: TargetInfo, model: Decoder) -> DraftHead:
@@ -112,7 +109,7 @@ class HeadDrafter(Drafter):
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
-        self._tail_rows[request.slot] = 0
+        self._tail.clear(request.slot)
 
     # Drafting
 
@@ -185,13 +182,14 @@ class HeadDrafter(Drafter):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        tail_rows = self._tail_rows[group.slots]
-        if group.spans[0].waits:
-            self._wait(group, batch, logits, tail_rows)
+        tail_rows = self._tail.rows(group.slots)
+        if group.spans[0].waits:  # each request has one row
+            row_R = batch.geometry.firsts[group.indices].to(torch.int64)
+            self._tail.add(group.slots, self.head.features(logits.states, row_R))
+            self._ready[group.slots] = tail_rows < 0  # no number, which would be copied from the host
             return
         new_rows = batch.reals[group.indices] + verdict.kept[group.indices]
-        tail = self.head.num_modules - 1
-        bounds = tuple(tail + span.behind + span.real + min(span.draft, span.depth) for span in group.spans)
+        bounds = tuple(self._tail.again + span.behind + span.real + min(span.draft, span.depth) for span in group.spans)
         counts = new_rows + tail_rows
         starts, max_end = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
         rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end)
@@ -199,9 +197,9 @@ class HeadDrafter(Drafter):
         # module its output at the row that the next draft grows from.
         last_rows = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, max_end)
         features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
-        if self._tail.shape[1]:
-            features = self._with_tail(group, rows, features, tail_rows)
-            self._keep_tail(group, rows, features, counts.clamp(max=tail))
+        if self._tail.is_used:
+            features = self._tail.first(group.slots, rows, features)
+            self._tail.keep(group.slots, rows, features, counts)
         self._hidden[group.slots] = self._catch_up(group, rows, last_rows, features)
         # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
         self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
@@ -222,31 +220,6 @@ class HeadDrafter(Drafter):
             batch.decisions,
             batch.ids.shape[0],
         )
-
-    def _with_tail(
-        self, group: Group, rows: HeadRows, features_NH: torch.Tensor, tail_rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Put the kept features of earlier rows first."""
-        early = rows.offset_N < tail_rows[rows.span_N]
-        column = rows.offset_N.clamp(max=self._tail.shape[1] - 1)
-        return torch.where(early[:, None], self._tail[group.slots[rows.span_N], column], features_NH)
-
-    def _keep_tail(self, group: Group, rows: HeadRows, features_NH: torch.Tensor, keep_R: torch.Tensor) -> None:
-        """Keep the features of this many of the newest rows for the next catch-up."""
-        tail = self.head.num_modules - 1
-        self._tail_rows[group.slots] = keep_R
-        if tail:
-            place = torch.arange(1, tail + 1, device=keep_R.device)
-            at = (rows.last_R + place[:, None] - keep_R).clamp(min=0).t()
-            self._tail[group.slots, :tail] = features_NH[at.clamp(max=len(features_NH) - 1)]
-
-    def _wait(self, group: Group, batch: ForwardBatch, logits: Logits, tail_rows: torch.Tensor) -> None:
-        """Keep the features of a step in which each request had one row, and leave its entries to a later one."""
-        column = tail_rows.clamp(max=self._tail.shape[1] - 1)
-        first_R = batch.geometry.firsts[group.indices].to(torch.int64)
-        self._tail[group.slots, column] = self.head.features(logits.states, first_R)
-        self._tail_rows[group.slots] = column + 1
-        self._ready[group.slots] = column < 0  # no number, which would be copied from the host
 
     def _catch_up(self, group: Group, rows: HeadRows, last_rows: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
         """Compute every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] the output at the

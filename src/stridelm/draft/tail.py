@@ -1,0 +1,56 @@
+"""Features of each request's newest rows that a head has to read once more, or has not read yet.
+
+Modules that are applied in turn compute the entries of the last rows again once their tokens are known. And while
+nothing is drafted rows may wait, so that one pass computes the entries of several.
+
+Legend: S slots, R requests, N rows of a catch-up, H hidden width, P most rows that may be kept.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stridelm.run.heads import HeadRows
+
+
+class Tail:
+    def __init__(
+        self, slots: int, again: int, patience: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """again: rows that are read once more. patience: most rows that may wait besides."""
+        self.again = again
+        self._features = torch.zeros(slots, again + patience, width, dtype=dtype, device=device)
+        """[S, P, H] in order."""
+        self._rows = torch.zeros(slots, dtype=torch.int64, device=device)
+        """[S] how many there are."""
+
+    @property
+    def is_used(self) -> bool:
+        return self._features.shape[1] > 0
+
+    def clear(self, slot: int) -> None:
+        self._rows[slot] = 0
+
+    def rows(self, slots_R: torch.Tensor) -> torch.Tensor:
+        """[R] int64."""
+        return self._rows[slots_R]
+
+    def add(self, slots_R: torch.Tensor, features_RH: torch.Tensor) -> None:
+        """A row of each request waits. There must be room for it."""
+        column_R = self._rows[slots_R].clamp(max=self._features.shape[1] - 1)  # that of padding has no bound
+        self._features[slots_R, column_R] = features_RH
+        self._rows[slots_R] = column_R + 1
+
+    def first(self, slots_R: torch.Tensor, rows: HeadRows, features_NH: torch.Tensor) -> torch.Tensor:
+        """[N, H] the features of a catch-up's rows, of which each request's first are kept here."""
+        early_N = rows.offset_N < self._rows[slots_R][rows.span_N]
+        column_N = rows.offset_N.clamp(max=self._features.shape[1] - 1)
+        return torch.where(early_N[:, None], self._features[slots_R[rows.span_N], column_N], features_NH)
+
+    def keep(self, slots_R: torch.Tensor, rows: HeadRows, features_NH: torch.Tensor, counts_R: torch.Tensor) -> None:
+        """After a catch-up of `counts` rows of each request: keep those that are read once more."""
+        self._rows[slots_R] = counts_R = counts_R.clamp(max=self.again)
+        if self.again:
+            place_A = torch.arange(1, self.again + 1, device=counts_R.device)
+            at_RA = (rows.last_R - counts_R)[:, None] + place_A
+            self._features[slots_R, : self.again] = features_NH[at_RA.clamp(0, len(features_NH) - 1)]
