@@ -13,15 +13,19 @@ from stridelm.cache.layout import FULL
 from stridelm.draft import DRAFTERS
 from stridelm.draft.head_drafter import HeadDrafter
 from stridelm.engine.engine import Engine
+from stridelm.engine.kinds import Kind
 from stridelm.schedule.depth import Configured
 from stridelm.schedule.limits import PATIENCE
 from stridelm.types import Request, Span
 from support.checks.identity import prompts
 from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.replays import replays
 from support.doubles.stand import Stand
 
 HEADS = [name for name in DRAFTERS if issubclass(DRAFTERS.get(name), HeadDrafter)]
 DEPTH = 2
+CAPTURED = "captured"
+WAYS = ("at once", "in flight", CAPTURED)
 
 
 class Script(Configured):
@@ -47,11 +51,14 @@ class Script(Configured):
 def stands(checkpoint: Callable[..., Path]) -> Iterator[dict[str, Stand]]:
     path = checkpoint("qwen3", tie_word_embeddings=True)
     with bounds_registered():
-        yield {"at once": Stand(path, "float32"), "in flight": LaggingStand(path, "float32")}
+        lagging = LaggingStand(path, "float32")
+        yield {"at once": Stand(path, "float32"), "in flight": lagging, CAPTURED: lagging}
 
 
-def start(stand: Stand, drafter: str, wanted: Callable[[Request], bool], **options: object) -> tuple[Engine, Script]:
-    engine = stand.llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4, **options).engine
+def start(stands: dict[str, Stand], way: str, drafter: str, wanted: Callable[[Request], bool]) -> tuple[Engine, Script]:
+    engine = stands[way].llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4).engine
+    if way == CAPTURED:
+        replays(engine)
     script = Script(wanted)
     engine.steps.planner.depths = script
     return engine, script
@@ -76,14 +83,19 @@ def entries(engine: Engine, drafter: str, request: Request) -> list[torch.Tensor
     ]
 
 
-@pytest.mark.parametrize("way", ["at once", "in flight"])
+def captured(engine: Engine) -> tuple[Kind, ...]:
+    assert engine.capture is not None
+    return engine.capture.kinds
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_nothing_is_lost(stands: dict[str, Stand], way: str, drafter: str) -> None:
     """A head that waited and has caught up has the entries, bit for bit, of one that followed every step."""
     stand = stands[way]
     drafting = False
-    waiting, script = start(stand, drafter, lambda request: drafting)
-    following, other = start(stand, drafter, lambda request: drafting)
+    waiting, script = start(stands, way, drafter, lambda request: drafting)
+    following, other = start(stands, way, drafter, lambda request: drafting)
     following.steps.planner.patience = 0
     pairs = list(zip(add(waiting, stand, 3, 60), add(following, stand, 3, 60)))
     for steps in (9, PATIENCE + 7, 4):
@@ -102,14 +114,18 @@ def test_nothing_is_lost(stands: dict[str, Stand], way: str, drafter: str) -> No
             for got, wanted in zip(entries(waiting, drafter, one), entries(following, drafter, two), strict=True):
                 assert torch.equal(got, wanted)
     assert max(script.late) == PATIENCE and script.waited > PATIENCE and not other.waited
+    assert way != CAPTURED or {(kind.waits, kind.behind) for kind in captured(waiting)} >= {
+        (True, 0),
+        (False, PATIENCE),
+    }
 
 
-@pytest.mark.parametrize("way", ["at once", "in flight"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_identity(stands: dict[str, Stand], way: str, drafter: str) -> None:
     """Depths that come and go change no token, and drafts follow again after each pause."""
     stand = stands[way]
-    engine, script = start(stand, drafter, lambda request: len(request.output_ids) % 23 > 18)
+    engine, script = start(stands, way, drafter, lambda request: len(request.output_ids) % 23 > 18)
     requests = add(engine, stand, 7, 70)
     while engine.busy:
         engine.step()
@@ -122,8 +138,8 @@ def test_identity(stands: dict[str, Stand], way: str, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", HEADS)
 def test_pages_are_named_once_they_are_whole(stands: dict[str, Stand], drafter: str) -> None:
     """A request finds no page by its drafter's KV that lacks some of it."""
-    stand = stands["at once"]
-    engine, _ = start(stand, drafter, lambda request: False)
+    stand, way = stands["at once"], "at once"
+    engine, _ = start(stands, way, drafter, lambda request: False)
     (first,) = add(engine, stand, 1, PATIENCE - 2)
     while engine.busy:
         engine.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -124,6 +125,21 @@ def test_rows_go_to_those_who_gain() -> None:
     last = run.depths[-200:]
     bad, good = (sum(depths[i] for depths in last for i in places) for places in ((0, 2, 4), (1, 3, 5)))
     assert good > 5 * bad
+
+
+@pytest.mark.parametrize("filling", [20, 28])
+def test_rows_fill_a_stair(filling: int) -> None:
+    """Rows up to the next stair are free, so they are used, and those beyond it are not."""
+    stairs = (8, filling, 64)
+
+    def padded(requests: int, rows: int, depth: int) -> float:
+        return 4e-3 + 0.25e-3 * next(stair for stair in stairs if stair >= rows) + 1e-5 * depth
+
+    policy = Adaptive()
+    policy.row_stairs = lambda requests, depth: stairs
+    run = Simulation(policy, [0.9 - 0.1 * i for i in range(8)], padded).run(600)
+    rows = [8 + sum(depths) for depths in run.depths[-200:]]
+    assert 0.8 * filling < statistics.median(rows) <= filling
 
 
 def test_urgent_requests_draft_deeper() -> None:
