@@ -37,8 +37,9 @@ PAGES = (1, 16)
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 9},
+    "qwen2_moe": {"num_experts": 8},
 }
-"""Full attention with a tied head, and a window shorter than most trees."""
+"""Full attention with a tied head, a window shorter than most trees, and experts."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -92,6 +92,37 @@ def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path) -> None:
             load_model(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 exceeds the 6 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok must be at least 1"),
+        ({"num_local_experts": 0}, "num_experts must be at least 1"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size must be at least 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+        ({"num_local_experts": 5}, r"unexpected: model\.layers\.0\.mlp\.experts\.5\.down_proj"),
+        ({"num_local_experts": 7}, r"missing: model\.layers\.0\.mlp\.experts\.6\.down_proj"),
+        ({"moe_intermediate_size": 31}, r"misshapen: .*experts\.0\.down_proj\.weight is \[64, 32\], .* \[64, 31\]"),
+    ],
+)
+def test_refused_mixtures(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Experts that do not add up, in config.json or between it and the weights."""
+    path = copied(checkpoint("qwen3_moe"), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
+
+
+def test_published_name_of_the_number_of_experts(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Published checkpoints say `num_experts`, transformers now writes `num_local_experts`."""
+    path = copied(checkpoint("qwen3_moe", scale=3.0), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["num_experts"] = config.pop("num_local_experts")
+    (path / "config.json").write_text(json.dumps(config))
+    check_model(path, 1024)
+
+
 def copied(path: Path, target: Path) -> Path:
     shutil.copytree(path, target, dirs_exist_ok=True)
     return target

@@ -82,13 +82,19 @@ def describe(config: EngineConfig) -> dict[str, Any]:
 
 
 def _shape(model: Decoder) -> dict[str, Any]:
+    from stridelm.models.layers.experts import MixtureSpec
+
     spec = model.spec
     mixers, mlps = ([getattr(layer, part) for layer in spec.layers] for part in ("mixer", "mlp"))
+    routings = [mlp.routing for mlp in mlps if isinstance(mlp, MixtureSpec)]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "intermediate_size": _of(mlps, "intermediate_size"),
+        "num_experts": _of(routings, "num_experts"),
+        "num_experts_per_tok": _of(routings, "num_experts_per_tok"),
+        "moe_intermediate_size": _of(mlps, "moe_intermediate_size"),
         "heads": _of(mixers, "num_heads"),
         "kv_heads": _of(mixers, "num_kv_heads"),
         "head_dim": _of(mixers, "head_dim"),
@@ -100,9 +106,10 @@ def _shape(model: Decoder) -> dict[str, Any]:
 
 
 def _of(parts: Sequence[Any], name: str) -> Any:
-    """The value of the attribute `name` in the parts that have it; a list of all values if they differ."""
+    """The value of the attribute `name` in the parts that have it, None if none has; a list of all values if they
+    differ."""
     values = list(dict.fromkeys(getattr(part, name) for part in parts if hasattr(part, name)))
-    return values[0] if len(values) == 1 else values
+    return values if len(values) > 1 else next(iter(values), None)
 
 
 def _kv_bytes(model: Decoder) -> dict[str, int]:
@@ -162,7 +169,12 @@ def _model_table(facts: dict[str, Any]) -> Table:
     lines = {
         "architecture": f"{facts['architecture']} ({facts['model_type']})",
         "parameters": f"{facts['parameters']:,}" + (", embeddings tied" if facts["tied_embeddings"] else ""),
-        "layers": f"{facts['layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}",
+        "layers": f"{facts['layers']} of width {facts['hidden_size']}"
+        + (f", MLP {facts['intermediate_size']}" if facts["intermediate_size"] else ""),
+        "experts": f"{facts['num_experts_per_tok']} of {facts['num_experts']}, each of width "
+        f"{facts['moe_intermediate_size']}"
+        if facts["num_experts"]
+        else "none",
         "attention": f"{facts['heads']} heads on {facts['kv_heads']} KV heads of {facts['head_dim']}"
         + (f", sliding window {windows}" if windows else ""),
         "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",

@@ -1,7 +1,7 @@
 """The row operations of a decoder, as one interface with several implementations.
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots, L positions.
+P pool slots, L positions; in mixtures E experts, K experts that a row chooses.
 """
 
 from __future__ import annotations
@@ -31,6 +31,48 @@ class QKRope:
     norms: torch.Tensor | None = None
     """[2 D] norm weights: for queries, then for keys."""
     eps: float = 0.0
+
+
+SCORINGS = ("softmax", "sigmoid")
+"""How a router's logits become scores: over all experts together, or each by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a row chooses its experts by its scores, and with which weights. Raises ValueError for numbers that do not
+    fit together."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    scoring: str = "softmax"
+    """One of SCORINGS."""
+    n_group: int = 1
+    """Consecutive experts form this many groups of one size. Only experts of the `topk_group` groups whose two best
+    have the largest sums can be chosen (DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2)."""
+    topk_group: int = 1
+    norm_topk_prob: bool = False
+    """Divide the weights of the chosen experts by their sum."""
+    routed_scaling_factor: float = 1.0
+    """Multiplies the weights in the end."""
+
+    def __post_init__(self) -> None:
+        experts, chosen, groups, kept = self.num_experts, self.num_experts_per_tok, self.n_group, self.topk_group
+        for name in ("num_experts", "num_experts_per_tok", "n_group", "topk_group"):
+            if (count := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1; got {count}")
+        if chosen > experts:
+            raise ValueError(f"num_experts_per_tok {chosen} exceeds the {experts} experts")
+        if experts % groups:
+            raise ValueError(f"{experts} experts cannot be divided into n_group {groups} groups of one size")
+        if kept > groups:
+            raise ValueError(f"topk_group {kept} exceeds n_group {groups}")
+        if groups > 1 and experts // groups < 2:
+            raise ValueError(f"groups are chosen by their two best experts; n_group {groups} leaves each only one")
+        within = kept * (experts // groups)
+        if chosen > within:
+            raise ValueError(f"num_experts_per_tok {chosen} exceeds the {within} experts of topk_group {kept} groups")
+        if self.scoring not in SCORINGS:
+            raise ValueError(f"scoring {self.scoring!r} is not supported; supported: {', '.join(SCORINGS)}")
 
 
 class Ops(Protocol):
@@ -68,4 +110,22 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Write each row's rotated keys and its values to its slot of a layer's pool; returns the rotated queries
         [N, H, D]. slots_N: int64."""
+        ...
+
+    def route(
+        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(each row's experts [N, K] int64, the best first, and of equal ones the first; their weights [N, K] float32).
+
+        logits: float32. If there is one more of them than experts, it is a shared expert's, and its sigmoid is one more
+        weight: [N, K + 1]. bias: float32, added to the scores for the choice only. Chosen experts exist even if logits
+        are NaN; their weights are NaN then.
+        """
+        ...
+
+    def combine(
+        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The sum of each row's parts times its weights, [N, C], added in the order of K, then `shared` times the
+        additional weight, or 1 if there is none."""
         ...

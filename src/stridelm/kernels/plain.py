@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import QKRope
+from stridelm.kernels.ops import QKRope, Routing
 
 
 # On a CPU F.gelu computes a single row, and the last numbers of a thread's share, with different arithmetic than the
@@ -67,6 +67,57 @@ class PlainOps:
         keys_PGD.index_copy_(0, slots_N, k)
         values_PGD.index_copy_(0, slots_N, v)
         return q
+
+    def route(
+        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits_NL, routing, bias_E)
+
+    def combine(
+        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return combine(parts_NKC, weights_NW, shared_NC)
+
+
+def route(
+    logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Ops.route`."""
+    experts = routing.num_experts
+    logits_NE, shared_NS = logits_NL.split((experts, logits_NL.shape[1] - experts), dim=1)
+    scores_NE = logits_NE.softmax(-1) if routing.scoring == "softmax" else _sigmoid(logits_NE)
+    choice_NE = scores_NE if bias_E is None else scores_NE + bias_E
+    if routing.n_group > 1:
+        by_group_NGM = choice_NE.view(len(choice_NE), routing.n_group, -1)
+        best_NG = by_group_NGM.topk(2, dim=-1).values.sum(-1).sort(stable=True, dim=-1, descending=True).indices
+        out_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter(1, best_NG[:, : routing.topk_group], False)
+        choice_NE = by_group_NGM.masked_fill(out_NG[..., None], float("-inf")).flatten(1)
+    # Sorted because `topk` may return any of equal scores.
+    order_NE = choice_NE.sort(stable=True, dim=-1, descending=True).indices
+    chosen_NK = order_NE[:, : routing.num_experts_per_tok].contiguous()
+    weights_NK = scores_NE.gather(1, chosen_NK)
+    if routing.norm_topk_prob:
+        total_N1 = weights_NK[:, :1]
+        for k in range(1, weights_NK.shape[1]):
+            total_N1 = total_N1 + weights_NK[:, k : k + 1]
+        weights_NK = weights_NK / (total_N1 + 1e-20)
+    return chosen_NK, torch.cat((weights_NK * routing.routed_scaling_factor, _sigmoid(shared_NS)), dim=1)
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """In float64, because torch computes the last numbers of a tensor with another exponential than the rest."""
+    return x.double().sigmoid().to(x.dtype)
+
+
+def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None) -> torch.Tensor:
+    """`Ops.combine`."""
+    count = parts_NKC.shape[1]
+    total_NC = parts_NKC[:, 0] * weights_NW[:, :1]
+    for k in range(1, count):
+        total_NC = total_NC + parts_NKC[:, k] * weights_NW[:, k : k + 1]
+    if shared_NC is not None:
+        total_NC = total_NC + (shared_NC * weights_NW[:, count:] if weights_NW.shape[1] > count else shared_NC)
+    return total_NC.to(parts_NKC.dtype)
 
 
 def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

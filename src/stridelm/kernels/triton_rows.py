@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import QKRope
+from stridelm.kernels.ops import QKRope, Routing
+from stridelm.kernels.plain import combine, route
 
 VECTOR_BYTES = 16
 """What a thread loads at once, if the address is a multiple of it."""
@@ -208,6 +209,16 @@ class TritonOps:
             **dependent(qkv_NXD.device),
         )
         return q_NHD
+
+    def route(
+        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits_NL, routing, bias_E)
+
+    def combine(
+        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return combine(parts_NKC, weights_NW, shared_NC)
 
 
 def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:

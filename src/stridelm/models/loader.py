@@ -19,9 +19,9 @@ from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.layers.linear import Linear, set_products
+from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.products import bfloat16_is_native
-from stridelm.models.layers.slots import Slots, WeightSlot
+from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 
@@ -194,8 +194,8 @@ def screaming(module: M, dtype: torch.dtype, device: torch.device) -> M:
 
 
 def _fixed_dtype_ids(module: nn.Module) -> set[int]:
-    """Ids of the parameters whose dtype is fixed by their weight format."""
-    return {id(fixed) for layer in module.modules() if isinstance(layer, Linear) for fixed in layer.kept()}
+    """Ids of the parameters whose dtype is fixed."""
+    return {id(fixed) for part in module.modules() if isinstance(part, ModelPart) for fixed in part.kept()}
 
 
 def read_tensors(

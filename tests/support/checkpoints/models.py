@@ -27,6 +27,14 @@ SMALL: dict[str, Any] = {
 }
 
 
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+SMALL_OF: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
+    "qwen3_moe": EXPERTS,
+}
+"""What else a model type needs to be small."""
+
+
 class MiMoForCausalLM(Qwen2ForCausalLM):
     """transformers has none. Without its extra modules a MiMo is a qwen2, so that class is its oracle."""
 
@@ -40,7 +48,7 @@ AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:
     """A transformers model with random weights; `scale` multiplies matrices, so that the logits are peaked."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
+    config = AutoConfig.for_model(model_type, **{**SMALL, **SMALL_OF.get(model_type, {}), **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -63,12 +63,26 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
         },
     },
+    "qwen2_moe": {
+        "plain": {},
+        "renormalised": {"norm_topk_prob": True, "num_experts": 8, "num_experts_per_tok": 8},
+        "some-layers-dense": {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        "some-layers-slide": {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 3},
+        "one-expert-a-row": {"num_experts_per_tok": 1, "qkv_bias": False, "hidden_act": "gelu"},
+    },
     "qwen3": {
         "tied": {"tie_word_embeddings": True},
         "untied": {"head_dim": 32},
         "bias": {"attention_bias": True},
         "gelu": {"hidden_act": "gelu"},
         "some-layers-slide": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    },
+    "qwen3_moe": {
+        "plain": {},
+        "renormalised": {"norm_topk_prob": True, "tie_word_embeddings": True},
+        "some-layers-dense": {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        "all-layers-slide": {"use_sliding_window": True, "sliding_window": 5, "attention_bias": True},
+        "gelu": {"hidden_act": "gelu", "num_experts": 40, "num_experts_per_tok": 5, "moe_intermediate_size": 24},
     },
 }
 """Variants of each model type. One that is not listed is tested as it is."""

@@ -17,6 +17,7 @@ from stridelm.cli import main as entry_point
 from stridelm.draft import DRAFTERS
 from stridelm.models import MODELS, loader
 from stridelm.verify import RULES
+from support.checkpoints.models import SMALL_OF
 
 Inspect = Callable[..., dict[str, Any]]
 
@@ -55,6 +56,9 @@ def test_it_agrees_with_transformers_and_the_loader(
     ours = loader.build_empty(loader.load_config(path), path)
     for name, size in facts["kv_bytes_per_token"].items():
         assert size == bytes_per_token(ours.layer_states, loader.DTYPES[name])
+    mixture = SMALL_OF.get(model_type, {})
+    for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        assert facts[name] == mixture.get(name)
     assert facts["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width
 
 

@@ -11,6 +11,7 @@ from stridelm.kernels import OPS, ops_for
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
+from support.checks.experts import ROUTINGS, check_combine, check_route, check_route_shared, check_ties_and_nan
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, sets
 
 CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
@@ -40,6 +41,27 @@ def test_turn(name: str, dtype: torch.dtype, heads: int, kv_heads: int, size: in
 @every_set
 def test_nan(name: str, dtype: torch.dtype) -> None:
     check_nan(OPS.get(name)(), dtype, "cpu")
+
+
+SETS = pytest.mark.parametrize("name", sets("cpu"))
+
+
+@SETS
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_route(name: str, routing: str) -> None:
+    check_route(OPS.get(name)(), ROUTINGS[routing], "cpu")
+
+
+@SETS
+def test_route_at_the_limits(name: str) -> None:
+    check_route_shared(OPS.get(name)(), "cpu")
+    check_ties_and_nan(OPS.get(name)(), "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("width", [1, 63, 384])
+def test_combine(name: str, dtype: torch.dtype, width: int) -> None:
+    check_combine(OPS.get(name)(), 17, width, dtype, "cpu")
 
 
 def test_choice() -> None:

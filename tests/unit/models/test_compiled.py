@@ -12,6 +12,7 @@ from stridelm import LLM, SamplingParams
 from stridelm.models import MODELS
 from stridelm.models.layers.block import Block
 from stridelm.models.layers.products import PackedProduct
+from support.checkpoints.models import SMALL_OF
 
 SIZES = {
     "hidden_size": 64,
@@ -24,7 +25,7 @@ PROMPTS = [[5, 6, 7, 8, 9] * (n + 1) for n in range(5)]
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True, logprobs=4)
 
 
-@pytest.mark.parametrize("kind", list(MODELS))
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in SMALL_OF])
 def test_compiled_blocks(kind: str, checkpoint: Callable[..., Path]) -> None:
     """Prompts of up to 25 rows, too many for one call, then five streams: the same tokens and log-probabilities, with
     one thread and with two, and whether all blocks are one call or each is."""

@@ -14,7 +14,8 @@ from stridelm.kernels.host import rows
 from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.warm import compile_kernels
-from stridelm.kernels.ops import QKRope
+from stridelm.kernels.ops import QKRope, Routing
+from stridelm.kernels.plain import combine, route
 
 
 class HostOps:
@@ -64,3 +65,13 @@ class HostOps:
             array(values_PGD),
         )
         return q
+
+    def route(
+        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits_NL, routing, bias_E)
+
+    def combine(
+        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return combine(parts_NKC, weights_NW, shared_NC)

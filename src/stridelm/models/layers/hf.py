@@ -1,13 +1,15 @@
-"""What the Hugging Face configs of dense decoders have in common."""
+"""What the Hugging Face configs of decoders have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stridelm.kernels.ops import Routing
 from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.block import LayerSpec, check_sizes
+from stridelm.models.layers.experts import MixtureSpec
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import RopeSpec
 
@@ -48,11 +50,8 @@ def dense_layers(
 
     Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
     """
-    activation = getattr(config, "hidden_activation", None) or config.hidden_act  # newer configs have both
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     check_sizes(num_layers=config.num_hidden_layers)
-    mlp = GatedMLPSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, activation=ACTIVATIONS[activation])
+    mlp = GatedMLPSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, activation=activation_of(config))
     heads = config.num_attention_heads
     mixer = HeadsSpec(
         num_heads=heads,
@@ -66,6 +65,36 @@ def dense_layers(
     said = windows(config)  # called even if `sees` is given, because it refuses unknown layer types
     assert len(said) == config.num_hidden_layers
     return tuple(LayerSpec(replace(mixer, window=window), mlp) for window in (said if sees is None else sees))
+
+
+def mixture_layers(
+    layers: Sequence[LayerSpec], mixture: MixtureSpec, is_sparse: Callable[[int], bool]
+) -> tuple[LayerSpec, ...]:
+    """The layers, with a mixture of experts as the MLP of those that are sparse."""
+    return tuple(replace(layer, mlp=mixture) if is_sparse(i) else layer for i, layer in enumerate(layers))
+
+
+def qwen_is_sparse(config: Any) -> Callable[[int], bool]:
+    """Which layers of a Qwen have experts, by their number from 0."""
+    step, dense = config.decoder_sparse_step, frozenset(config.mlp_only_layers or ())
+    check_sizes(decoder_sparse_step=step)
+    return lambda layer: layer not in dense and (layer + 1) % step == 0
+
+
+def qwen_routing(config: Any) -> Routing:
+    return Routing(
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        norm_topk_prob=bool(config.norm_topk_prob),
+    )
+
+
+def activation_of(config: Any) -> str:
+    """The activation as kernels.ops names it. Raises ValueError if it is not in ACTIVATIONS."""
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act  # newer configs have both
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
 
 
 def head_dim(config: Any) -> int:

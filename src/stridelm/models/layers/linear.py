@@ -4,7 +4,7 @@ several."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,10 @@ class DenseFormat:
     """Weights stored in the dtype in which they are multiplied."""
 
     kept: frozenset[str] = frozenset()
-    plain = staticmethod(F.linear)
+
+    @property
+    def plain(self) -> Product:
+        return F.linear
 
     def parameters(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, nn.Parameter | None]:
         weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -118,12 +121,20 @@ class Linear(ModelPart):
                 yield theirs + matrix + name, slot
 
     def kept(self) -> list[nn.Parameter]:
-        """The parameters whose dtype is fixed by the format."""
         return [self.get_parameter(name) for name in self.format.kept]
 
 
+@runtime_checkable
+class ChoosesProducts(Protocol):
+    """A module other than a Linear that multiplies by weights."""
+
+    def choose_products(self, *, deterministic: bool) -> None:
+        """Choose products for serving, which keep equal bits if `deterministic`."""
+        ...
+
+
 def set_products(model: nn.Module, *, deterministic: bool) -> None:
-    """Choose each Linear's product for serving, by format, device, dtype and whether equal bits are promised.
+    """Choose the products for serving, by format, device, dtype and whether equal bits are promised.
 
     Raises ValueError naming what cannot guarantee them: a format, or a module that computes and does not declare that
     it keeps them (ModelPart.keeps_bits).
@@ -136,6 +147,8 @@ def set_products(model: nn.Module, *, deterministic: bool) -> None:
             if product is None:
                 raise _no_promise(name, module.format)
             module.product = product
+        elif isinstance(module, ChoosesProducts):
+            module.choose_products(deterministic=deterministic)
         elif deterministic and _computes(module) and not _keeps_bits(module):
             raise _no_promise(name, module)
 

@@ -51,7 +51,11 @@ class GatedMLP(ModelPart):
         self.down = Linear(inner, {"down_proj": width}, bias=spec.bias, weight_format=stored, split=columns)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return self.shard.sum(self.down(self.gate_up.gated(x, ops, self.activation)))
+        return self.shard.sum(self.share(x, ops))
+
+    def share(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """This rank's summand."""
+        return self.down(self.gate_up.gated(x, ops, self.activation))
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("gate_up", theirs)

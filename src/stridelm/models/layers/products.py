@@ -61,6 +61,21 @@ def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     return F.linear(x_NI.expand(2, -1), weight, bias)[:1]
 
 
+def wide_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The library's product in float32 (float64 for float64), not rounded to x's dtype."""
+    return F.linear(*_widened(x_NI, weight), bias)
+
+
+def wide_tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The same in tiles."""
+    return tiled_product(*_widened(x_NI, weight), bias)
+
+
+def _widened(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.to(wide), weight.to(wide)
+
+
 class InOrderProduct:
     """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py)."""
 
@@ -206,6 +221,11 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
     if _runs_in_order(weight):
         return InOrderProduct(deterministic)
     return tiled_product if deterministic else F.linear
+
+
+def chosen_wide(weight: torch.Tensor, *, deterministic: bool) -> Product:
+    """The fastest product without bias whose result is not rounded to 16 bits."""
+    return wide_tiled_product if deterministic else wide_product
 
 
 def _native_ways() -> Sequence[Way]:

@@ -76,6 +76,10 @@ class ModelPart(nn.Module):
         """theirs: the module's prefix in the checkpoint. Names in slots are relative to the module."""
         raise NotImplementedError
 
+    def kept(self) -> list[nn.Parameter]:
+        """Its own parameters whose dtype is fixed; the others take the model's."""
+        return []
+
     def _own(self, name: str, theirs: str) -> Slots:
         """The slot of a parameter that is one tensor in the checkpoint, called `theirs`."""
         yield theirs, WeightSlot(name, 0, self.get_parameter(name).shape[0])

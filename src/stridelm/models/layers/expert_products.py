@@ -1,0 +1,143 @@
+"""Products of rows with the matrices of the experts that they have chosen. As in products.py, a row's bits must not
+depend on the rows beside it, here: on how many others have chosen the same expert.
+
+- in turn: one expert after another, each with the rows that have chosen it, by a product that keeps bits;
+- packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout;
+- every: all rows through every expert. For a GPU in dtypes for which there is no kernel: which experts were chosen is
+  not known on the host, and reading it could not be captured.
+
+Legend: N rows, K experts that a row has chosen, E experts, H width, I inner width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.kernels.ops import Ops
+from stridelm.models.layers.products import PackedProduct, Product, chosen, tiled_product
+
+
+class ExpertProducts(Protocol):
+    packs: ClassVar[bool]
+    """Whether it keeps the weights in a form of its own, and does not read the tensors that it is given."""
+
+    def __call__(
+        self,
+        x_NH: torch.Tensor,
+        chosen_NK: torch.Tensor,
+        gate_up_QH: torch.Tensor,
+        down_RI: torch.Tensor,
+        ops: Ops,
+        activation: str,
+    ) -> torch.Tensor:
+        """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts. Q: 2 I rows per expert, gate above up;
+        R: H rows per expert."""
+        ...
+
+
+class ExpertsInTurn:
+    packs: ClassVar[bool] = False
+
+    def __init__(self, product: Product = F.linear) -> None:
+        self.product = product
+
+    def __call__(
+        self,
+        x_NH: torch.Tensor,
+        chosen_NK: torch.Tensor,
+        gate_up_QH: torch.Tensor,
+        down_RI: torch.Tensor,
+        ops: Ops,
+        activation: str,
+    ) -> torch.Tensor:
+        experts = len(down_RI) // x_NH.shape[1]
+        gate_ups, downs = gate_up_QH.chunk(experts), down_RI.chunk(experts)
+
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            inner = ops.gate(self.product(x, gate_ups[expert], None), activation)
+            return self.product(inner, downs[expert], None)
+
+        return _in_turn(x_NH, chosen_NK, experts, run)
+
+
+class PackedExperts:
+    """Each product holds its expert's packed matrix."""
+
+    packs: ClassVar[bool] = True
+
+    def __init__(self, gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> None:
+        self.gate_up, self.down = gate_up, down
+
+    def __call__(
+        self,
+        x_NH: torch.Tensor,
+        chosen_NK: torch.Tensor,
+        gate_up_QH: torch.Tensor,
+        down_RI: torch.Tensor,
+        ops: Ops,
+        activation: str,
+    ) -> torch.Tensor:
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            inner = ops.gate(self.gate_up[expert](x, gate_up_QH, None), activation)
+            return self.down[expert](inner, down_RI, None)
+
+        return _in_turn(x_NH, chosen_NK, len(self.down), run)
+
+
+def _in_turn(
+    x_NH: torch.Tensor, chosen_NK: torch.Tensor, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """[N, K, H] of `run(expert, its rows)`."""
+    (rows, width), each = x_NH.shape, chosen_NK.shape[1]
+    flat_P = chosen_NK.flatten()
+    pairs_P = flat_P.argsort(stable=True)
+    parts_PH = x_NH.new_empty(rows * each, width)
+    for expert, pairs in enumerate(pairs_P.split(flat_P.bincount(minlength=experts).tolist())):
+        if len(pairs):
+            parts_PH.index_copy_(0, pairs, run(expert, x_NH.index_select(0, pairs // each)))
+    return parts_PH.view(rows, each, width)
+
+
+class EveryExpert:
+    packs: ClassVar[bool] = False
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+
+    def __call__(
+        self,
+        x_NH: torch.Tensor,
+        chosen_NK: torch.Tensor,
+        gate_up_QH: torch.Tensor,
+        down_RI: torch.Tensor,
+        ops: Ops,
+        activation: str,
+    ) -> torch.Tensor:
+        experts = len(down_RI) // x_NH.shape[1]
+        parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
+        for expert, (gate_up, down) in enumerate(zip(gate_up_QH.chunk(experts), down_RI.chunk(experts))):
+            inner = ops.gate(self.product(x_NH, gate_up, None), activation)
+            made_NH = self.product(inner, down, None)
+            parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
+        return parts_NKH
+
+
+def chosen_experts(
+    gate_up_QH: torch.Tensor, down_RI: torch.Tensor, experts: int, *, deterministic: bool
+) -> ExpertProducts:
+    """The fastest for the weights' device and dtype; if equal bits are promised, among those that keep them."""
+    plain = tiled_product if deterministic else F.linear
+    if gate_up_QH.is_cuda:
+        return EveryExpert(plain)
+    gate_up, down = (_packed(weights.chunk(experts), deterministic) for weights in (gate_up_QH, down_RI))
+    return PackedExperts(gate_up, down) if gate_up and down else ExpertsInTurn(plain)
+
+
+def _packed(weights: Sequence[torch.Tensor], deterministic: bool) -> list[PackedProduct]:
+    """Of each matrix; empty if other products are chosen for this shape."""
+    products = (chosen(weight, False, deterministic=deterministic) for weight in weights)
+    return [product for product in products if isinstance(product, PackedProduct)]

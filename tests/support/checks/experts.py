@@ -1,0 +1,176 @@
+"""Checks of a mixture's routing and of its experts' products, for every implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DeepseekV3Config, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from stridelm.kernels.ops import Ops, Routing
+from stridelm.kernels.plain import PlainOps
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn
+from support.checks.linear import check_row_bits
+from support.checks.row_ops import CLOSE, noise
+
+ROUTINGS = {
+    "softmax": Routing(num_experts=12, num_experts_per_tok=4),
+    "renormalised": Routing(num_experts=128, num_experts_per_tok=8, norm_topk_prob=True),
+    "every-expert": Routing(num_experts=5, num_experts_per_tok=5, norm_topk_prob=True),
+    "sigmoid": Routing(num_experts=12, num_experts_per_tok=3, scoring="sigmoid", routed_scaling_factor=2.5),
+    "groups": Routing(
+        num_experts=24,
+        num_experts_per_tok=6,
+        scoring="sigmoid",
+        n_group=6,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.5,
+    ),
+    "deepseek": Routing(
+        num_experts=256,
+        num_experts_per_tok=8,
+        scoring="sigmoid",
+        n_group=8,
+        topk_group=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
+}
+"""As published models route, and at the limits."""
+
+
+def theirs(logits_NE: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None) -> tuple[Any, Any]:
+    """(experts, weights) as transformers chooses them. The router is the identity, so that it takes logits as rows."""
+    experts = routing.num_experts
+    shared = {
+        "hidden_size": experts,
+        "num_experts_per_tok": routing.num_experts_per_tok,
+        "norm_topk_prob": routing.norm_topk_prob,
+    }
+    if routing.scoring == "softmax":
+        router: Any = Qwen3MoeTopKRouter(Qwen3MoeConfig(num_experts=experts, **shared))
+    else:
+        groups = {"n_group": routing.n_group, "topk_group": routing.topk_group}
+        scale = {"routed_scaling_factor": routing.routed_scaling_factor}
+        router = DeepseekV3TopkRouter(DeepseekV3Config(n_routed_experts=experts, **shared, **groups, **scale))
+    if bias_E is not None:
+        router.e_score_correction_bias.copy_(bias_E)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(experts))
+        _, weights, chosen = router(logits_NE)
+    return chosen, weights
+
+
+def check_route(ops: Ops, routing: Routing, device: str, rows: int = 37) -> None:
+    """The experts and weights are transformers', whatever the order; the best comes first. A row's do not depend on
+    other rows."""
+    logits = noise(1, rows, routing.num_experts, dtype=torch.float32, device=device) * 2
+    biases: list[torch.Tensor | None] = [None]
+    if routing.scoring == "sigmoid":
+        biases.append(noise(2, routing.num_experts, dtype=torch.float32, device=device) / 3)
+    for bias in biases:
+        chosen, weights = ops.route(logits, routing, bias)
+        assert chosen.dtype == torch.int64 and weights.dtype == torch.float32 and chosen.is_contiguous()
+        wanted = [torch.zeros(rows, routing.num_experts), torch.zeros(rows, routing.num_experts)]
+        pairs = (chosen.cpu(), weights.cpu()), theirs(logits.cpu(), routing, None if bias is None else bias.cpu())
+        for dense, (experts, values) in zip(wanted, pairs):
+            dense.scatter_(1, experts, values)
+        torch.testing.assert_close(*wanted, rtol=2e-6, atol=1e-7)
+        if bias is None:
+            assert bool((weights.diff() <= 0).all())
+
+        def run(part: torch.Tensor, bias: torch.Tensor | None = bias) -> torch.Tensor:
+            return torch.cat(ops.route(part, routing, bias), 1)
+
+        check_row_bits(run, logits, counts=(1, 2, 3, rows))
+
+
+def check_route_shared(ops: Ops, device: str) -> None:
+    """One more logit is the shared expert's: its sigmoid is the last weight, and it cannot be chosen."""
+    routing = ROUTINGS["softmax"]
+    logits = noise(1, 9, routing.num_experts + 1, dtype=torch.float32, device=device)
+    logits[:, -1] += torch.linspace(-100, 100, 9, device=device)
+    chosen, weights = ops.route(logits, routing)
+    assert all(map(torch.equal, (chosen, weights[:, :-1]), ops.route(logits[:, :-1].contiguous(), routing)))
+    torch.testing.assert_close(weights[:, -1], logits[:, -1].double().sigmoid().float(), rtol=1e-6, atol=1e-37)
+
+
+def check_ties_and_nan(ops: Ops, device: str) -> None:
+    """Of equal scores the first expert's is taken. Where scores are NaN, experts exist, and their weights are NaN."""
+    for routing in (ROUTINGS["softmax"], ROUTINGS["groups"]):
+        each = routing.num_experts_per_tok
+        chosen, _ = ops.route(torch.zeros(3, routing.num_experts, device=device), routing)
+        assert chosen.tolist() == [list(range(each))] * 3
+        chosen, weights = ops.route(torch.full((2, routing.num_experts), float("nan"), device=device), routing)
+        assert bool(((chosen >= 0) & (chosen < routing.num_experts)).all()) and bool(weights.isnan().all())
+
+
+def check_combine(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    parts = noise(1, rows, 5, width, dtype=dtype, device=device)
+    shared = noise(2, rows, width, dtype=dtype, device=device)
+    weights = noise(3, rows, 6, dtype=torch.float32, device=device).sigmoid()
+    for columns, added in ((5, None), (5, shared), (6, shared)):
+        used = weights[:, :columns].contiguous()
+        wanted = (parts.double() * used[:, :5, None].double()).sum(1)
+        if added is not None:
+            wanted += added.double() * (used[:, 5:].double() if columns > 5 else 1)
+        got = ops.combine(parts, used, added)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=0, atol=CLOSE[dtype])
+
+        def run(index: torch.Tensor, used: torch.Tensor = used, added: torch.Tensor | None = added) -> torch.Tensor:
+            return ops.combine(parts[index], used[index], None if added is None else added[index])
+
+        index = torch.arange(rows, device=device)
+        for count in (1, 2, rows - 1):
+            assert torch.equal(run(index[:count]), run(index)[:count])
+
+
+class Case:
+    """Random rows, matrices and choices. skewed: half of the rows choose among an eighth of the experts."""
+
+    def __init__(
+        self,
+        rows: int,
+        experts: int,
+        each: int,
+        width: int,
+        inner: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        *,
+        skewed: bool = False,
+    ) -> None:
+        def draw(seed: int, *shape: int) -> torch.Tensor:
+            return (noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5).to(dtype).to(device)
+
+        self.x = noise(1, rows, width, dtype=dtype, device=device)
+        self.gate_up, self.down = draw(2, experts * 2 * inner, width), draw(3, experts * width, inner)
+        scores = noise(4, rows, experts, dtype=torch.float32, device="cpu")
+        if skewed:
+            scores[: rows // 2, : max(each, experts // 8)] += 100
+        self.chosen = scores.topk(each).indices.to(device)
+        self.experts = experts
+
+    def run(
+        self, products: ExpertProducts, ops: Ops, rows: Any = slice(None), activation: str = "silu"
+    ) -> torch.Tensor:
+        return products(self.x[rows], self.chosen[rows], self.gate_up, self.down, ops, activation)
+
+    def exact(self, activation: str = "silu") -> torch.Tensor:
+        """In float64, without roundings between."""
+        wide = (self.gate_up.double(), self.down.double())
+        return ExpertsInTurn()(self.x.double(), self.chosen, *wide, PlainOps(), activation)
+
+
+def check_experts(case: Case, products: ExpertProducts, ops: Ops, activation: str = "silu", close: float = 1.0) -> None:
+    """Each part is its expert's result, and a row's bits do not depend on who shares its experts."""
+    got, wanted = case.run(products, ops, activation=activation), case.exact(activation)
+    assert got.dtype == case.x.dtype and got.shape == wanted.shape
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=close * CLOSE[case.x.dtype])
+    rows = len(case.x)
+    for part in (slice(1), slice(rows - 1, rows), slice(0, rows, 2), slice(rows // 3, rows // 2 + 1)):
+        assert torch.equal(case.run(products, ops, part, activation), got[part]), part
