@@ -82,7 +82,9 @@ class Ops(Protocol):
     """Device type that the set is made for; None: any."""
     dtypes: ClassVar[frozenset[torch.dtype]]
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
+    def prepare(
+        self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
+    ) -> None:
         """Compile what a layer of this dtype needs, so that no request waits for compilation."""
         ...
 

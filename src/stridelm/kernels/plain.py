@@ -38,7 +38,9 @@ class PlainOps:
         (torch.float16, torch.bfloat16, torch.float32, torch.float64),
     )
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
+    def prepare(
+        self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
+    ) -> None:
         pass
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:

@@ -37,6 +37,24 @@ def test_chosen_products(rows: int, skewed: bool, dtype: torch.dtype) -> None:
     check_experts(case, products, ops_for(CPU, dtype))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_one_call_for_all_experts(activation: str) -> None:
+    """The same bits as one expert after another, whatever the number of rows that an expert has and of threads."""
+    case, ops = Case(100, 7, 3, 96, 64, torch.bfloat16, skewed=True), ops_for(CPU, torch.bfloat16)
+    products = chosen_experts(case.gate_up, case.down, 7, deterministic=True)
+    if not (isinstance(products, PackedExperts) and products.few):
+        pytest.skip("this CPU has no kernel for few rows that compiled code could call")
+    threads, got = torch.get_num_threads(), [case.run(products, ops, activation=activation)]
+    try:
+        for other in {1, 2} - {threads}:
+            torch.set_num_threads(other)
+            got.append(case.run(products, ops, activation=activation))
+    finally:
+        torch.set_num_threads(threads)
+    products.few = None
+    assert all(torch.equal(each, case.run(products, ops, activation=activation)) for each in got)
+
+
 @every_dtype
 def test_every_expert(dtype: torch.dtype) -> None:
     """All rows through all experts give the same bits as each row through its own."""

@@ -13,17 +13,21 @@ import torch
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
-from stridelm.kernels.host.warm import compile_kernels
+from stridelm.kernels.host.router import combine, route
+from stridelm.kernels.host.warm import compile_experts, compile_kernels
 from stridelm.kernels.ops import QKRope, Routing
-from stridelm.kernels.plain import combine, route
 
 
 class HostOps:
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
 
-    def prepare(self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu") -> None:
+    def prepare(
+        self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
+    ) -> None:
         compile_kernels(self, dtype, normed_heads=normed_heads, activation=activation)
+        if has_experts:
+            compile_experts(self, dtype)
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x_NC)

@@ -12,16 +12,19 @@ from functools import cache
 import numpy as np
 import torch
 
+from stridelm.kernels.host import amx
 from stridelm.kernels.host.amx import has_amx
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.columns import NORMED, ROWS, THREADS
+from stridelm.kernels.host.experts import FewRowsOfExperts
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
 from stridelm.kernels.host.memory import array
 from stridelm.kernels.host.philox import fill
+from stridelm.kernels.host.router import scores
 from stridelm.kernels.host.truncate import keep, nucleus
-from stridelm.kernels.ops import Ops, QKRope
+from stridelm.kernels.ops import Ops, QKRope, Routing
 from stridelm.kernels.step_ops import Cut
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,18 @@ def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activat
     with _notice(f"{dtype}: about ten seconds"):
         follow_torch()
         _run_once(ops, dtype, normed_heads, activation)
+
+
+@torch.inference_mode()
+def compile_experts(ops: Ops, dtype: torch.dtype) -> None:
+    """Run every kernel that a mixture of experts needs once on one row."""
+    with _notice(f"experts in {dtype}: about ten seconds"):
+        row = torch.ones(1, 2 * amx.PAIRS, dtype=dtype)
+        logits = scores(row, torch.ones(2, row.shape[1]), None)
+        chosen, weights = ops.route(logits, Routing(num_experts=2, num_experts_per_tok=1))
+        ops.combine(row[:, None], weights, row)
+        if dtype == torch.bfloat16 and has_amx():
+            FewRowsOfExperts.run_once(row, chosen)
 
 
 @cache

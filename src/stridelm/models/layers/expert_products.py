@@ -2,7 +2,8 @@
 depend on the rows beside it, here: on how many others have chosen the same expert.
 
 - in turn: one expert after another, each with the rows that have chosen it, by a product that keeps bits;
-- packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout;
+- packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout; with AMX, all experts in one call
+  unless they have hundreds of rows each;
 - every: all rows through every expert. For a GPU in dtypes for which there is no kernel: which experts were chosen is
   not known on the host, and reading it could not be captured.
 
@@ -12,13 +13,20 @@ Legend: N rows, K experts that a row has chosen, E experts, H width, I inner wid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.products import PackedProduct, Product, chosen, tiled_product
+
+if TYPE_CHECKING:
+    from stridelm.kernels.host.experts import FewRowsOfExperts
+
+
+FEW_ROWS = 128
+"""Rows per expert, on average, up to which one call for all experts is faster."""
 
 
 class ExpertProducts(Protocol):
@@ -71,6 +79,7 @@ class PackedExperts:
 
     def __init__(self, gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> None:
         self.gate_up, self.down = gate_up, down
+        self.few = _few(gate_up, down)
 
     def __call__(
         self,
@@ -81,11 +90,24 @@ class PackedExperts:
         ops: Ops,
         activation: str,
     ) -> torch.Tensor:
+        if self.few is not None and 0 < chosen_NK.numel() <= len(self.down) * FEW_ROWS:
+            return self.few(x_NH, chosen_NK, activation)
+
         def run(expert: int, x: torch.Tensor) -> torch.Tensor:
             inner = ops.gate(self.gate_up[expert](x, gate_up_QH, None), activation)
             return self.down[expert](inner, down_RI, None)
 
         return _in_turn(x_NH, chosen_NK, len(self.down), run)
+
+
+def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> FewRowsOfExperts | None:
+    """One call for all experts, if there is a kernel for few rows of each matrix."""
+    few = [[product.few for product in some if product.few is not None] for some in (gate_up, down)]
+    if len(few[0]) + len(few[1]) < 2 * len(down):
+        return None
+    from stridelm.kernels.host.experts import FewRowsOfExperts
+
+    return FewRowsOfExperts(*few)
 
 
 def _in_turn(

@@ -42,7 +42,7 @@ class MixtureSpec:
 
     @property
     def needs(self) -> Mapping[str, Any]:
-        return {"activation": self.activation}
+        return {"activation": self.activation, "has_experts": True}
 
     def build(self, site: Site) -> Mixture:
         return Mixture(self, site)

@@ -225,6 +225,10 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
 
 def chosen_wide(weight: torch.Tensor, *, deterministic: bool) -> Product:
     """The fastest product without bias whose result is not rounded to 16 bits."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        from stridelm.kernels.host.router import scores
+
+        return scores
     return wide_tiled_product if deterministic else wide_product
 
 
