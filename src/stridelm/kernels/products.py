@@ -102,15 +102,22 @@ def can_multiply(weight_OI: torch.Tensor) -> bool:
 
 
 def product(
-    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: str | None = None
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    activation: str | None = None,
+    *,
+    tile: Tile | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O]. With an activation (of Ops.gate), O = 2 U and the result is the gated product, [N, U].
 
-    Needs `can_multiply(weight_OI)`; x of the weight's dtype.
+    Needs `can_multiply(weight_OI)`; x of the weight's dtype. tile: if not given, `choose_tile`. dtype: the result's, if
+    it is not the weight's.
     """
     (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
-    y = x_NI.new_empty(rows, outputs)
-    tile = choose_tile(rows, outputs, activation is not None, x_NI.device)
+    y = x_NI.new_empty(rows, outputs, dtype=dtype)
+    tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
     x_NI = x_NI.contiguous()
     _product_kernel[grid](
@@ -130,6 +137,13 @@ def product(
         **dependent(x_NI.device),
     )
     return y
+
+
+def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Tensor:
+    """x W^T in float32, for a router: so few outputs that tiles of many would occupy two processors."""
+    height = next((size for size in (16, 32, 64) if x_NI.shape[0] <= size), 128)
+    few, many = Tile(16, height, 256, warps=4, stages=4), Tile(64, height, 64, warps=4, stages=4)
+    return product(x_NI, weight_OI, None, tile=few if height < 64 else many, dtype=torch.float32)
 
 
 @cache

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import QKRope, Routing
-from stridelm.kernels.plain import combine, route
+from stridelm.kernels.triton_router import combine, route
 
 VECTOR_BYTES = 16
 """What a thread loads at once, if the address is a multiple of it."""

@@ -96,7 +96,8 @@ def _route(logits_NL, bias_E, scoring, groups, kept, renormalises, scale, chosen
         else:
             _softmax(row, logits_NL, scores_E)
         for e in range(experts):
-            choice_E[e] = scores_E[e] + bias_E[e] if bias_E.shape[0] else scores_E[e]
+            x = scores_E[e] + bias_E[e] if bias_E.shape[0] else scores_E[e]
+            choice_E[e] = x if x == x else np.float32(np.inf)  # a weight that was never loaded shows up
         if groups > 1:
             _leave_out_groups(choice_E, groups, kept)
         taken_E = np.zeros(experts, np.bool_)

@@ -4,6 +4,7 @@ depend on the rows beside it, here: on how many others have chosen the same expe
 - in turn: one expert after another, each with the rows that have chosen it, by a product that keeps bits;
 - packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout; with AMX, all experts in one call
   unless they have hundreds of rows each;
+- grouped: on a GPU in 16-bit precision, our kernels, which always add in the same order;
 - every: all rows through every expert. For a GPU in dtypes for which there is no kernel: which experts were chosen is
   not known on the host, and reading it could not be captured.
 
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.kernels.ops import Ops
-from stridelm.models.layers.products import PackedProduct, Product, chosen, tiled_product
+from stridelm.models.layers.products import PackedProduct, Product, chosen, runs_in_order, tiled_product
 
 if TYPE_CHECKING:
     from stridelm.kernels.host.experts import FewRowsOfExperts
@@ -124,6 +125,25 @@ def _in_turn(
     return parts_PH.view(rows, each, width)
 
 
+class GroupedExperts:
+    """All experts in two or three launches (kernels/experts.py)."""
+
+    packs: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        x_NH: torch.Tensor,
+        chosen_NK: torch.Tensor,
+        gate_up_QH: torch.Tensor,
+        down_RI: torch.Tensor,
+        ops: Ops,
+        activation: str,
+    ) -> torch.Tensor:
+        from stridelm.kernels.experts import expert_parts
+
+        return expert_parts(x_NH, chosen_NK, gate_up_QH, down_RI, activation)
+
+
 class EveryExpert:
     packs: ClassVar[bool] = False
 
@@ -153,6 +173,8 @@ def chosen_experts(
 ) -> ExpertProducts:
     """The fastest for the weights' device and dtype; if equal bits are promised, among those that keep them."""
     plain = tiled_product if deterministic else F.linear
+    if runs_in_order(gate_up_QH) and runs_in_order(down_RI):
+        return GroupedExperts()
     if gate_up_QH.is_cuda:
         return EveryExpert(plain)
     gate_up, down = (_packed(weights.chunk(experts), deterministic) for weights in (gate_up_QH, down_RI))

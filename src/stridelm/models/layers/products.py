@@ -218,7 +218,7 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
         if isinstance(product, PackedProduct):
             product.few = few_rows(product, weight.shape, biased)
         return product
-    if _runs_in_order(weight):
+    if runs_in_order(weight):
         return InOrderProduct(deterministic)
     return tiled_product if deterministic else F.linear
 
@@ -229,6 +229,10 @@ def chosen_wide(weight: torch.Tensor, *, deterministic: bool) -> Product:
         from stridelm.kernels.host.router import scores
 
         return scores
+    if runs_in_order(weight):
+        from stridelm.kernels.products import scores as scores_in_order
+
+        return scores_in_order
     return wide_tiled_product if deterministic else wide_product
 
 
@@ -253,7 +257,8 @@ def _tiled(_: torch.Tensor) -> Product:
     return tiled_product
 
 
-def _runs_in_order(weight: torch.Tensor) -> bool:
+def runs_in_order(weight: torch.Tensor) -> bool:
+    """Whether our kernels multiply by this weight."""
     if not weight.is_cuda:
         return False
     from stridelm.kernels.products import can_multiply

@@ -1,0 +1,104 @@
+"""Experts' products and a mixture's router in Triton, through its interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.kernels import experts
+from stridelm.kernels.experts import choose_tile, sort_pairs
+from stridelm.kernels.ops import ACTIVATIONS
+from stridelm.kernels.products import scores
+from stridelm.kernels.triton_rows import TritonOps
+from stridelm.models.layers.expert_products import GroupedExperts
+from support.checks.experts import (
+    ROUTINGS,
+    Case,
+    check_combine,
+    check_experts,
+    check_route,
+    check_route_shared,
+    check_ties_and_nan,
+)
+from support.checks.linear import rows, weights
+from support.checks.sorted_pairs import check_sorted
+from support.doubles.interpreter import INTERPRETED
+
+DTYPE = torch.float16  # the interpreter has no bfloat16 products
+
+
+@INTERPRETED
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_route(routing: str) -> None:
+    check_route(TritonOps(), ROUTINGS[routing], "cpu", rows=7)
+
+
+@INTERPRETED
+def test_route_at_the_limits() -> None:
+    check_route_shared(TritonOps(), "cpu")
+    check_ties_and_nan(TritonOps(), "cpu")
+
+
+@INTERPRETED
+@pytest.mark.parametrize("dtype", [torch.float32, DTYPE], ids=str)
+@pytest.mark.parametrize("width", [1, 63, 1500])
+def test_combine(dtype: torch.dtype, width: int) -> None:
+    check_combine(TritonOps(), 5, width, dtype, "cpu")
+
+
+@INTERPRETED
+@pytest.mark.parametrize("block", [16, 1024])
+@pytest.mark.parametrize(("count", "each", "number"), [(5, 2, 3), (9, 8, 128), (70, 3, 5), (60, 4, 4), (40, 6, 2)])
+def test_sort(count: int, each: int, number: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs that are looked at in one block and in several; tiles of every height."""
+    monkeypatch.setattr(experts, "SORT_BLOCK", block)
+    check_sorted(count, min(each, number), number, "cpu")
+
+
+@INTERPRETED
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("count", [1, 4, 5, 40])
+def test_experts(count: int, skewed: bool) -> None:
+    """Sorted pairs and unsorted ones, and both when rows are left out; inner widths of one tile and several."""
+    check_experts(Case(count, 6, 2, 72, 136, DTYPE, skewed=skewed), GroupedExperts(), TritonOps())
+
+
+@INTERPRETED
+def test_high_tiles() -> None:
+    """So many rows that tiles have 128 pairs, with inputs of more than one block."""
+    check_experts(Case(130, 2, 1, 136, 72, DTYPE, skewed=True), GroupedExperts(), TritonOps())
+
+
+@INTERPRETED
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    check_experts(Case(6, 3, 2, 64, 40, DTYPE), GroupedExperts(), TritonOps(), activation)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("count", [1, 20, 130])
+def test_scores(count: int) -> None:
+    """A router's product is not rounded to 16 bits."""
+    weight, _ = weights(0, 96, 41, DTYPE, "cpu")
+    x = rows(0, count, 96, DTYPE, "cpu")
+    got = scores(x, weight, None)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+
+
+def test_tiles_fit_the_shared_memory_of_a_processor() -> None:
+    """227 KiB, for weights and rows of every stage."""
+    for height in (16, 32, 64, 128):
+        order = experts.Sorted(height, torch.empty(0), torch.empty(500))
+        for is_gated in (False, True):
+            tile = choose_tile(order, 768, is_gated, torch.device("cpu"))
+            stage = (tile.outputs * (1 + is_gated) + tile.rows) * tile.inputs * 2
+            assert tile.rows == height and stage * tile.stages <= 227 * 1024
+
+
+def test_no_rows() -> None:
+    case = Case(3, 5, 2, 64, 32, DTYPE)
+    assert case.run(GroupedExperts(), TritonOps(), slice(0)).shape == (0, 2, 64)
+    assert sort_pairs(case.chosen[:1], 5).tiles == 2
