@@ -12,6 +12,11 @@ attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages 
             GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
   prefill   one span of many rows without a context, beside torch's flash attention over dense keys.
 
+experts, shapes of Qwen3-30B-A3B (128 experts of 2,048 x 768, 8 of them chosen, bfloat16), in microseconds:
+  router    scores and choice; sort; gate and up; down; sum. `all` is the five in one graph, the router's included.
+  floor     the larger of two: reading the chosen experts and reading and writing rows at the given bandwidth, and the
+            products at the given rate. `skewed`: half of the rows choose among an eighth of the experts.
+
 shapes, the same launches with other block sizes and numbers of programs: the default choice and the five best. A
 choice is good if it is near the best everywhere.
 """
@@ -51,6 +56,11 @@ class Settings:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16)
     chunks: tuple[int, ...] = (512, 2048, 8192)
     replays: int = 5
+    expert_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    bandwidth: float = 4.28
+    """TB/s, for floors: an H200's copies."""
+    tflops: float = 989.0
+    """For floors: an H200's products in bfloat16."""
 
 
 @dataclass
@@ -76,7 +86,7 @@ def main() -> int:
         return 1
     settings = Settings()
     if args.quick:
-        settings = replace(settings, contexts=(512, 8192), batches=(1, 64))
+        settings = replace(settings, contexts=(512, 8192), batches=(1, 64), expert_rows=(1, 16, 256, 4096))
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     results: dict[str, list[dict[str, Any]]] = {}
     for name in args.groups or GROUPS:
@@ -341,11 +351,115 @@ def shapes_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+# Experts
+
+
+EXPERTS, EACH, WIDTH, INNER = 128, 8, 2048, 768
+EXPERT_BYTES = 3 * WIDTH * INNER * 2
+EXPERT_CALLS = 12
+"""Calls of a graph. The weights exceed the L2 cache, and each call's rows choose other experts."""
+STAGES = ("router", "sort", "gate and up", "down", "sum")
+
+
+class ExpertLayer:
+    """A mixture's weights, and the launches of a step over them."""
+
+    def __init__(self) -> None:
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[1] ** -0.5)
+
+        self.gate_up, self.down = draw(EXPERTS * 2 * INNER, WIDTH), draw(EXPERTS * WIDTH, INNER)
+        self.router = draw(EXPERTS, WIDTH)
+
+    def calls(self, rows: int, skewed: bool) -> tuple[dict[str, list[Callable[[], object]]], float]:
+        """Each stage's calls and those of all stages together, and the mean number of experts that a call reads."""
+        made = [self._launches(rows, skewed) for _ in range(EXPERT_CALLS)]
+        read = sum(experts for _, experts in made) / len(made)
+        return {name: [launches[name] for launches, _ in made] for name in (*STAGES, "all")}, read
+
+    def _launches(self, rows: int, skewed: bool) -> tuple[dict[str, Callable[[], object]], int]:
+        from stridelm.kernels.experts import expert_parts, multiply, sort_pairs
+        from stridelm.kernels.ops import Routing
+        from stridelm.kernels.products import scores
+        from stridelm.kernels.triton_router import combine, route
+
+        routing = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)
+        x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+        logits = torch.randn(rows, EXPERTS, device="cuda")
+        if skewed:
+            logits[: rows // 2, : EXPERTS // 8] += 100
+        chosen, weights = route(logits, routing)
+        order = sort_pairs(chosen, EXPERTS)
+        inner = x.new_empty(order.places, INNER)
+        parts = x.new_empty(rows, EACH, WIDTH)
+        flat = parts.view(-1, WIDTH)
+
+        def together() -> object:
+            route(scores(x, self.router, None), routing)
+            return combine(expert_parts(x, chosen, self.gate_up, self.down, "silu"), weights)
+
+        launches: dict[str, Callable[[], object]] = {
+            "router": lambda: route(scores(x, self.router, None), routing),
+            "sort": lambda: sort_pairs(chosen, EXPERTS),
+            "gate and up": lambda: multiply(x, self.gate_up, order, EACH, inner, "silu"),
+            "down": lambda: multiply(inner, self.down, order, EACH, flat, None),
+            "sum": lambda: combine(parts, weights),
+            "all": together,
+        }
+        return launches, len(chosen.unique())
+
+
+def experts(settings: Settings) -> Section:
+    from stridelm.kernels.experts import MAX_UNSORTED_ROWS
+
+    layer, found = ExpertLayer(), []
+    for rows in settings.expert_rows:
+        for skewed in (False, True):
+            calls, read = layer.calls(rows, skewed)
+            pairs = rows * EACH
+            # Rows are read once, each pair's gated row is written and read, and so is its part of the sum.
+            moved = read * EXPERT_BYTES + 2 * (rows * WIDTH * 2 + pairs * 2 * (INNER + WIDTH))
+            bytes_us = moved / settings.bandwidth / 1e6
+            flops_us = 6 * pairs * WIDTH * INNER / settings.tflops / 1e6
+            sorts = rows > MAX_UNSORTED_ROWS
+            us = {name: graph_us(calls[name], settings.replays) for name in calls if sorts or name != "sort"}
+            found.append(
+                {
+                    "rows": rows,
+                    "skewed": skewed,
+                    "experts_read": read,
+                    "us": us,
+                    "bytes_floor_us": bytes_us,
+                    "flops_floor_us": flops_us,
+                    "of_floor": max(bytes_us, flops_us) / us["all"],
+                }
+            )
+    return Section([experts_table(found)], found)
+
+
+def experts_table(found: list[dict[str, Any]]) -> Table:
+    names = (*STAGES, "all")
+    table = right_table(
+        "experts", "rows", "routing", "read", *(f"{name} us" for name in names), "bytes", "flops", "of floor"
+    )
+    for row in found:
+        table.add_row(
+            str(row["rows"]),
+            "skewed" if row["skewed"] else "uniform",
+            f"{row['experts_read']:.0f}",
+            *(f"{row['us'][name]:.1f}" if name in row["us"] else "-" for name in names),
+            f"{row['bytes_floor_us']:.1f}",
+            f"{row['flops_floor_us']:.1f}",
+            f"{row['of_floor']:.0%}",
+        )
+    return table
+
+
 def mode_name(deterministic: bool) -> str:
     return "deterministic" if deterministic else "fast"
 
 
-GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention, "shapes": shapes}
+GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention, "experts": experts, "shapes": shapes}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -155,11 +155,11 @@ class Sorted:
 
 
 def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
-    """In tiles as high as an expert's pairs are many on average."""
+    """The pairs of a step; on the device, nothing is known of them here."""
     count = chosen_NK.numel()
     if len(chosen_NK) <= MAX_UNSORTED_ROWS:
         return Sorted(16, chosen_NK.new_empty(0, dtype=torch.int32), chosen_NK.view(-1))
-    height = next((size for size in (16, 32, 64) if count <= size * experts), 128)
+    height = height_of(count, experts)
     tiles = min(count, count // height + experts)  # each expert's last tile may be nearly empty
     pairs = chosen_NK.new_empty(tiles * height, dtype=torch.int32)
     tile_experts = chosen_NK.new_empty(tiles, dtype=torch.int32)
@@ -178,6 +178,11 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
         **dependent(chosen_NK.device),
     )
     return Sorted(height, pairs, tile_experts)
+
+
+def height_of(pairs: int, experts: int) -> int:
+    """Of tiles: as many pairs as an expert has on average."""
+    return next((size for size in (16, 32, 64) if pairs <= size * experts), 128)
 
 
 def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device) -> Tile:
@@ -200,14 +205,16 @@ def expert_parts(
         return parts_NKH
     order = sort_pairs(chosen_NK.contiguous(), down_RI.shape[0] // width)
     inner_TI = x_NH.new_empty(order.places, inner)
-    _multiply(x_NH.contiguous(), gate_up_QH, order, each, inner_TI, activation)
-    _multiply(inner_TI, down_RI, order, each, parts_NKH.view(-1, width), None)
+    multiply(x_NH.contiguous(), gate_up_QH, order, each, inner_TI, activation)
+    multiply(inner_TI, down_RI, order, each, parts_NKH.view(-1, width), None)
     return parts_NKH
 
 
-def _multiply(
+def multiply(
     x: torch.Tensor, weight: torch.Tensor, order: Sorted, each: int, y: torch.Tensor, activation: str | None
 ) -> None:
+    """Write the products of all pairs to y: with an activation from rows to gated places, without from places to
+    pairs."""
     outputs = y.shape[1]
     tile = choose_tile(order, outputs, activation is not None, x.device)
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
