@@ -1,12 +1,14 @@
-"""Decode speed of an 8B model with random weights on one GPU: plain and with each drafter, over batch sizes.
+"""Decode speed of a model with random weights on one GPU: plain and with each drafter, over batch sizes.
 
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.jsonl
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --read results/gpu_decode.jsonl --plot gpu_decode.svg
+    python benchmarks/gpu_decode.py --model qwen3-30b-a3b --batch 1,16,64,256 --decoding plain,mask@3:synthetic:2.5
 
-Llama-3.1-8B's shape in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache. Only decoding with all
-requests running is timed: from the step in which the last got its first token to when one of them nears its end.
-`floor` is the time to read the weights and the KV that a step must read, at the given bandwidth. `prefill` is prompt
-tokens per second until every request has its first token.
+Llama-3.1-8B's shape or another of model_shapes.py in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache.
+Only decoding with all requests running is timed: from the step in which the last got its first token to when one of
+them nears its end. `floor` is the time to read the weights and the KV that a step must read, at the given bandwidth; of
+a mixture's experts, as many as the rows of a plain step choose on average if all are equally likely. `prefill` is
+prompt tokens per second until every request has its first token.
 
 With random weights no draft is accepted, so a drafter's gain does not show here. Trusted windows (mask@2:trust) emit
 all their tokens whatever the weights are; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens per step by
@@ -28,7 +30,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,10 +38,11 @@ from typing import Any
 
 import torch
 from device_trace import gap_us, trace_steps
+from model_shapes import EAGLE3, SHAPES
+from model_shapes import LLAMA_8B as LLAMA_8B
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 from stridelm.bench.looks import SERIES
 from stridelm.bench.plot import INK, check_plot
@@ -50,26 +53,10 @@ from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
 from stridelm.engine.step_timer import PARTS
+from stridelm.models.layers.experts import Mixture
 from stridelm.params import SamplingParams, Speculation
 
-LLAMA_8B: dict[str, Any] = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-VLLM = {1: 203.9, 4: 796.0, 16: 2968.0, 64: 9421.0, 128: 14343.0, 256: 17853.0}
-"""Tokens per second of vLLM 0.26.0, plain, with the same work on one H200 (measured beside Stride, torch 2.11): streams
-times tokens per step, over the time of a step with all of them running, as here."""
-EAGLE3 = "eagle@3:synthetic:2.5"
-VLLM_EAGLE3 = {1: 385.5, 4: 1475.0, 16: 5434.0, 64: 13825.0, 128: 16410.0, 256: 18092.0}
-"""The same with EAGLE-3, three draft tokens per step, acceptance simulated at 2.5 tokens."""
+DEFAULT_MODEL = next(iter(SHAPES))
 DRAFT_VOCAB = 32000
 
 
@@ -90,6 +77,7 @@ class Settings:
     modes: tuple[str, ...]
     decoding: tuple[str, ...]
     bandwidth: float
+    model: str = DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
@@ -133,10 +121,11 @@ class Measured:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default=DEFAULT_MODEL, help="whose shape")
     parser.add_argument("--batch", default="1,4,16,64,128,256")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--output", type=int, default=256, help="output tokens")
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int, help="default: the model's")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
     parser.add_argument("--decoding", default=f"plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5,{EAGLE3}")
@@ -152,7 +141,10 @@ def main() -> int:
         check_plot(args.plot)
     batches = tuple(int(n) for n in args.batch.split(","))
     modes, decoding = tuple(args.modes.split(",")), tuple(args.decoding.split(","))
-    settings = Settings(batches, args.prompt, args.output, args.layers, args.repeats, modes, decoding, args.bandwidth)
+    layers = args.layers or SHAPES[args.model].config["num_hidden_layers"]
+    settings = Settings(
+        batches, args.prompt, args.output, layers, args.repeats, modes, decoding, args.bandwidth, args.model
+    )
     if args.read:
         if args.plot is None:
             parser.error("--read only plots: name the chart's file with --plot")
@@ -163,10 +155,9 @@ def main() -> int:
         return 1
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        LlamaConfig(
-            **{**LLAMA_8B, "num_hidden_layers": settings.layers}, architectures=["LlamaForCausalLM"]
-        ).save_pretrained(folder)
-        head = write_eagle3(Path(folder) / "eagle3", settings.layers) if "eagle" in args.decoding else None
+        shape = SHAPES[settings.model]
+        shape.write(folder, settings.layers)
+        head = write_eagle3(Path(folder) / "eagle3", layers, shape.config) if "eagle" in args.decoding else None
         for mode in settings.modes:
             engine = open_engine(folder, head, mode, settings)
             for batch in settings.batch:
@@ -174,7 +165,7 @@ def main() -> int:
             del engine  # the next mode needs the memory
             gc.collect()
             torch.cuda.empty_cache()
-    console.print(as_table(rows))
+    console.print(as_table(rows, shape.title))
     if args.json:
         append_result(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
     if args.plot:
@@ -185,25 +176,30 @@ def main() -> int:
 def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
     """The rows of the last run in a file with these settings. Raises SystemExit if there is none."""
     wanted = json.loads(json.dumps(asdict(settings)))
-    runs = [run for run in read_results(file) if run["benchmark"] == "gpu_decode" and run["settings"] == wanted]
+    runs = [
+        run
+        for run in read_results(file)
+        if run["benchmark"] == "gpu_decode" and {"model": DEFAULT_MODEL, **run["settings"]} == wanted
+    ]  # the first runs were all of one model, and did not name it
     if not runs:
         raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
     rows: list[dict[str, Any]] = runs[-1]["rows"]
     return rows
 
 
-def write_eagle3(folder: Path, layers: int) -> Path:
-    """A head in the shape of the published Llama-3.1-8B heads, whose weights are not read."""
-    width, inner, vocab = (LLAMA_8B[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
-    keys = LLAMA_8B["num_key_value_heads"] * LLAMA_8B["head_dim"]
+def write_eagle3(folder: Path, layers: int, target: Mapping[str, Any] = LLAMA_8B) -> Path:
+    """A head in the shape of the published heads, one dense layer like a Llama's, whose weights are not read."""
+    config = {name: target[name] for name in LLAMA_8B}
+    width, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    queries, keys = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
     shapes = {
         "fc": (width, 3 * width),
         "midlayer.input_layernorm": (width,),
         "midlayer.hidden_norm": (width,),
-        "midlayer.self_attn.q_proj": (width, 2 * width),
+        "midlayer.self_attn.q_proj": (queries, 2 * width),
         "midlayer.self_attn.k_proj": (keys, 2 * width),
         "midlayer.self_attn.v_proj": (keys, 2 * width),
-        "midlayer.self_attn.o_proj": (width, width),
+        "midlayer.self_attn.o_proj": (width, queries),
         "midlayer.post_attention_layernorm": (width,),
         "midlayer.mlp.gate_proj": (inner, width),
         "midlayer.mlp.up_proj": (inner, width),
@@ -214,8 +210,7 @@ def write_eagle3(folder: Path, layers: int) -> Path:
     tensors = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     folder.mkdir()
     save_file({**tensors, "d2t": torch.arange(DRAFT_VOCAB) * (vocab // DRAFT_VOCAB - 1)}, folder / "model.safetensors")
-    config = {
-        **LLAMA_8B,
+    config |= {
         "architectures": ["LlamaForCausalLMEagle3"],
         "num_hidden_layers": 1,
         "draft_vocab_size": DRAFT_VOCAB,
@@ -278,7 +273,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             gap_ms=gap,
             prefill_per_s=measured.prefill_per_s,
             over_plain=None if plain is None else tokens_per_s / plain,
-            over_vllm=over_vllm(tokens_per_s, decoding, batch),
+            over_vllm=over_vllm(tokens_per_s, decoding, batch, settings.model),
             mode=mode,
         )
         console.print(
@@ -294,8 +289,8 @@ def synthetic_length(decoding: str) -> float | None:
     return float(length) if rule.startswith("synthetic") else None
 
 
-def over_vllm(tokens_per_s: float, decoding: str, batch: int) -> float | None:
-    theirs = {"plain": VLLM, EAGLE3: VLLM_EAGLE3}.get(decoding, {}).get(batch)
+def over_vllm(tokens_per_s: float, decoding: str, batch: int, model: str) -> float | None:
+    theirs = SHAPES[model].vllm.get(decoding, {}).get(batch)
     return None if theirs is None else tokens_per_s / theirs
 
 
@@ -386,17 +381,22 @@ def speculation(decoding: str) -> Speculation | str:
 
 
 def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
-    """Time to read the weights (without the embedding, of which one row per token is read) and the KV at the middle of
-    the run."""
+    """Time to read the weights (without the embedding, of which one row per token is read, and of experts those that
+    `batch` rows choose on average) and the KV at the middle of the run."""
     model = engine.loaded.model
-    weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.embed.weight.numel() * 2
+    weights: float = sum(p.nbytes for p in model.parameters()) - model.embed.weight.nbytes
+    for mixture in model.modules():
+        if isinstance(mixture, Mixture):
+            routing = mixture.spec.routing
+            unread = (1 - routing.num_experts_per_tok / routing.num_experts) ** batch
+            weights -= unread * sum(p.nbytes for p in mixture.experts.parameters())
     entry = bytes_per_token(model.layer_states, torch.bfloat16)
     context = settings.prompt + settings.output / 2
     return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
 
 
-def as_table(rows: list[Row]) -> Table:
-    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Llama-3.1-8B's shape, bfloat16")
+def as_table(rows: list[Row], title: str) -> Table:
+    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {title}'s shape, bfloat16")
     names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms/step", "floor")
     for column in (*names, *PARTS, "gap", "prefill/s"):
         table.add_column(column, justify="right")

@@ -17,8 +17,11 @@ experts, shapes of Qwen3-30B-A3B (128 experts of 2,048 x 768, 8 of them chosen, 
   floor     the larger of two: reading the chosen experts and reading and writing rows at the given bandwidth, and the
             products at the given rate. `skewed`: half of the rows choose among an eighth of the experts.
 
-shapes, the same launches with other block sizes and numbers of programs: the default choice and the five best. A
-choice is good if it is near the best everywhere.
+expert_tiles, the products of `experts` with other tiles (outputs, pairs, inputs, warps, stages), sorted and unsorted:
+the default choice and the five best.
+
+shapes, the launches of `attention` with other block sizes and numbers of programs: the default choice and the five
+best. A choice is good if it is near the best everywhere.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -455,11 +460,67 @@ def experts_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+def expert_tiles(settings: Settings) -> Section:
+    layer = ExpertLayer()
+    found = [trial for rows in settings.expert_rows for trial in tried_tiles(layer, rows)]
+    return Section([expert_tiles_table(found)], found)
+
+
+def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
+    """Both products of one number of rows, timed with the default choice and with every other plausible tile."""
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels import experts
+    from stridelm.kernels.products import Tile
+
+    mean = experts.height_of(rows * EACH, EXPERTS)
+    heights = sorted({16, mean, max(16, mean // 2), min(128, mean * 2)})
+    unsorted = (rows,) if rows <= 16 else ()
+    found = []
+    for stage in ("gate and up", "down"):
+        forms: list[tuple[int, Tile | None]] = [(experts.MAX_UNSORTED_ROWS, None)]
+        for limit, height in itertools.product((0, *unsorted), heights):
+            for outputs, inputs, stages in itertools.product((32, 64, 128), (64, 128), (3, 4, 6)):
+                warps = 8 if outputs * height >= 128 * 128 else 4
+                forms.append((limit, Tile(outputs, height, inputs, warps, stages)))
+        for limit, tile in forms:
+            if limit and tile is not None and tile.rows > 16:
+                continue  # unsorted tiles have 16 rows
+            with ExitStack() as patches:
+                patches.enter_context(mock.patch.object(experts, "MAX_UNSORTED_ROWS", limit))
+                if tile is not None:
+                    patches.enter_context(mock.patch.object(experts, "choose_tile", return_value=tile))
+                    patches.enter_context(mock.patch.object(experts, "height_of", return_value=tile.rows))
+                try:
+                    us = graph_us(layer.calls(rows, skewed=False)[0][stage], 2)
+                except (RuntimeError, OutOfResources):  # too much shared memory
+                    continue
+            name = "as chosen" if tile is None else f"{astuple(tile)}{' unsorted' if limit else ''}"
+            found.append({"rows": rows, "stage": stage, "form": name, "us": us})
+    return found
+
+
+def expert_tiles_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("experts: (outputs, pairs, inputs, warps, stages)", "rows", "product", "as chosen", "best five")
+    for rows, stage in dict.fromkeys((trial["rows"], trial["stage"]) for trial in found):
+        trials = [trial for trial in found if (trial["rows"], trial["stage"]) == (rows, stage)]
+        trials.sort(key=lambda trial: trial["us"])
+        chosen = next(trial["us"] for trial in trials if trial["form"] == "as chosen")
+        best = ", ".join(f"{trial['form']}: {trial['us']:.1f}" for trial in trials[:5])
+        table.add_row(str(rows), stage, f"{chosen:.1f}", best)
+    return table
+
+
 def mode_name(deterministic: bool) -> str:
     return "deterministic" if deterministic else "fast"
 
 
-GROUPS: dict[str, Callable[[Settings], Section]] = {"attention": attention, "experts": experts, "shapes": shapes}
+GROUPS: dict[str, Callable[[Settings], Section]] = {
+    "attention": attention,
+    "experts": experts,
+    "shapes": shapes,
+    "expert_tiles": expert_tiles,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -186,12 +186,17 @@ def height_of(pairs: int, experts: int) -> int:
 
 
 def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """All give the same bits."""
+    """All give the same bits. Stages for two programs per processor, one of which starts while the other multiplies:
+    an expert's matrices are small (benchmarks/gpu_kernels.py expert_tiles)."""
     height = order.height
     if height == 128:
-        return Tile(64, height, 64, warps=4, stages=3) if is_gated else Tile(128, height, 64, warps=8, stages=4)
+        return Tile(128, height, 64, warps=8, stages=3 if is_gated else 4)
     narrow = order.tiles * triton.cdiv(outputs, 64) < multiprocessors(device)  # tiles of 64 would leave some idle
-    return Tile(32 if narrow else 64, height, 128, warps=4, stages=4)
+    if height == 16 and narrow:
+        return Tile(32, height, 128, warps=4, stages=6)
+    if height == 16:
+        return Tile(64, height, 128, warps=4, stages=3 if is_gated else 4)
+    return Tile(64, height, 64, warps=4, stages=4)
 
 
 def expert_parts(
