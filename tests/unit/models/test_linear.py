@@ -81,6 +81,27 @@ def test_few_rows(shape: tuple[int, int]) -> None:
 
 
 @native
+def test_a_layer_of_few_outputs_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many rows that they have few outputs together go through our kernel, more of them do not."""
+    layer = Linear(96, 1024).to(torch.bfloat16).requires_grad_(False)
+    nn.init.normal_(layer.weight)
+    set_products(layer, deterministic=True)
+    if not (isinstance(layer.product, PackedProduct) and layer.product.few):
+        pytest.skip("this CPU has no AMX, or oneDNN packs the weight in another way")
+    ran: list[int] = []
+    call = FewRows.__call__
+
+    def spied(self: FewRows, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ran.append(len(x))
+        return call(self, x, bias)
+
+    monkeypatch.setattr(FewRows, "__call__", spied)
+    for count in (1, 4, 5, 16, 40):
+        layer(rows(0, count, 96, torch.bfloat16, "cpu"))
+    assert ran == [1, 4]
+
+
+@native
 def test_another_packing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight that oneDNN packs as our kernel does not read it goes through the library at every number of rows."""
     monkeypatch.setattr(products, "_AGREED", {})

@@ -115,7 +115,7 @@ class PackedProduct:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         few, rows = self.few, x.shape[0]
-        if few is not None and rows <= few.max_rows and 0 < rows * weight.shape[0] <= self.FEW_OUTPUTS:
+        if few is not None and rows <= few.max_rows and 0 < rows * few.outputs <= self.FEW_OUTPUTS:
             return few(x, bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
