@@ -29,7 +29,7 @@ from stridelm.kernels.triton_rows import gated
 
 MAX_UNSORTED_ROWS = 4
 """Rows up to which pairs are not sorted: few of them share an expert, and a second reader may find it in the cache."""
-SORT_BLOCK = 1024
+SORT_BLOCK = 4096
 """Pairs that a program of the sort looks at at once."""
 
 
@@ -174,7 +174,7 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
         triton.next_power_of_2(experts + 1),
         height,
         block,
-        num_warps=4,
+        num_warps=4 if block <= 1024 else 8,
         **dependent(chosen_NK.device),
     )
     return Sorted(height, pairs, tile_experts)
