@@ -68,6 +68,14 @@ def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, o
     assert found["left"] == 0
 
 
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_a_mixture_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    """Which experts are chosen is not known, and nothing asks."""
+    found = rehearse(tmp_path, {"model": str(checkpoint(kind)), "drafter": "none", "deterministic": True})
+    assert found["launched"] > 50
+    assert found["left"] == 0
+
+
 def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """For the device, on other threads; in a second process there is nothing left to compile."""
     config = {"model": str(checkpoint("qwen3", tie_word_embeddings=True)), "drafter": "none"}
