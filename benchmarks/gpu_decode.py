@@ -7,8 +7,8 @@
 Llama-3.1-8B's shape or another of model_shapes.py in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache.
 Only decoding with all requests running is timed: from the step in which the last got its first token to when one of
 them nears its end. `floor` is the time to read the weights and the KV that a step must read, at the given bandwidth; of
-a mixture's experts, as many as the rows of a plain step choose on average if all are equally likely. `prefill` is
-prompt tokens per second until every request has its first token.
+a mixture's experts, as many as the rows of a plain step choose on average if all are equally likely (or skewed as
+--routing says). `prefill` is prompt tokens per second until every request has its first token.
 
 With random weights no draft is accepted, so a drafter's gain does not show here. Trusted windows (mask@2:trust) emit
 all their tokens whatever the weights are; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens per step by
@@ -53,10 +53,17 @@ from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
 from stridelm.engine.step_timer import PARTS
+from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.experts import Mixture
 from stridelm.params import SamplingParams, Speculation
 
 DEFAULT_MODEL = next(iter(SHAPES))
+ROUTINGS = ("random", "skewed")
+FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0]}
+"""What the first runs recorded do not name."""
+SKEW = 20.0
+"""Standard deviation of what a skewed router adds to the scores of an eighth of its experts, or subtracts from them.
+Other scores have 1."""
 DRAFT_VOCAB = 32000
 
 
@@ -78,6 +85,7 @@ class Settings:
     decoding: tuple[str, ...]
     bandwidth: float
     model: str = DEFAULT_MODEL
+    routing: str = "random"
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,9 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default=DEFAULT_MODEL, help="whose shape")
+    parser.add_argument(
+        "--routing", choices=ROUTINGS, default=ROUTINGS[0], help="skewed: half of the rows to an eighth of the experts"
+    )
     parser.add_argument("--batch", default="1,4,16,64,128,256")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--output", type=int, default=256, help="output tokens")
@@ -143,8 +154,19 @@ def main() -> int:
     modes, decoding = tuple(args.modes.split(",")), tuple(args.decoding.split(","))
     layers = args.layers or SHAPES[args.model].config["num_hidden_layers"]
     settings = Settings(
-        batches, args.prompt, args.output, layers, args.repeats, modes, decoding, args.bandwidth, args.model
+        batches,
+        args.prompt,
+        args.output,
+        layers,
+        args.repeats,
+        modes,
+        decoding,
+        args.bandwidth,
+        args.model,
+        args.routing,
     )
+    if args.routing == "skewed" and "num_experts" not in SHAPES[args.model].config:
+        parser.error(f"{args.model} has no experts: leave out --routing")
     if args.read:
         if args.plot is None:
             parser.error("--read only plots: name the chart's file with --plot")
@@ -179,8 +201,8 @@ def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
     runs = [
         run
         for run in read_results(file)
-        if run["benchmark"] == "gpu_decode" and {"model": DEFAULT_MODEL, **run["settings"]} == wanted
-    ]  # the first runs were all of one model, and did not name it
+        if run["benchmark"] == "gpu_decode" and {**FIRST_RUNS, **run["settings"]} == wanted
+    ]
     if not runs:
         raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
     rows: list[dict[str, Any]] = runs[-1]["rows"]
@@ -241,10 +263,23 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
         max_model_len=length + 64,
         num_pages=largest * (-(-(length + 64) // 16) + 1),
     )
-    engine = Engine(config, load(config))
+    loaded = load(config)
+    if settings.routing == "skewed":
+        skew(loaded.model)
+    engine = Engine(config, loaded)
     if mode == "unlapped":
         engine.steps.lag = 0
     return engine
+
+
+@torch.inference_mode()
+def skew(model: Decoder) -> None:
+    """Let the sign of one direction decide whether a row chooses among the first eighth of the experts or the rest."""
+    for mixture in model.modules():
+        if isinstance(mixture, Mixture):
+            weight = mixture.router.scores.weight
+            direction = torch.randn(weight.shape[1], device=weight.device, dtype=weight.dtype)
+            weight[: mixture.experts.count // 8] += SKEW * weight.shape[1] ** -0.5 * direction
 
 
 def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, console: Console) -> list[Row]:
@@ -382,14 +417,18 @@ def speculation(decoding: str) -> Speculation | str:
 
 def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
     """Time to read the weights (without the embedding, of which one row per token is read, and of experts those that
-    `batch` rows choose on average) and the KV at the middle of the run."""
+    `batch` rows choose on average) and the KV at the middle of the run. With skewed routing, half of the rows choose
+    among an eighth of the experts and half among the rest."""
     model = engine.loaded.model
     weights: float = sum(p.nbytes for p in model.parameters()) - model.embed.weight.nbytes
     for mixture in model.modules():
         if isinstance(mixture, Mixture):
-            routing = mixture.spec.routing
-            unread = (1 - routing.num_experts_per_tok / routing.num_experts) ** batch
-            weights -= unread * sum(p.nbytes for p in mixture.experts.parameters())
+            count, each = mixture.experts.count, mixture.spec.routing.num_experts_per_tok
+            parts: list[tuple[int, float]] = [(count, batch)]  # experts, and rows that choose among them
+            if settings.routing == "skewed":
+                parts = [(count // 8, batch / 2), (count - count // 8, batch / 2)]
+            unread = sum(experts * (1 - each / experts) ** rows for experts, rows in parts)
+            weights -= unread / count * sum(p.nbytes for p in mixture.experts.parameters())
     entry = bytes_per_token(model.layer_states, torch.bfloat16)
     context = settings.prompt + settings.output / 2
     return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
