@@ -20,6 +20,7 @@ from stridelm.models.layers.products import bfloat16_is_native, tiled_product
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.loader import fill, fill_randomly, screaming
 from support.checks.experts import Case, check_experts
+from support.checks.linear import check_row_bits
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -114,6 +115,21 @@ def test_scores_are_not_rounded() -> None:
     x = torch.zeros(3, 64, dtype=torch.bfloat16)
     x[:, 0], x[:, 1] = 8.0, torch.tensor([1.0, 0.0, -1.0])
     assert made.router(x, ops_for(CPU, torch.bfloat16))[0].flatten().tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_scores_in_every_dtype(dtype: torch.dtype, deterministic: bool) -> None:
+    """Those of the weights as they are stored, in float32 or wider, with the same bits at any number of rows."""
+    made = mixture(dtype, routing=Routing(num_experts=41, num_experts_per_tok=2))
+    weight = made.router.scores.weight.double()
+    set_products(made, deterministic=deterministic)
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    got = made.router.scores(x)
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(got.double(), x.double() @ weight.t(), rtol=1e-5, atol=1e-5)
+    if deterministic:
+        check_row_bits(made.router.scores, x)
 
 
 @pytest.mark.parametrize("gate", [None, "shared_gate"])

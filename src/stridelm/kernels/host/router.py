@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from stridelm.kernels.host.arithmetic import by_lanes, exp, follow_torch, in_order, kernel, narrow, widen
+from stridelm.kernels.host.arithmetic import DTYPES, by_lanes, exp, follow_torch, in_order, kernel, narrow, widen
 from stridelm.kernels.host.memory import array
 from stridelm.kernels.ops import Routing
 
@@ -35,7 +35,8 @@ def _scores(x_NH, weight_LH, out_NL):
 
 
 def scores(x_NH: torch.Tensor, weight_LH: torch.Tensor, bias: None) -> torch.Tensor:
-    """x W^T in float32, [N, L]. x: float32 or bfloat16; weight: float32."""
+    """x W^T in float32, [N, L]. weight: float32."""
+    x_NH = x_NH if x_NH.dtype in DTYPES else x_NH.float()
     out_NL = x_NH.new_empty(x_NH.shape[0], weight_LH.shape[0], dtype=torch.float32)
     follow_torch()
     _scores(array(x_NH.contiguous()), array(weight_LH), array(out_NL))
