@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
-from stridelm.cache.layout import HeadsKV, LayerState, LayerStates
+from stridelm.cache.layout import HeadsKV, LatentKV, LayerState, LayerStates
 from stridelm.cache.pool import StoredLayers
-from stridelm.kernels.ops import Ops, QKRope
+from stridelm.kernels.ops import LatentRope, Ops, QKRope
 from stridelm.types import Geometry
 
 Entries = Mapping[str, torch.Tensor]
@@ -34,11 +34,27 @@ class HeadsInput:
     """Turns the projections into queries and keys."""
 
 
+@dataclass(frozen=True, eq=False)
+class LatentInput:
+    """Input of a layer with LatentKV. A head's key is an expansion of the latent; its transpose is applied to the query
+    instead, so that queries meet latents as they are stored."""
+
+    q_NHR: torch.Tensor
+    """Queries in the space of latents."""
+    turned_NHK: torch.Tensor
+    """The part of the queries that is rotated, not yet rotated."""
+    rows_NC: torch.Tensor
+    """Projections of latent and shared key."""
+    rope: LatentRope
+    """Turns the projections into latent rows."""
+
+
 class Mix(Protocol):
     """What a model calls so that a layer's rows attend to one another and to the KV that the caller keeps."""
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
-        """inputs: of the type that the layer's state takes. Returns each row's values, for heads [N, H, D]."""
+        """inputs: of the type that the layer's state takes. Returns each row's values: [N, H, D] for heads, [N, H, R]
+        for latents."""
         ...
 
 
@@ -120,6 +136,33 @@ class HeadsMixer(Mixer[HeadsKV]):
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
         """[N, H, D]: attend with all rows' queries to a layer's pool, in which the rows' own KV is already written."""
+        raise NotImplementedError
+
+
+class LatentMixer(Mixer[LatentKV]):
+    """Latent rows that all heads share: backends differ only in `attend`."""
+
+    def mix(
+        self,
+        state: LatentKV,
+        inputs: LatentInput,
+        entries: Entries,
+        slots_N: torch.Tensor,
+        ops: Ops,
+        wanted_M: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        latents = entries["latents"]
+        q_NHR = inputs.q_NHR
+        turned_NHK = ops.rope_and_store_latent(inputs.turned_NHK, inputs.rows_NC, inputs.rope, latents, slots_N)
+        if wanted_M is not None:
+            q_NHR, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHR, turned_NHK))
+        return self.attend(state, q_NHR, turned_NHK, latents)
+
+    def attend(
+        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
+    ) -> torch.Tensor:
+        """[N, H, R] weighted latents: attend with all rows' queries, of which `turned` is the rotated part, to a
+        layer's pool, in which the rows' own entries are already written."""
         raise NotImplementedError
 
 

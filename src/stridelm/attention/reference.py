@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.attention.base import AttentionBackend, HeadsMixer
+from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentMixer
 from stridelm.attention.host_view import HostView
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.types import Geometry
 
 MAX_SCORES = 1 << 25
@@ -62,10 +62,24 @@ class ReferenceHeads(HeadsMixer):
         return self._groups[key]
 
 
+class ReferenceLatents(LatentMixer):
+    """A latent row is a key, and its latent the value, of one head that all query heads share."""
+
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self._heads = ReferenceHeads(backend, geometry)
+
+    def attend(
+        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
+    ) -> torch.Tensor:
+        keys_PGC = latents_PC[:, None]
+        queries = torch.cat((q_NHR, turned_NHK), dim=2)
+        return self._heads.attend(state.one_head, queries, keys_PGC, keys_PGC[..., : state.rank])
+
+
 class ReferenceAttention(AttentionBackend):
     """Always deterministic."""
 
-    mixers: ClassVar = {HeadsKV: ReferenceHeads}
+    mixers: ClassVar = {HeadsKV: ReferenceHeads, LatentKV: ReferenceLatents}
 
     def __init__(self, deterministic: bool = True) -> None:
         super().__init__(True)

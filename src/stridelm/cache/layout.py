@@ -61,6 +61,27 @@ class HeadsKV(LayerState):
         return {"keys": (self.kv_heads, self.key_dim), "values": (self.kv_heads, self.value_dim)}
 
 
+@dataclass(frozen=True)
+class LatentKV(LayerState):
+    """One row for all `heads` query heads (DeepSeek-V2, arXiv 2405.04434, section 2.1.3): a latent of width `rank`,
+    which every head expands into a key and a value, and after it a key of width `rope_dim` that all heads share."""
+
+    heads: int
+    rank: int
+    rope_dim: int
+    scale: float
+    """Factor applied to the product of a query and a key."""
+
+    @property
+    def one_head(self) -> HeadsKV:
+        """The same as a single KV head: keys are whole rows, values are their latents."""
+        width = self.rank + self.rope_dim
+        return HeadsKV(self.group, self.window, self.heads, 1, width, self.rank, self.scale)
+
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        return {"latents": (self.rank + self.rope_dim,)}
+
+
 LayerStates = tuple[LayerState, ...]
 """A model's layers, in order."""
 

@@ -1,7 +1,8 @@
 """The row operations of a decoder, as one interface with several implementations.
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots, L positions; in mixtures E experts, K experts that a row chooses.
+P pool slots, L positions. In latent attention: R width of a latent, K width of the rotated part of queries and keys,
+C = R + K. In mixtures: E experts, K experts that a row chooses.
 """
 
 from __future__ import annotations
@@ -31,6 +32,24 @@ class QKRope:
     norms: torch.Tensor | None = None
     """[2 D] norm weights: for queries, then for keys."""
     eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class LatentRope:
+    """How a layer's latent rows are made from their projections, and which part of its queries is rotated: the latent
+    is normalised, and the shared key beside it is rotated by the row's position."""
+
+    positions: torch.Tensor
+    """[N] int64."""
+    cos_LF: torch.Tensor
+    """[L, K / 2] float32 by position."""
+    sin_LF: torch.Tensor
+    norm_R: torch.Tensor
+    """Weight of the latent's norm."""
+    eps: float
+    interleaved: bool
+    """Dimension 2i is paired with 2i + 1, and the first of each pair goes to the first half; otherwise dimension i is
+    paired with i + K / 2."""
 
 
 SCORINGS = ("softmax", "sigmoid")
@@ -112,6 +131,18 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Write each row's rotated keys and its values to its slot of a layer's pool; returns the rotated queries
         [N, H, D]. slots_N: int64."""
+        ...
+
+    def rope_and_store_latent(
+        self,
+        q_NHK: torch.Tensor,
+        rows_NC: torch.Tensor,
+        rope: LatentRope,
+        latents_PC: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write each row's normalised latent and rotated key to its slot of a layer's pool; returns the rotated queries
+        [N, H, K]. rows: as projected. q: any strides whose last is 1. slots_N: int64."""
         ...
 
     def route(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.kernels.ops import QKRope, Routing
+from stridelm.kernels.ops import LatentRope, QKRope, Routing
 
 
 # On a CPU F.gelu computes a single row, and the last numbers of a thread's share, with different arithmetic than the
@@ -69,6 +69,18 @@ class PlainOps:
         keys_PGD.index_copy_(0, slots_N, k)
         values_PGD.index_copy_(0, slots_N, v)
         return q
+
+    def rope_and_store_latent(
+        self,
+        q_NHK: torch.Tensor,
+        rows_NC: torch.Tensor,
+        rope: LatentRope,
+        latents_PC: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
+        latents_PC.index_copy_(0, slots_N, latent_NC)
+        return q_NHK
 
     def route(
         self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
@@ -135,7 +147,20 @@ def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tens
     return q, k, v
 
 
-def rotate(x_NHD: torch.Tensor, rope: QKRope) -> torch.Tensor:
+def latent_rows(q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rotated queries [N, H, K], latent rows [N, C] as they are stored)."""
+    width = q_NHK.shape[2]
+    latent, key = rows_NC.split((rows_NC.shape[1] - width, width), dim=1)
+    latent = F.rms_norm(latent.contiguous(), rope.norm_R.shape, rope.norm_R, rope.eps)
+    turned = torch.cat((q_NHK, key[:, None]), dim=1)
+    turned = turned if turned.element_size() > 2 else turned.float()
+    if rope.interleaved:
+        turned = turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    q, key = rotate(turned, rope).to(rows_NC.dtype).split((q_NHK.shape[1], 1), dim=1)
+    return q, torch.cat((latent, key[:, 0]), dim=1)
+
+
+def rotate(x_NHD: torch.Tensor, rope: QKRope | LatentRope) -> torch.Tensor:
     """Rotate each head of each row by its position's angles."""
     cos, sin = (table[rope.positions][:, None].to(x_NHD.dtype) for table in (rope.cos_LF, rope.sin_LF))
     low, high = x_NHD.chunk(2, dim=-1)

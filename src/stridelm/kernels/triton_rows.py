@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import QKRope, Routing
+from stridelm.kernels.ops import LatentRope, QKRope, Routing
 from stridelm.kernels.triton_router import combine, route
 
 VECTOR_BYTES = 16
@@ -151,6 +151,69 @@ def _turn_kernel(
     tl.store(at_KB + HALF, stored_high_KB, mask=mine_KB)
 
 
+@triton.jit
+def _turned(at, cos_B, sin_B, exists, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Both halves of rotated vectors. at: pointers to the first number of each pair."""
+    STEP: tl.constexpr = 1 if INTERLEAVED else HALF
+    low = tl.load(at, mask=exists, other=0.0).to(tl.float32)
+    high = tl.load(at + STEP, mask=exists, other=0.0).to(tl.float32)
+    return low * cos_B - high * sin_B, high * cos_B + low * sin_B
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def _latent_kernel(
+    queries,
+    rows,
+    positions,
+    cos,
+    sin,
+    weight,
+    eps,
+    slots,
+    out,
+    latents,
+    query_stride_n,
+    query_stride_h,
+    row_stride,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (N, 1 + blocks of HEADS of the H heads); a row's first program makes its latent row. BLOCK: of pairs."""
+    wait_for_inputs(DEPENDENT)
+    HALF: tl.constexpr = K // 2
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    pair_B = tl.arange(0, BLOCK)
+    real_B = pair_B < HALF
+    cos_B = tl.load(cos + position * HALF + pair_B, mask=real_B, other=0.0)
+    sin_B = tl.load(sin + position * HALF + pair_B, mask=real_B, other=0.0)
+    first_B = pair_B * 2 if INTERLEAVED else pair_B
+    if tl.program_id(1) == 0:
+        entry = latents + tl.load(slots + row).to(tl.int64) * (R + K)
+        dim_R = tl.arange(0, BLOCK_R)
+        exists_R = dim_R < R
+        x_R = tl.load(rows + row * row_stride + dim_R, mask=exists_R, other=0.0).to(tl.float32)
+        weight_R = tl.load(weight + dim_R, mask=exists_R, other=0.0).to(tl.float32)
+        tl.store(entry + dim_R, x_R * _rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R, mask=exists_R)
+        low_B, high_B = _turned(rows + row * row_stride + R + first_B, cos_B, sin_B, real_B, HALF, INTERLEAVED)
+        tl.store(entry + R + pair_B, low_B, mask=real_B)
+        tl.store(entry + R + HALF + pair_B, high_B, mask=real_B)
+    else:
+        head_K = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
+        exists_KB = (head_K < H)[:, None] & real_B[None, :]
+        at_KB = queries + row * query_stride_n + head_K[:, None] * query_stride_h + first_B[None, :]
+        low_KB, high_KB = _turned(at_KB, cos_B[None, :], sin_B[None, :], exists_KB, HALF, INTERLEAVED)
+        at_KB = out + (row * H + head_K)[:, None] * K + pair_B[None, :]
+        tl.store(at_KB, low_KB, mask=exists_KB)
+        tl.store(at_KB + HALF, high_KB, mask=exists_KB)
+
+
 class TritonOps:
     device: ClassVar[str | None] = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
@@ -211,6 +274,44 @@ class TritonOps:
             **dependent(qkv_NXD.device),
         )
         return q_NHD
+
+    def rope_and_store_latent(
+        self,
+        q_NHK: torch.Tensor,
+        rows_NC: torch.Tensor,
+        rope: LatentRope,
+        latents_PC: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, heads, width = q_NHK.shape
+        rank = rows_NC.shape[1] - width
+        assert width % 2 == 0 and q_NHK.stride(2) == rows_NC.stride(1) == 1 and _is_whole(latents_PC)
+        out_NHK = q_NHK.new_empty(rows, heads, width)
+        block, block_r = triton.next_power_of_2(width // 2), triton.next_power_of_2(rank)
+        _latent_kernel[rows, 1 + triton.cdiv(heads, TURN_HEADS)](
+            q_NHK,
+            rows_NC,
+            rope.positions.contiguous(),
+            _whole(rope.cos_LF),
+            _whole(rope.sin_LF),
+            _whole(rope.norm_R),
+            rope.eps,
+            slots_N.contiguous(),
+            out_NHK,
+            latents_PC,
+            *q_NHK.stride()[:2],
+            rows_NC.stride(0),
+            heads,
+            rank,
+            width,
+            rope.interleaved,
+            TURN_HEADS,
+            block_r,
+            block,
+            num_warps=_warps(max(TURN_HEADS * block, block_r)),
+            **dependent(q_NHK.device),
+        )
+        return out_NHK
 
     def route(
         self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from stridelm.kernels import OPS
-from stridelm.kernels.ops import Ops, QKRope
+from stridelm.kernels.ops import LatentRope, Ops, QKRope
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks.linear import check_row_bits
 
@@ -97,6 +97,43 @@ def check_turn(
         fewer = run(everything[:count])
         assert torch.equal(fewer[0], q[:count])
         assert torch.equal(fewer[1][slots[:count]], keys[slots[:count]])
+
+
+def check_latent(
+    ops: Ops, rows: int, heads: int, rank: int, width: int, interleaved: bool, dtype: torch.dtype, device: str
+) -> None:
+    angles_of = Rope(RopeSpec(width, 10000.0), POSITIONS)
+    angles_of.prepare(device)
+    queries = noise(9, rows, heads, 8 + width, dtype=dtype, device=device)[:, :, 8:]  # as a model passes them: a part
+    projected = noise(10, rows, rank + width, dtype=dtype, device=device)
+    weight = noise(11, rank, dtype=dtype, device=device)
+    generator = torch.Generator().manual_seed(12)
+    positions = torch.randint(0, POSITIONS, (rows,), generator=generator).to(device)
+    slots = torch.randperm(SLOTS, generator=generator)[:rows].to(device)
+
+    def run(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        latents = torch.zeros(SLOTS, rank + width, dtype=dtype, device=device)
+        rope = LatentRope(positions[:count], angles_of.cos, angles_of.sin, weight, 1e-5, interleaved)
+        return ops.rope_and_store_latent(queries[:count], projected[:count], rope, latents, slots[:count]), latents
+
+    q, latents = run(rows)
+    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(0, width, 2, device=device).double() / width)
+    x = torch.cat((queries, projected[:, None, rank:]), 1).double()
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    pairs = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    turned = torch.cat((pairs.real, pairs.imag), -1)
+    x = projected[:, :rank].double()
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    wanted = torch.cat((normed, turned[:, -1]), 1)
+    close = max(CLOSE[dtype], 1e-4) * max(1.0, float(turned.abs().max()) / 4, float(wanted.abs().max()) / 4)
+    assert q.dtype == dtype and float((q.double() - turned[:, :-1]).abs().max()) <= close
+    assert float((latents[slots].double() - wanted).abs().max()) <= close
+    others = torch.ones(SLOTS, dtype=torch.bool, device=device).index_fill(0, slots, False)
+    assert not bool(latents[others].any())
+    for count in (1, 2, 3):
+        fewer = run(count)
+        assert torch.equal(fewer[0], q[:count])
+        assert torch.equal(fewer[1][slots[:count]], latents[slots[:count]])
 
 
 def check_nan(ops: Ops, dtype: torch.dtype, device: str) -> None:

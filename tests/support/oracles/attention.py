@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stridelm.attention import BACKENDS, flash_infer
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.types import Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -65,6 +65,8 @@ class Case:
     queries: torch.Tensor
     rows: list[tuple[int, int]] = field(default_factory=list)
     """(piece, row in it) of each row of the batch; draft rows are numbered on from the real ones."""
+    latent: LatentKV | None = None
+    """The layer's state if keys are latent rows and values the latents in them; `kv` describes the same as heads."""
 
     def slot(self, piece: int, index: int) -> int:
         return self.tables[piece][index // self.page_size] * self.page_size + index % self.page_size
@@ -72,10 +74,12 @@ class Case:
     def attend(self, backend: str) -> torch.Tensor:
         """[N, H, D] as the backend computes it."""
         made = BACKENDS.get(backend)(backend not in INEXACT)
-        made.check((self.kv,), self.dtype)
-        prepared = made.prepare(geometry(self))
-        mixer: Any = prepared.mixer(self.kv)
-        return mixer.attend(self.kv, self.queries, self.keys, self.values)
+        made.check((self.latent or self.kv,), self.dtype)
+        mixer: Any = made.prepare(geometry(self)).mixer(self.latent or self.kv)
+        if self.latent is None:
+            return mixer.attend(self.kv, self.queries, self.keys, self.values)
+        latent, turned = self.queries.split((self.latent.rank, self.latent.rope_dim), dim=2)
+        return mixer.attend(self.latent, latent, turned, self.keys[:, 0])
 
 
 def make(
@@ -118,6 +122,21 @@ def make(
         noise(len(rows), heads, head_dim) * 2,
         rows,
     )
+
+
+def make_latent(
+    pieces: Sequence[Piece],
+    *,
+    heads: int = 4,
+    rank: int = 32,
+    rope_dim: int = 8,
+    window: int | None = None,
+    **options: Any,
+) -> Case:
+    """The same for a layer with latent rows."""
+    made = make(pieces, heads=heads, kv_heads=1, head_dim=rank + rope_dim, window=window, **options)
+    latent = LatentKV("main", window, heads, rank, rope_dim, made.kv.scale)
+    return replace(made, kv=latent.one_head, values=made.keys[..., :rank], latent=latent)
 
 
 def geometry(case: Case) -> Geometry:
@@ -240,18 +259,12 @@ def part(case: Case, pieces: Sequence[tuple[int, Piece]]) -> Case:
             rows.append((number, row))
             wanted.append(index[i, row + shift])
     picked = torch.tensor(wanted, device=case.device)
-    return Case(
-        [piece for _, piece in pieces],
-        case.kv,
-        case.heads,
-        case.page_size,
-        case.dtype,
-        case.device,
-        [case.tables[i] for i, _ in pieces],
-        case.keys,
-        case.values,
-        case.queries[picked],
-        rows,
+    return replace(
+        case,
+        pieces=[piece for _, piece in pieces],
+        tables=[case.tables[i] for i, _ in pieces],
+        queries=case.queries[picked],
+        rows=rows,
     )
 
 
@@ -281,7 +294,7 @@ def check_path_invariance(backend: str, case: Case) -> None:
             if own in piece.dead:
                 continue
             path = piece.path(own)
-            moved = Case(**{**vars(case), "keys": case.keys.clone(), "values": case.values.clone()})
+            moved = replace(case, keys=case.keys.clone(), values=case.values.clone())
             for depth, row in enumerate(path):
                 target, source = case.slot(i, piece.base + depth), case.slot(i, piece.base + row)
                 moved.keys[target], moved.values[target] = case.keys[source], case.values[source]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from stridelm.attention import BACKENDS
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, LatentKV
 from support.doubles.means import MeanState
 from support.oracles.attention import (
     INEXACT,
@@ -18,6 +19,7 @@ from support.oracles.attention import (
     check_path_invariance,
     check_row_invariance,
     make,
+    make_latent,
     random_pieces,
     random_tree,
 )
@@ -26,6 +28,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 RATIOS = ((3, 3), (4, 2), (6, 2), (4, 1), (16, 2))
 """(query heads, KV heads): 1, 2, 3, 4 and 8 query heads per KV head."""
 BACKEND_NAMES = backends("cpu")
+LATENT_NAMES = [name for name in BACKEND_NAMES if LatentKV in BACKENDS.get(name).mixers]
 CHAIN = tuple(range(-1, 63))
 STAR = (-1,) * 64
 
@@ -65,7 +68,7 @@ def test_keys_and_values_of_two_widths(backend: str) -> None:
 def test_unknown_layers_are_refused(backend: str) -> None:
     """The error at load time names a kind of layer state for which a backend has no mixer."""
     made = BACKENDS.get(backend)(backend not in INEXACT)
-    with pytest.raises(ValueError, match="MeanState, only with HeadsKV"):
+    with pytest.raises(ValueError, match=r"MeanState, only with .*HeadsKV"):
         made.check((HeadsKV.of(4, 2, 64), MeanState("full", None, 8)), torch.bfloat16)
 
 
@@ -134,6 +137,34 @@ def test_path_invariance(backend: str, window: int | None, dtype: torch.dtype) -
         ]
         case = make(pieces, heads=heads, kv_heads=kv_heads, window=window, dtype=dtype, seed=seed)
         check_path_invariance(backend, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", LATENT_NAMES)
+def test_latents(backend: str, dtype: torch.dtype) -> None:
+    """Latent rows: any mixture of spans, with few heads, many, and a number that is no power of two, in widths that are
+    powers of two or not, with and without a window."""
+    sizes: tuple[dict[str, Any], ...] = (
+        {},
+        {"heads": 20, "rank": 40, "rope_dim": 12, "window": 9},
+        {"heads": 80, "rank": 64, "rope_dim": 16},
+    )
+    for seed, size in enumerate(sizes):
+        case = make_latent(
+            random_pieces(seed, 5, longest=150), dtype=dtype, seed=seed, page_size=(16, 5, 1)[seed], **size
+        )
+        check_attention(backend, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", LATENT_NAMES)
+def test_bits_of_latents(backend: str, dtype: torch.dtype) -> None:
+    """A row over latents has the same bits in chunks of any size, beside any other rows, and as a candidate."""
+    tree = random_tree(random.Random(7), 24)
+    check_path_invariance(backend, make_latent([Piece(70, 2, tree), Piece(0, 1)], dtype=dtype))
+    for seed, heads in enumerate((3, 16, 72)):
+        pieces = [Piece(400, 1), Piece(0, 40), Piece(290, 20), *random_pieces(seed, 2, longest=60)]
+        check_row_invariance(backend, make_latent(pieces, heads=heads, dtype=dtype, seed=seed), seed)
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stridelm.attention.base import HeadsInput
+from stridelm.attention.base import HeadsInput, LatentInput
 from stridelm.kernels.ops import QKRope
-from stridelm.kernels.plain import roped, rotate
+from stridelm.kernels.plain import latent_rows, roped, rotate
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import ModelInput
 from stridelm.models.layers.rope import Rope, RopeSpec
@@ -28,7 +28,10 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
 
-    def mix(layer: int, inputs: HeadsInput) -> torch.Tensor:
+    def mix(layer: int, inputs: HeadsInput | LatentInput) -> torch.Tensor:
+        if isinstance(inputs, LatentInput):
+            q, row = latent_rows(inputs.turned_NHK, inputs.rows_NC, inputs.rope)
+            return inputs.q_NHR + q.sum(2, keepdim=True) * row[:, None, : inputs.q_NHR.shape[2]]
         q, k, v = roped(inputs.qkv_NXD, inputs.rope)
         return q + (k * v).repeat_interleave(q.shape[1] // k.shape[1], 1)
 

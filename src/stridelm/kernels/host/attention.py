@@ -154,16 +154,17 @@ def attend_tile(
     for m in range(rows * shared):
         row = first + m // shared
         _weigh(scores[m], limits_N[row], bases_N[row], ancestors_N[row], window)
-    mixed = np.zeros((rows * shared, size), np.float32)
+    mixed = np.zeros((rows * shared, out_NHD.shape[2]), np.float32)
     _mix(scores, values_PGD, head, slots, mixed)
     for m in range(rows * shared):
-        for d in range(size):
+        for d in range(out_NHD.shape[2]):
             out_NHD[first + m // shared, head * shared + m % shared, d] = narrow(mixed[m, d], out_NHD)
 
 
 @kernel
 def attend(q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, out_NHD):
-    """Write softmax(q k^T scale) v of every row into out_NHD.
+    """Write softmax(q k^T scale) v of every row into out_NHD, whose heads may be narrower than the values: of these the
+    first entries are read.
 
     slots_RL: pool slot of each storage entry of a span. tiles_T3: (span, first row, rows) of each tile. A row sees the
     first `limits` entries of its span and, from entry `bases` on, those whose bits are set in `ancestors`; of all

@@ -15,7 +15,8 @@ from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.router import combine, route
 from stridelm.kernels.host.warm import compile_experts, compile_kernels
-from stridelm.kernels.ops import QKRope, Routing
+from stridelm.kernels.ops import LatentRope, QKRope, Routing
+from stridelm.kernels.plain import latent_rows
 
 
 class HostOps:
@@ -69,6 +70,19 @@ class HostOps:
             array(values_PGD),
         )
         return q
+
+    def rope_and_store_latent(
+        self,
+        q_NHK: torch.Tensor,
+        rows_NC: torch.Tensor,
+        rope: LatentRope,
+        latents_PC: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """In torch: these operations give a row the same bits whatever runs beside it."""
+        q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
+        latents_PC.index_copy_(0, slots_N, latent_NC)
+        return q_NHK
 
     def route(
         self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None

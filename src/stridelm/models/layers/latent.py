@@ -1,0 +1,121 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with its projections absorbed.
+
+A row is cached as a latent c, from which head h would expand a key U_h c and a value V_h c, and a rotated key that all
+heads share. Since q . (U_h c) = (U_h^T q) . c, the expansion is applied to the query; and since weights sum to one over
+rows, V_h is applied to the weighted sum of latents. So attention never sees keys and values of heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from stridelm.attention.base import LatentInput, Mix
+from stridelm.cache.layout import LatentKV, group_of
+from stridelm.kernels.ops import LatentRope, Ops
+from stridelm.models.layers.block import MixerSpec, Site, check_sizes
+from stridelm.models.layers.head_linear import HeadLinear
+from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.rope import RopeSpec
+from stridelm.models.layers.slots import ModelPart, Slots, Split
+from stridelm.parallel.shard import ONE, Shard
+
+NORM_EPS = 1e-6
+"""Epsilon of the norms inside the mixer, whatever that of the block's norms is."""
+KEYS, VALUES = 0, 1
+"""Parts of the expansion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec(MixerSpec):
+    """Heads that share one latent row per token. Raises ValueError for impossible sizes."""
+
+    num_heads: int
+    rank: int
+    """Width of a latent."""
+    nope_dim: int
+    """Width of the part of a head's query and key that is not rotated."""
+    rope_dim: int
+    """Width of the part that is rotated."""
+    value_dim: int
+    q_rank: int | None = None
+    """Width of the latent from which queries are made; None: they are projected directly."""
+    rope: RopeSpec
+    interleaved: bool = True
+    """Rotated dimensions are paired with their neighbours."""
+    bias: bool = False
+    """Of the projections to latents, and of the output's."""
+    scale: float
+    """Factor applied to the product of a query and a key."""
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            num_attention_heads=self.num_heads,
+            kv_lora_rank=self.rank,
+            qk_nope_head_dim=self.nope_dim,
+            qk_rope_head_dim=self.rope_dim,
+            v_head_dim=self.value_dim,
+            q_lora_rank=1 if self.q_rank is None else self.q_rank,
+        )
+        if self.rope_dim % 2:
+            raise ValueError(f"qk_rope_head_dim {self.rope_dim} is odd; rotation needs pairs of dimensions")
+
+    def state(self, shard: Shard = ONE) -> LatentKV:
+        heads = shard.of("num_attention_heads", self.num_heads)
+        return LatentKV(group_of(self.window), self.window, heads, self.rank, self.rope_dim, self.scale)
+
+    def build(self, site: Site) -> LatentAttention:
+        return LatentAttention(self, site)
+
+
+class LatentAttention(ModelPart):
+    keeps_bits: ClassVar[bool] = True
+
+    def __init__(self, spec: LatentSpec, site: Site) -> None:
+        super().__init__()
+        self.spec, self.layer, self.shard = spec, site.layer, site.shard
+        self.heads = spec.state(self.shard).heads
+        reads, stored = site.reads or site.width, site.weight_format
+        rows, columns = Split.rows(site.shard), Split.columns(site.shard)
+        self.q_latent: Linear | None = None
+        self.q_norm: nn.Parameter | None = None
+        into, name = reads, "q_proj"
+        if spec.q_rank is not None:
+            self.q_latent = Linear(reads, {"q_a_proj": spec.q_rank}, bias=spec.bias, weight_format=stored)
+            self.q_norm = nn.Parameter(torch.empty(spec.q_rank))
+            into, name = spec.q_rank, "q_b_proj"
+        queries = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+        self.q = Linear(into, {name: queries}, weight_format=stored, split=rows)
+        latents = {"kv_a_proj_with_mqa": spec.rank + spec.rope_dim}
+        self.latent = Linear(reads, latents, bias=spec.bias, weight_format=stored)
+        self.latent_norm = nn.Parameter(torch.empty(spec.rank))
+        self.expansion = HeadLinear("kv_b_proj", spec.num_heads, spec.rank, (spec.nope_dim, spec.value_dim), rows)
+        outs = {"o_proj": site.width}
+        self.o = Linear(spec.num_heads * spec.value_dim, outs, bias=spec.bias, weight_format=stored, split=columns)
+        self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
+
+    def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+        spec, rope = self.spec, self._rope[0]
+        q = x
+        if self.q_latent is not None:
+            assert self.q_norm is not None
+            q = ops.norm(self.q_latent(x), self.q_norm, NORM_EPS)
+        q_NHD = self.q(q).view(x.shape[0], self.heads, spec.nope_dim + spec.rope_dim)
+        q_nope, q_turned = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=2)
+        latent_rope = LatentRope(positions_N, rope.cos, rope.sin, self.latent_norm, NORM_EPS, spec.interleaved)
+        q_NHR = self.expansion.transposed(KEYS, q_nope)
+        mixed_NHR = mix(self.layer, LatentInput(q_NHR, q_turned, self.latent(x), latent_rope))
+        return self.shard.sum(self.o(self.expansion(VALUES, mixed_NHR).flatten(1)))
+
+    def slots(self, theirs: str = "") -> Slots:
+        if self.q_latent is not None:
+            yield from self._inner("q_latent", theirs)
+            yield from self._own("q_norm", theirs + "q_a_layernorm.weight")
+        yield from self._inner("q", theirs)
+        yield from self._inner("latent", theirs)
+        yield from self._own("latent_norm", theirs + "kv_a_layernorm.weight")
+        yield from self._inner("expansion", theirs)
+        yield from self._inner("o", theirs)
