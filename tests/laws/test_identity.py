@@ -38,8 +38,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 9},
     "qwen2_moe": {"num_experts": 8},
+    "deepseek_v3": {},
 }
-"""Full attention with a tied head, a window shorter than most trees, and experts."""
+"""Full attention with a tied head, a window shorter than most trees, experts, and latent rows."""
 
 
 @pytest.fixture(scope="module", autouse=True)

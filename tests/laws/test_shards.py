@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stridelm.cache.layout import LatentKV
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
@@ -21,8 +22,8 @@ from support.doubles.tree_drafter import NAME as TREE
 
 Write = Callable[..., Path]
 WORLD = 2
-ROUTER = "mlp.router.scores.weight"
-"""Every rank chooses the experts for itself."""
+WHOLE = ("mlp.router.scores.weight", "mixer.q_latent.weight", "mixer.latent.weight")
+"""Every rank chooses the experts for itself, and has the latents, which all heads read."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -72,16 +73,18 @@ def tokens(stand: Stand, jobs: list[Job], shard: ThreadShard) -> list[list[int]]
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_a_rank_has_its_share(checkpoint: Write, model: str) -> None:
-    """Of matrices and of KV: together they are the whole's, and nothing that is cut is held twice."""
+    """Of matrices and of KV: together they are the whole's, and nothing that is cut is held twice. Latent rows are not
+    cut: all heads read them."""
     path = checkpoint(model)
     whole = load_model(path)
     parts, _ = on_each_rank(WORLD, lambda shard: load_model(path, shard=shard))
     for block, *shares in zip(whole.blocks, *(part.blocks for part in parts), strict=True):
         sizes, *of_shares = ({name: p.numel() for name, p in each.named_parameters()} for each in (block, *shares))
-        matrices = [name for name, each in block.named_parameters() if each.dim() > 1 and name != ROUTER]
+        matrices = [name for name, each in block.named_parameters() if each.dim() > 1 and name not in WHOLE]
         assert all(share[name] == sizes[name] // 2 for share in of_shares for name in matrices)
     entries = [sum(state.bytes_per_token(torch.float32) for state in each.layer_states) for each in (whole, *parts)]
-    assert entries == [entries[0], entries[0] // 2, entries[0] // 2]
+    share = entries[0] if isinstance(whole.layer_states[0], LatentKV) else entries[0] // 2
+    assert entries == [entries[0], share, share]
 
 
 def test_heads_that_cannot_be_shared_out(checkpoint: Write) -> None:

@@ -123,6 +123,40 @@ def test_published_name_of_the_number_of_experts(checkpoint: Checkpoint, tmp_pat
     check_model(path, 1024)
 
 
+def test_refused_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Sizes of latent attention that do not add up are refused, by the config's names for them, before weights are
+    read."""
+    path = copied(checkpoint("deepseek_v3"), tmp_path)
+    original = json.loads((path / "config.json").read_text())
+    (path / "model.safetensors").unlink()
+    for changes, message in (
+        ({"num_key_value_heads": 2}, "num_key_value_heads 2 must equal num_attention_heads 4"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank must be at least 1"),
+        ({"q_lora_rank": 0}, "q_lora_rank must be at least 1"),
+        ({"hidden_act": "relu"}, "relu.*supported: silu"),
+    ):
+        (path / "config.json").write_text(json.dumps({**original, **changes}))
+        with pytest.raises(ValueError, match=message):
+            load_model(path)
+
+
+def test_names_of_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Missing, unexpected and misshapen tensors of latent attention are named."""
+    names = {part: f"model.layers.1.self_attn.{part}.weight" for part in ("kv_b_proj", "q_proj", "kv_a_proj_with_mqa")}
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[names["kv_b_proj"]]
+        tensors[names["q_proj"]] = torch.zeros(2)
+        tensors[names["kv_a_proj_with_mqa"]] = torch.zeros(5, 7)
+
+    with pytest.raises(ValueError, match=r"do not fit its config\.json") as error:
+        load_model(rewritten(checkpoint("deepseek_v3"), tmp_path, spoil))
+    text = str(error.value)
+    assert f"missing: {names['kv_b_proj']}; unexpected: {names['q_proj']}; misshapen: " in text
+    assert f"{names['kv_a_proj_with_mqa']} is [5, 7], config.json says [40, 64]" in text
+
+
 def copied(path: Path, target: Path) -> Path:
     shutil.copytree(path, target, dirs_exist_ok=True)
     return target

@@ -98,6 +98,8 @@ def _shape(model: Decoder) -> dict[str, Any]:
         "heads": _of(mixers, "num_heads"),
         "kv_heads": _of(mixers, "num_kv_heads"),
         "head_dim": _of(mixers, "head_dim"),
+        "latent_dim": _of(mixers, "rank"),
+        "rope_dim": _of(mixers, "rope_dim"),
         "vocab_size": spec.vocab_size,
         "tied_embeddings": spec.tied,
         "rope": _of([rope.spec for rope in model.ropes], "kind"),
@@ -175,8 +177,7 @@ def _model_table(facts: dict[str, Any]) -> Table:
         f"{facts['moe_intermediate_size']}"
         if facts["num_experts"]
         else "none",
-        "attention": f"{facts['heads']} heads on {facts['kv_heads']} KV heads of {facts['head_dim']}"
-        + (f", sliding window {windows}" if windows else ""),
+        "attention": f"{facts['heads']} heads on {_stored(facts)}" + (f", sliding window {windows}" if windows else ""),
         "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
@@ -187,6 +188,13 @@ def _model_table(facts: dict[str, Any]) -> Table:
     for name, value in lines.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _stored(facts: dict[str, Any]) -> str:
+    """What attention keeps per token."""
+    if facts["latent_dim"] is not None:
+        return f"latent rows of {facts['latent_dim']} + {facts['rope_dim']}"
+    return f"{facts['kv_heads']} KV heads of {facts['head_dim']}"
 
 
 def _drafter_table(facts: dict[str, Any]) -> Table:

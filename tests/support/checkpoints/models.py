@@ -29,10 +29,21 @@ SMALL: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 SMALL_OF: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 9,
+        "num_nextn_predict_layers": 0,
+    },
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_moe": EXPERTS,
 }
-"""What else a model type needs to be small."""
+"""What else a model type needs to be small; None: it has no such field."""
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
@@ -48,7 +59,9 @@ AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:
     """A transformers model with random weights; `scale` multiplies matrices, so that the logits are peaked."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**SMALL, **SMALL_OF.get(model_type, {}), **changes})
+    own = SMALL_OF.get(model_type, {})
+    base = {name: value for name, value in {**SMALL, **own}.items() if value is not None or name not in own}
+    config = AutoConfig.for_model(model_type, **{**base, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -25,6 +25,19 @@ LLAMA3 = {
     "rope_theta": 5000.0,
 }
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "deepseek_v3": {
+        "plain": {},
+        "queries-without-rank": {"q_lora_rank": None},
+        "halves": {"rope_interleave": False, "tie_word_embeddings": True},
+        "bias": {"attention_bias": True},
+        "odd-sizes": {"kv_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 24},
+        "rope-yarn": {"rope_parameters": YARN},
+        "rope-yarn-mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        "rope-yarn-two-mscales": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+        "rope-linear-mscale": {
+            "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0, "mscale_all_dim": 0.8}
+        },
+    },
     "llama": {
         "plain": {},
         "one-kv-head": {"num_key_value_heads": 1},

@@ -49,7 +49,10 @@ def test_it_agrees_with_transformers_and_the_loader(
     theirs = AutoModelForCausalLM.from_pretrained(path)
     assert facts["architecture"] == type(theirs).__name__
     assert facts["parameters"] == theirs.num_parameters()
-    assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (2, 4, 2, 16)
+    assert (facts["layers"], facts["heads"]) == (2, 4)
+    latent = model_type == "deepseek_v3"
+    assert (facts["kv_heads"], facts["head_dim"]) == ((None, None) if latent else (2, 16))
+    assert (facts["latent_dim"], facts["rope_dim"]) == ((32, 8) if latent else (None, None))
     assert (facts["vocab_size"], facts["context"], facts["tied_embeddings"]) == (64, 256, tied)
     assert facts["stored"] == {"float32": len(load_file(path / "model.safetensors"))}
     assert facts["weight_bytes"] == 4 * facts["parameters"]
@@ -59,7 +62,8 @@ def test_it_agrees_with_transformers_and_the_loader(
     mixture = SMALL_OF.get(model_type, {})
     for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
         assert facts[name] == mixture.get(name)
-    assert facts["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width
+    # layers and a latent row's width, or key and value, layers, heads and their width
+    assert facts["kv_bytes_per_token"]["float32"] == (2 * 40 * 4 if latent else 2 * 2 * 2 * 16 * 4)
 
 
 def test_windows_and_shards_and_dtypes(checkpoint: Callable[..., Path], inspect: Inspect, tmp_path: Path) -> None:
@@ -92,6 +96,14 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
     with_id = inspect(speaking, "--mask-token-id", "299")
     assert next(d for d in with_id["drafters"] if d["name"] == "mask")["usable"]
     assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
+
+
+def test_latent_rows_on_the_screen(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert entry_point.main(["inspect", str(checkpoint("deepseek_v3"))]) == 0
+    assert "4 heads on latent rows of 32 + 8" in capsys.readouterr().out
 
 
 def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

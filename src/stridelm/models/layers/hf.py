@@ -51,7 +51,7 @@ def dense_layers(
     Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
     """
     check_sizes(num_layers=config.num_hidden_layers)
-    mlp = GatedMLPSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, activation=activation_of(config))
+    mlp = gated_mlp(config, bias=mlp_bias)
     heads = config.num_attention_heads
     mixer = HeadsSpec(
         num_heads=heads,
@@ -87,6 +87,11 @@ def qwen_routing(config: Any) -> Routing:
         num_experts_per_tok=config.num_experts_per_tok,
         norm_topk_prob=bool(config.norm_topk_prob),
     )
+
+
+def gated_mlp(config: Any, *, bias: bool = False) -> GatedMLPSpec:
+    """Raises ValueError for an activation that is not in ACTIVATIONS."""
+    return GatedMLPSpec(intermediate_size=config.intermediate_size, bias=bias, activation=activation_of(config))
 
 
 def activation_of(config: Any) -> str:

@@ -77,15 +77,17 @@ class RopeSpec:
         return scaled, _yarn_attention_factor(factor, p)
 
 
-def _yarn_attention_factor(factor: float, p: Mapping[str, Any]) -> float:
-    def scale(m: float) -> float:
-        return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
+def yarn_scale(factor: float, m: float = 1.0) -> float:
+    """YaRN's temperature for contexts stretched by `factor` (equation 22), with its slope multiplied by m."""
+    return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _yarn_attention_factor(factor: float, p: Mapping[str, Any]) -> float:
     if p.get("attention_factor") is not None:
         return float(p["attention_factor"])
     if p.get("mscale") and p.get("mscale_all_dim"):
-        return scale(p["mscale"]) / scale(p["mscale_all_dim"])
-    return scale(1.0)
+        return yarn_scale(factor, p["mscale"]) / yarn_scale(factor, p["mscale_all_dim"])
+    return yarn_scale(factor)
 
 
 def _llama3(base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
