@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3ForCausalLM, Qwen2ForCausalLM
 
+from stridelm.models.kimi_k2 import KimiK2Config
 from stridelm.models.mimo import MiMoConfig
 
 EOS = 2
@@ -28,18 +29,20 @@ SMALL: dict[str, Any] = {
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 9,
+    "num_nextn_predict_layers": 0,
+}
 SMALL_OF: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "head_dim": None,
-        "q_lora_rank": 24,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-        "first_k_dense_replace": 9,
-        "num_nextn_predict_layers": 0,
-    },
+    "deepseek_v3": LATENT,
+    "kimi_k2": LATENT,
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_moe": EXPERTS,
 }
@@ -54,6 +57,15 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
 
 AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
+
+
+class KimiK2ForCausalLM(DeepseekV3ForCausalLM):
+    """transformers has none, but its deepseek_v3 is the same model."""
+
+    config_class = KimiK2Config
+
+
+AutoModelForCausalLM.register(KimiK2Config, KimiK2ForCausalLM)
 
 
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:

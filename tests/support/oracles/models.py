@@ -56,6 +56,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
         "far-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},
     },
+    "kimi_k2": {
+        "yarn": {"rope_parameters": {**YARN, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    },
     "mimo": {
         "plain": {"rope_parameters": {"rope_type": "default", "rope_theta": 640000.0}, "rms_norm_eps": 1e-5},
         "modules-declared": {"num_nextn_predict_layers": 1},

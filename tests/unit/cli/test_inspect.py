@@ -50,7 +50,7 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert facts["architecture"] == type(theirs).__name__
     assert facts["parameters"] == theirs.num_parameters()
     assert (facts["layers"], facts["heads"]) == (2, 4)
-    latent = model_type == "deepseek_v3"
+    latent = "kv_lora_rank" in SMALL_OF.get(model_type, {})
     assert (facts["kv_heads"], facts["head_dim"]) == ((None, None) if latent else (2, 16))
     assert (facts["latent_dim"], facts["rope_dim"]) == ((32, 8) if latent else (None, None))
     assert (facts["vocab_size"], facts["context"], facts["tied_embeddings"]) == (64, 256, tied)
