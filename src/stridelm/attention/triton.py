@@ -8,7 +8,7 @@ bounds that the host knows; a tile past its span's actual rows exits at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -16,9 +16,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 
-from stridelm.attention.base import AttentionBackend, HeadsMixer
-from stridelm.cache.layout import HeadsKV, LayerStates
-from stridelm.kernels.attention import forms, max_rows_per_tile, paged_attention
+from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentMixer
+from stridelm.cache.layout import HeadsKV, LatentKV, LayerState, LayerStates
+from stridelm.kernels.attention import (
+    Shape,
+    forms,
+    latent_group,
+    max_latent_rows_per_tile,
+    max_rows_per_tile,
+    paged_attention,
+)
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from stridelm.upload import upload
 
@@ -41,8 +48,8 @@ class Launch:
     rows_per_tile: int
 
 
-class TritonHeads(HeadsMixer):
-    """One step's launches, for each number of queries per KV head."""
+class PagedStep:
+    """One step's launches, for each number of rows that a tile has room for."""
 
     def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
         assert isinstance(backend, TritonAttention)
@@ -61,56 +68,15 @@ class TritonHeads(HeadsMixer):
         }
         self._paths: torch.Tensor | None = None
 
-    @classmethod
-    def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
-        super().check(state, dtype, deterministic)
-        max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
-
-    @classmethod
-    def warm_up(
-        cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
-    ) -> None:
-        q_NHD = torch.zeros(1, state.heads, state.key_dim, dtype=dtype, device=device)
-        keys, values = torch.zeros(2, page_size, state.kv_heads, state.key_dim, dtype=dtype, device=device).unbind(0)
-        nothing = torch.zeros(1, dtype=torch.int64, device=device)
-        tile = torch.zeros(1, dtype=torch.int32, device=device)
-        for rows, shape, programs in forms(state.heads // state.kv_heads, state.key_dim, dtype, deterministic):
-            paged_attention(
-                q_NHD,
-                keys,
-                values,
-                torch.empty_like(q_NHD),
-                tables_RP=tile[None],
-                tile_span_T=tile,
-                tile_row_T=tile + NOWHERE,
-                rows_per_tile=rows,
-                firsts_R=tile,
-                counts_R=tile,
-                starts_R=tile,
-                reals_R=tile,
-                ancestors_N=nothing,
-                positions_N=nothing,
-                page_size=page_size,
-                scale=state.scale,
-                max_keys=MANY_KEYS,
-                window=state.window,
-                deterministic=deterministic,
-                programs=programs,
-                shape=shape,
-            )
-
-    def attend(
-        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
-    ) -> torch.Tensor:
-        most = max_rows_per_tile(state.heads // state.kv_heads, q_NHD.dtype, self.deterministic)
-        q_NHD = q_NHD.contiguous()
-        out = torch.empty_like(q_NHD)
-        for launch in self._launches(most, q_NHD.device):
-            self._run(launch, None, state, q_NHD, keys_PGD, values_PGD, out)
+    def run(self, state: HeadsKV | LatentKV, q_NHD: torch.Tensor, **entries: Any) -> torch.Tensor:
+        """[N, H, D]. entries: as `paged_attention` takes them."""
+        out = q_NHD.new_empty(q_NHD.shape)
+        for launch in self._launches(rows_per_tile(state, q_NHD.dtype, self.deterministic), q_NHD.device):
+            self._run(launch, None, state, q_NHD, out, entries)
         if self.deterministic and not self.geometry.is_chain:
             if self._paths is None:
                 self._paths = paths(self.geometry.ancestors)
-            self._run(self._single(q_NHD.device), self._paths, state, q_NHD, keys_PGD, values_PGD, out)
+            self._run(self._single(q_NHD.device), self._paths, state, q_NHD, out, entries)
         return out
 
     def _launches(self, most: int, device: torch.device) -> tuple[Launch, ...]:
@@ -126,17 +92,14 @@ class TritonHeads(HeadsMixer):
         self,
         launch: Launch,
         paths_N64: torch.Tensor | None,
-        state: HeadsKV,
+        state: HeadsKV | LatentKV,
         q_NHD: torch.Tensor,
-        keys_PGD: torch.Tensor,
-        values_PGD: torch.Tensor,
         out: torch.Tensor,
+        entries: dict[str, Any],
     ) -> None:
         paged_attention(
             q_NHD,
-            keys_PGD,
-            values_PGD,
-            out,
+            out_NHD=out,
             tables_RP=self.geometry.tables[state.group],
             tile_span_T=launch.tile_span,
             tile_row_T=launch.tile_row,
@@ -145,8 +108,105 @@ class TritonHeads(HeadsMixer):
             window=state.window,
             scale=state.scale,
             deterministic=self.deterministic,
+            **entries,
             **self._spans,
         )
+
+
+class TritonHeads(HeadsMixer):
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self._step = PagedStep(backend, geometry)
+
+    @classmethod
+    def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
+        super().check(state, dtype, deterministic)
+        rows_per_tile(state, dtype, deterministic)
+
+    @classmethod
+    def warm_up(
+        cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
+    ) -> None:
+        q_NHD = torch.zeros(1, state.heads, state.key_dim, dtype=dtype, device=device)
+        keys, values = torch.zeros(2, page_size, state.kv_heads, state.key_dim, dtype=dtype, device=device).unbind(0)
+        found = forms(state.heads // state.kv_heads, state.key_dim, dtype, deterministic)
+        launch_forms(state, found, deterministic, page_size, q_NHD, keys_PGD=keys, values_PGD=values)
+
+    def attend(
+        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
+    ) -> torch.Tensor:
+        return self._step.run(state, q_NHD.contiguous(), keys_PGD=keys_PGD, values_PGD=values_PGD)
+
+
+class TritonLatents(LatentMixer):
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self._step = PagedStep(backend, geometry)
+
+    @classmethod
+    def check(cls, state: LatentKV, dtype: torch.dtype, deterministic: bool) -> None:
+        rows_per_tile(state, dtype, deterministic)
+
+    @classmethod
+    def warm_up(
+        cls, state: LatentKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
+    ) -> None:
+        q_NHR, turned_NHK = (
+            torch.zeros(1, state.heads, width, dtype=dtype, device=device) for width in (state.rank, state.rope_dim)
+        )
+        rows_PGC = torch.zeros(page_size, 1, state.rank + state.rope_dim, dtype=dtype, device=device)
+        group = latent_group(state.heads, dtype)
+        found = forms(group, state.rank, dtype, deterministic, state.rope_dim)
+        entries = {"keys_PGD": rows_PGC, "values_PGD": None, "turned_NHT": turned_NHK}
+        launch_forms(state, found, deterministic, page_size, q_NHR, **entries)
+
+    def attend(
+        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
+    ) -> torch.Tensor:
+        rows_PGC = latents_PC[:, None]
+        return self._step.run(state, q_NHR, keys_PGD=rows_PGC, values_PGD=None, turned_NHT=turned_NHK)
+
+
+def launch_forms(
+    state: HeadsKV | LatentKV,
+    found: Iterable[tuple[int, Shape, int]],
+    deterministic: bool,
+    page_size: int,
+    q_1HD: torch.Tensor,
+    **entries: Any,
+) -> None:
+    """Launch these forms over no rows. entries: as `paged_attention` takes them."""
+    nothing = torch.zeros(1, dtype=torch.int64, device=q_1HD.device)
+    tile = torch.zeros(1, dtype=torch.int32, device=q_1HD.device)
+    for rows, shape, programs in found:
+        paged_attention(
+            q_1HD,
+            out_NHD=torch.empty_like(q_1HD),
+            tables_RP=tile[None],
+            tile_span_T=tile,
+            tile_row_T=tile + NOWHERE,
+            rows_per_tile=rows,
+            firsts_R=tile,
+            counts_R=tile,
+            starts_R=tile,
+            reals_R=tile,
+            ancestors_N=nothing,
+            positions_N=nothing,
+            page_size=page_size,
+            scale=state.scale,
+            max_keys=MANY_KEYS,
+            window=state.window,
+            deterministic=deterministic,
+            programs=programs,
+            shape=shape,
+            **entries,
+        )
+
+
+def rows_per_tile(state: LayerState, dtype: torch.dtype, deterministic: bool) -> int:
+    """Maximum rows of a tile. Raises ValueError for an unsupported dtype or number of heads."""
+    if isinstance(state, LatentKV):
+        return max_latent_rows_per_tile(latent_group(state.heads, dtype), dtype, deterministic)
+    assert isinstance(state, HeadsKV)
+    return max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
 
 
 class TritonAttention(AttentionBackend):
@@ -154,7 +214,7 @@ class TritonAttention(AttentionBackend):
 
     device = "cuda"
     reads_device = True
-    mixers: ClassVar = {HeadsKV: TritonHeads}
+    mixers: ClassVar = {HeadsKV: TritonHeads, LatentKV: TritonLatents}
 
     def __init__(self, deterministic: bool) -> None:
         super().__init__(deterministic)
@@ -164,11 +224,9 @@ class TritonAttention(AttentionBackend):
         self.tables = lru_cache(256)(tile_tables)
 
     def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
-        heads = (state for state in states if isinstance(state, HeadsKV))
-        most = {max_rows_per_tile(state.heads // state.kv_heads, dtype, self.deterministic) for state in heads}
-        # In deterministic mode rows on side branches have tiles of their own, which are not captured. Neither are
-        # models whose tiles have room for only one row.
-        if (self.deterministic and not geometry.is_chain) or 1 in most:
+        most = {rows_per_tile(state, dtype, self.deterministic) for state in states}
+        # In deterministic mode rows on side branches have tiles of their own, which are not captured.
+        if self.deterministic and not geometry.is_chain:
             return None
         return tuple((rows, min(SHORT, rows), rows) for rows in sorted(most))
 
@@ -240,8 +298,7 @@ def tile_tables(
         for height, short in zip(heights, (True, False), strict=True):
             if height:
                 tiles = tiles_of(bounds, height, short=short)
-                each = -(-SHORT // height) if height > 1 else 1
-                room = spans * each if short else spans + rows // height
+                room = min(rows, spans * -(-SHORT // height) if short else spans + rows // height)
                 table = np.full((2, room), NOWHERE, dtype=np.int32)
                 table[0] = 0
                 table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T

@@ -15,6 +15,9 @@ https://pytorch.org/blog/flash-decoding).
 Graphs. Starts, lengths, tables and masks are read only on the device. The host decides from shapes and from the bound
 `max_keys`, so a captured launch stays correct when the values change.
 
+Latents. All query heads of a layer may share one row per token (LatentKV), whose first part, the latent, is key and
+value, and whose tail is key only. The heads are cut into groups that fill a tile, so that a row is read once per group.
+
 `deterministic`: a row's bits depend only on its query, its keys and their order: not on the rows and spans beside it,
 the tiles, `max_keys` or the number of programs. Keys are summed in splits of SPLIT_KEYS counted from storage index 0,
 splits are merged first to last, and all products have one shape, that of the matrix instruction for 64 query vectors:
@@ -89,9 +92,10 @@ class Plan:
 def paged_attention(
     q_NHD: torch.Tensor,
     keys_PGD: torch.Tensor,
-    values_PGD: torch.Tensor,
+    values_PGD: torch.Tensor | None,
     out_NHD: torch.Tensor,
     *,
+    turned_NHT: torch.Tensor | None = None,
     tables_RP: torch.Tensor,
     tile_span_T: torch.Tensor,
     tile_row_T: torch.Tensor,
@@ -116,6 +120,7 @@ def paged_attention(
     """Write the attention values of the tiles' rows into `out_NHD`; other rows are left unchanged.
 
     q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of DTYPES; the last dimension is contiguous.
+    turned_NHT: for latents, the rest of the queries. Keys are then whole rows [P, 1, D + T], and values None.
     tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
     tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as
       they exist. Programs start in this order, so put the tiles with the most keys first.
@@ -123,7 +128,7 @@ def paged_attention(
     ancestors_N: int64 bitmask of each draft row: bit j is the span's draft row j, its own bit included. Bits of later
       rows must be 0. Read for draft rows only.
     positions_N: int64 position of each draft row; a real row's is its storage index. Read only with a window.
-    rows_per_tile: at most `max_rows_per_tile(...)`.
+    rows_per_tile: at most `max_rows_per_tile(...)`, for latents `max_latent_rows_per_tile(...)`.
     scale: positive, for instance D^-0.5. soft_cap: scores become cap * tanh(score / cap) (Gemma 2).
     max_keys: at least start + count of every span that will ever run in this launch.
     window: a row sees keys less than this many positions before its own, itself included.
@@ -134,7 +139,16 @@ def paged_attention(
 
     Raises ValueError for an unsupported dtype or number of heads.
     """
-    (rows, heads, dim), kv_heads = q_NHD.shape, keys_PGD.shape[1]
+    (rows, heads, dim), groups = q_NHD.shape, keys_PGD.shape[1]
+    tails_PGT, tail = None, 0
+    if turned_NHT is not None:
+        assert values_PGD is None and groups == 1
+        tail, groups = turned_NHT.shape[2], heads // latent_group(heads, q_NHD.dtype)
+        keys_PGD, tails_PGT = keys_PGD.split((dim, tail), dim=2)
+        values_PGD = keys_PGD
+        assert turned_NHT.shape[:2] == (rows, heads)
+        assert turned_NHT.stride(2) == 1 and turned_NHT.dtype == q_NHD.dtype
+    assert values_PGD is not None
     _check(q_NHD, keys_PGD, values_PGD, out_NHD)
     assert paths_N64 is None or (rows_per_tile == 1 and paths_N64.shape == (rows, MAX_DRAFT_ROWS))
     assert scale > 0 and (window is None or window > 0) and (soft_cap is None or soft_cap > 0)
@@ -144,7 +158,7 @@ def paged_attention(
     plan = make_plan(
         tiles,
         heads,
-        kv_heads,
+        groups,
         dim,
         rows_per_tile,
         q_NHD.dtype,
@@ -154,6 +168,7 @@ def paged_attention(
         q_NHD.device,
         programs,
         shape,
+        tail,
     )
     if workspace is None:
         workspace = torch.empty(plan.workspace, dtype=torch.float32, device=q_NHD.device)
@@ -166,7 +181,7 @@ def paged_attention(
     cap = 0.0 if soft_cap is None else 2 * scale / soft_cap / LN_2
     ieee = q_NHD.dtype == torch.float32
     fixed = {
-        "HEADS": heads // kv_heads,
+        "HEADS": heads // groups,
         "D": dim,
         "BLOCK_B": plan.shape.keys,
         "BLOCK_D": _power_of_two(dim),
@@ -174,9 +189,11 @@ def paged_attention(
         "WINDOWED": window is not None,
         **dependent(q_NHD.device),
     }
-    attend[(tiles, kv_heads, plan.programs)](
+    attend[(tiles, groups, plan.programs)](
         q_NHD,
+        turned_NHT,
         keys_PGD,
+        tails_PGT,
         values_PGD,
         out_NHD,
         sums,
@@ -192,6 +209,7 @@ def paged_attention(
         positions_N,
         tables_RP if paths_N64 is None else paths_N64,
         *q_NHD.stride()[:2],
+        *((None, None) if turned_NHT is None else turned_NHT.stride()[:2]),
         *out_NHD.stride()[:2],
         *keys_PGD.stride()[:2],
         *values_PGD.stride()[:2],
@@ -202,8 +220,10 @@ def paged_attention(
         factor,
         cap,
         rows_per_tile,
+        TAIL=tail,
         PAGE=page_size,
         BLOCK_M=plan.shape.queries,
+        BLOCK_T=_padded(tail),
         PARTIAL=plan.splits > 0,
         CAPPED=soft_cap is not None,
         PATHS=paths_N64 is not None,
@@ -214,7 +234,7 @@ def paged_attention(
     )
     if plan.splits:
         runs = -(-rows_per_tile * fixed["HEADS"] // MERGED_QUERIES)
-        merge[(tiles, kv_heads, runs)](
+        merge[(tiles, groups, runs)](
             out_NHD,
             sums,
             stats,
@@ -250,19 +270,20 @@ def make_plan(
     device: torch.device,
     programs: int | None = None,
     shape: Shape | None = None,
+    tail: int = 0,
 ) -> Plan:
-    """How `paged_attention` will launch with these arguments.
+    """How `paged_attention` will launch with these arguments. tail: T of latents, for which kv_heads are the groups.
 
     Raises ValueError for an unsupported dtype or number of heads.
     """
     per_head = heads // kv_heads
-    max_rows = max_rows_per_tile(per_head, dtype, deterministic)
+    max_rows = (max_latent_rows_per_tile if tail else max_rows_per_tile)(per_head, dtype, deterministic)
     assert 1 <= rows_per_tile <= max_rows, f"{rows_per_tile} rows per tile, but at most {max_rows} are possible"
     groups, processors = tiles * kv_heads, multiprocessors(device)
     if shape is None:
-        shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic)
+        shape = _shape(per_head * rows_per_tile, per_head, dim, dtype, deterministic, tail)
         narrow = replace(shape, keys=32)
-        at_once, more = (processors * _resident(form, dim, dtype) for form in (shape, narrow))
+        at_once, more = (processors * _resident(form, dim, dtype, tail) for form in (shape, narrow))
         if at_once < groups <= more and shape.queries <= 64 and not deterministic:
             shape = narrow  # slower block by block, but no program waits for another to end
     # A tile's keys within its window; the window may begin anywhere in a split.
@@ -271,7 +292,7 @@ def make_plan(
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = groups * rows_per_tile * per_head * (dim + 2)
     if programs is None:
-        programs = max(1, processors * min(SHARING, _resident(shape, dim, dtype)) // groups)
+        programs = max(1, processors * min(SHARING, _resident(shape, dim, dtype, tail)) // groups)
         if deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, shares)
@@ -284,18 +305,25 @@ def make_plan(
     return Plan(shape, programs, splits, splits * floats, least // shape.keys)
 
 
-def forms(per_head: int, dim: int, dtype: torch.dtype, deterministic: bool) -> Iterator[tuple[int, Shape, int]]:
-    """(rows_per_tile, shape, programs) of a launch of every binary that chains need, whatever the step."""
-    for exponent in range(max_rows_per_tile(per_head, dtype, deterministic).bit_length()):
-        shape = _shape(per_head << exponent, per_head, dim, dtype, deterministic)
+def forms(
+    per_head: int, dim: int, dtype: torch.dtype, deterministic: bool, tail: int = 0
+) -> Iterator[tuple[int, Shape, int]]:
+    """(rows_per_tile, shape, programs) of a launch of every binary that chains need, whatever the step. tail: T of
+    latents, for which per_head are the heads of a group."""
+    most = (max_latent_rows_per_tile if tail else max_rows_per_tile)(per_head, dtype, deterministic)
+    for exponent in range(most.bit_length()):
+        shape = _shape(per_head << exponent, per_head, dim, dtype, deterministic, tail)
         shapes = [shape, replace(shape, keys=32)] if shape.queries <= 64 and not deterministic else [shape]
         yield from ((1 << exponent, each, programs) for each in shapes for programs in (1, 2))
 
 
-def _resident(shape: Shape, dim: int, dtype: torch.dtype) -> int:
+def _resident(shape: Shape, dim: int, dtype: torch.dtype, tail: int) -> int:
     """Programs of this shape that a multiprocessor runs at once, limited by its shared memory: each keeps its queries
     and the blocks being loaded there, and passes weights to the smaller matrix instructions through it."""
-    elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
+    if tail:
+        elements = (shape.queries + shape.stages * shape.keys) * (_power_of_two(dim) + _padded(tail))
+    else:
+        elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
     if shape.queries < 64:
         elements += shape.queries * shape.keys
     return max(1, SHARED_MEMORY // (elements * dtype.itemsize + RESERVED))
@@ -306,11 +334,29 @@ def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) ->
 
     Raises ValueError for an unsupported dtype or number of heads.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"the triton attention backend cannot compute in {dtype}; use reference, or another dtype")
+    _check_dtype(dtype)
     if per_head > 128:
         raise ValueError(f"{per_head} query heads share a KV head; the triton attention backend supports at most 128")
     return _max_queries(per_head, dtype, deterministic) // per_head
+
+
+def latent_group(heads: int, dtype: torch.dtype) -> int:
+    """How many of the heads that share a latent row are in one tile: they need to be equally many in all."""
+    return max(size for size in range(1, _max_latent_queries(dtype) + 1) if heads % size == 0)
+
+
+def max_latent_rows_per_tile(group: int, dtype: torch.dtype, deterministic: bool) -> int:
+    """Maximum rows of a tile over latents. group: heads in a tile, of `latent_group`.
+
+    Raises ValueError for an unsupported dtype.
+    """
+    return _max_latent_queries(dtype) // group
+
+
+def _max_latent_queries(dtype: torch.dtype) -> int:
+    """The sum of a tile's weighted latents must fit into registers, with float32 its keys into shared memory."""
+    _check_dtype(dtype)
+    return 16 if dtype == torch.float32 else 64
 
 
 def _max_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
@@ -320,11 +366,14 @@ def _max_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
 
 
 @cache
-def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, deterministic: bool) -> Shape:
+def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, deterministic: bool, tail: int) -> Shape:
     """Block sizes for `queries` vectors per tile. In deterministic mode they depend only on the model."""
     if deterministic:
-        queries = _max_queries(per_head, dtype, deterministic)
+        queries = _max_latent_queries(dtype) if tail else _max_queries(per_head, dtype, deterministic)
     height = max(16, _power_of_two(queries))
+    if tail:  # rows are four times as wide as the widest heads
+        keys = 16 if dtype == torch.float32 else 64 if height == 16 else 32
+        return Shape(height, keys, warps=8 if height > 16 else 4, stages=3 if keys == 32 else 2)
     if dtype == torch.float32:
         return Shape(height, 32, warps=4, stages=2)
     wide = _power_of_two(dim) > 128
@@ -335,6 +384,16 @@ def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, determinis
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
+
+
+def _padded(tail: int) -> int:
+    """Width of a block of tails: matrix instructions need at least 16."""
+    return max(16, _power_of_two(max(tail, 1)))
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"the triton attention backend cannot compute in {dtype}; use reference, or another dtype")
 
 
 def _check(q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, out_NHD: torch.Tensor) -> None:

@@ -7,6 +7,9 @@ the usual three numbers per query vector and goes through the keys block by bloc
     total   sum of the weights 2^(score - peak)
     acc     sum of the weighted values
 
+In latent attention a key is a latent and, after it, a tail that is no part of the value: a block of latents is read
+once, as keys and as values.
+
 `UNIT` blocks make a split. With fixed splits, each split is summed from zero and then merged into the sum of those
 before it, whether one program does both (`attend`) or many programs sum and another merges (`attend`, `merge`).
 
@@ -14,7 +17,8 @@ Bits. The result of a query vector must not depend on its neighbours, so a key t
 a block without visible keys scales by exactly 1, and every a * b + c is either an explicit fma or not fused at all.
 Left alone, the compiler fuses where it can, and where it can differs between two compilations of the same line.
 
-Legend: M query vectors of a tile (row-major: row, then head), B keys of a block, D head size, padded to a power of two.
+Legend: M query vectors of a tile (row-major: row, then head), B keys of a block, D head size, T width of a
+tail, both padded to a power of two.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -185,7 +189,9 @@ def _visible(
 @triton.jit(do_not_specialize=["splits", "least", "window", "rows"], do_not_specialize_on_alignment=GEOMETRY)
 def attend(
     queries,
+    turned,
     keys,
+    tails,
     values,
     out,
     sums,
@@ -202,6 +208,8 @@ def attend(
     paths,
     query_stride_n,
     query_stride_h,
+    turned_stride_n,
+    turned_stride_h,
     out_stride_n,
     out_stride_h,
     key_stride_p,
@@ -217,10 +225,12 @@ def attend(
     rows,
     HEADS: tl.constexpr,
     D: tl.constexpr,
+    TAIL: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     UNIT: tl.constexpr,
     PARTIAL: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -231,9 +241,11 @@ def attend(
 ):
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
-    HEADS: query heads per KV head. rows: of a tile. splits: room for splits in the workspace. least: see `_splits`.
-    PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a score is
-    factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
+    turned, tails: the parts of queries and keys that meet only one another, of width TAIL; None if there are none. With
+    them, keys are the values too, the same for all heads, and the second dimension of the grid is groups of HEADS query
+    heads. HEADS: otherwise, query heads per KV head. rows: of a tile. splits: room for splits in the workspace. least:
+    see `_splits`. PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a
+    score is factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
     """
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
@@ -267,6 +279,13 @@ def attend(
         mask=live_M[:, None] & (dim_D < D)[None, :],
         other=0.0,
     )
+    dim_T = tl.arange(0, BLOCK_T)
+    if turned is not None:
+        q_MT = tl.load(
+            turned + (row_M * turned_stride_n + head_M * turned_stride_h)[:, None] + dim_T[None, :],
+            mask=live_M[:, None] & (dim_T < TAIL)[None, :],
+            other=0.0,
+        )
     drafted_M = live_M & (in_span_M >= real)
     bound_M = tl.minimum(start + in_span_M + 1, base)
     own_M = start + in_span_M
@@ -284,8 +303,9 @@ def attend(
 
     table = tables + span.to(tl.int64) * table_stride_r
     path = paths + (first + row) * PATH_ROWS
-    keys += group.to(tl.int64) * key_stride_g
-    values += group.to(tl.int64) * value_stride_g
+    if turned is None:
+        keys += group.to(tl.int64) * key_stride_g
+        values += group.to(tl.int64) * value_stride_g
     index = (tile.to(tl.int64) * tl.num_programs(1) + group) * splits
 
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -301,10 +321,20 @@ def attend(
         exists_BD = (slot_B >= 0)[:, None] & (dim_D < D)[None, :]
         slot_B64 = slot_B.to(tl.int64)  # a pool may have more elements than 32 bits can count
         k_BD = tl.load(keys + (slot_B64 * key_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
-        v_BD = tl.load(values + (slot_B64 * value_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
+        if turned is None:
+            v_BD = tl.load(values + (slot_B64 * value_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
+        else:
+            v_BD = k_BD
+            tail_BT = tl.load(
+                tails + (slot_B64 * key_stride_p)[:, None] + dim_T[None, :],
+                mask=(slot_B >= 0)[:, None] & (dim_T < TAIL)[None, :],
+                other=0.0,
+            )
         next_B = _slots(block + 1, table, path, base, high, PAGE, BLOCK_B, PATHS)
 
         scores_MB = tl.dot(q_MD, tl.trans(k_BD), input_precision=PRECISION)
+        if turned is not None:
+            scores_MB = tl.dot(q_MT, tl.trans(tail_BT), scores_MB, input_precision=PRECISION)
         if CAPPED:
             # tanh(x) = 1 - 2 / (1 + e^2x); cap holds 2 log2(e).
             scores_MB = 1.0 - 2.0 / (1.0 + tl.exp2(scores_MB * cap))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from stridelm.attention.triton import TritonAttention, paths
-from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
+from stridelm.attention.triton import rows_per_tile as most_rows
+from stridelm.kernels.attention import latent_group, make_plan, paged_attention
 from support.oracles.attention import Case, geometry
 
 GARBAGE = 1 << 28
@@ -37,12 +38,12 @@ def launch(
     shape = geometry(case)
     rows, heads, dim = case.queries.shape
     dtype, device = case.dtype, case.queries.device
-    per_head = heads // case.kv.kv_heads
-    height = 1 if by_paths else rows_per_tile or max_rows_per_tile(per_head, dtype, deterministic)
+    latent = case.latent
+    height = 1 if by_paths else rows_per_tile or most_rows(latent or case.kv, dtype, deterministic)
     starts, reals = shape.starts.tolist(), shape.reals.tolist()
     counts = [*shape.bounds, 0]
     tiles = [(span, row) for span, count in enumerate(counts) for row in range(0, count + height, height)]
-    width = max(map(len, case.tables)) + 3
+    columns = max(map(len, case.tables)) + 3
     keys = max_keys or max(start + count for start, count in zip(starts, shape.bounds, strict=True))
 
     def ints(values: object) -> torch.Tensor:
@@ -52,16 +53,32 @@ def launch(
         """With five more rows at the end, which belong to no span."""
         return torch.cat((tensor, tensor.new_full((5, *tensor.shape[1:]), fill)))
 
+    groups = heads // latent_group(heads, dtype) if latent else case.kv.kv_heads
+    tail = latent.rope_dim if latent else 0
+    width = case.kv.value_dim
     plan = make_plan(
-        len(tiles), heads, case.kv.kv_heads, dim, height, dtype, keys, case.kv.window, deterministic, device, programs
+        len(tiles),
+        heads,
+        groups,
+        width,
+        height,
+        dtype,
+        keys,
+        case.kv.window,
+        deterministic,
+        device,
+        programs,
+        tail=tail,
     )
-    out = extended(torch.full_like(case.queries, float("nan")), float("nan"))
+    out = extended(torch.full_like(case.queries[..., :width], float("nan")), float("nan"))
+    queries = extended(case.queries, float("nan"))
     paged_attention(
-        extended(case.queries, float("nan")),
+        queries[..., :width],
         case.keys,
-        case.values,
+        None if latent else case.values,
         out,
-        tables_RP=ints([table + [GARBAGE] * (width - len(table)) for table in [*case.tables, []]]),
+        turned_NHT=queries[..., width:] if latent else None,
+        tables_RP=ints([table + [GARBAGE] * (columns - len(table)) for table in [*case.tables, []]]),
         tile_span_T=ints([span for span, _ in tiles]),
         tile_row_T=ints([row for _, row in tiles]),
         firsts_R=ints([sum(counts[:span]) for span in range(len(counts))]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,13 @@ from stridelm.attention import BACKENDS
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.kernels import attention
-from stridelm.kernels.attention import forms, make_plan, max_rows_per_tile
+from stridelm.kernels.attention import (
+    forms,
+    latent_group,
+    make_plan,
+    max_latent_rows_per_tile,
+    max_rows_per_tile,
+)
 from support.checks.paged_attention import FastTriton, launch
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import (
@@ -25,6 +32,7 @@ from support.oracles.attention import (
     check_values,
     geometry,
     make,
+    make_latent,
     naive,
     random_pieces,
 )
@@ -118,7 +126,51 @@ def test_long_context() -> None:
         check_values(launch(case, deterministic=deterministic), naive(case))
 
 
+LATENTS: tuple[dict[str, Any], ...] = (
+    {"heads": 4, "rank": 32, "rope_dim": 8},
+    {"heads": 20, "rank": 40, "rope_dim": 12, "window": 9},
+    {"heads": 80, "rank": 64, "rope_dim": 16},
+)
+"""Fewer heads than fill a tile, a number that is no power of two, and more than fit."""
+
+
+@pytest.mark.parametrize("size", LATENTS, ids=str)
+@pytest.mark.parametrize("backend", MODES)
+def test_latents(backend: str, size: dict[str, Any]) -> None:
+    """Latent rows as keys and, without their tails, as values, for any mixture of spans."""
+    for seed, dtype in enumerate(DTYPES):
+        pieces = random_pieces(seed, 2, longest=50, rows=9)
+        check_attention(backend, make_latent(pieces, dtype=dtype, page_size=(16, 5)[seed % 2], seed=seed, **size))
+
+
+@pytest.mark.parametrize("programs", [1, 2, 9])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.usefixtures("short_splits")
+def test_shared_latents(deterministic: bool, programs: int) -> None:
+    """Any number of programs may share the latents of a tile."""
+    pieces = [Piece(400, 1), Piece(0, 1), Piece(150, 2, (-1, -1, 0, 1)), Piece(63, 1), Piece(64, 10)]
+    case = make_latent(pieces, heads=16, page_size=16, dtype=torch.float16)
+    check_values(launch(case, programs=programs, deterministic=deterministic), naive(case))
+
+
+def test_latents_of_published_sizes() -> None:
+    """128 heads over rows of 512 + 64."""
+    case = make_latent([Piece(40, 1, (-1,))], heads=128, rank=512, rope_dim=64, page_size=16, dtype=torch.float16)
+    for deterministic in (True, False):
+        check_values(launch(case, deterministic=deterministic), naive(case))
+
+
 # Against itself
+
+
+@pytest.mark.parametrize("size", LATENTS[:2], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("short_splits")
+def test_bits_of_latents(dtype: torch.dtype, size: dict[str, Any]) -> None:
+    """A row has the same bits in chunks of any size, beside other rows, and as a candidate."""
+    check_row_invariance("exact-triton", make_latent([Piece(130, 9), Piece(0, 30)], dtype=dtype, **size))
+    tree = (-1, 0, 0, 1, 2, 2, -1, 6)
+    check_path_invariance("exact-triton", make_latent([Piece(124, 2, tree)], dtype=dtype, **size))
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -174,7 +226,27 @@ def test_paths_of_bitmasks() -> None:
     assert all(path == sorted(path, key=lambda row: row < 0) for path in paths(masks).tolist())
 
 
+@pytest.mark.usefixtures("short_splits")
+def test_what_the_host_decides_is_not_in_the_bits_of_latents() -> None:
+    pieces = [Piece(300, 1), Piece(90, 12), Piece(129, 1, (-1, 0, 1))]
+    case = make_latent(pieces, heads=16, dtype=torch.float16)
+    wanted = launch(case, deterministic=True, programs=1)
+    for rows, programs, max_keys in ((4, 2, 500), (3, 3, 301), (1, 9, 10_000)):
+        got = launch(case, deterministic=True, rows_per_tile=rows, programs=programs, max_keys=max_keys)
+        assert torch.equal(got, wanted)
+
+
 # Decisions of the host
+
+
+def test_latent_groups() -> None:
+    """As many heads as a tile has room for, equally many in each group."""
+    groups = [latent_group(heads, torch.bfloat16) for heads in (1, 4, 16, 20, 64, 80, 128, 67)]
+    assert groups == [1, 4, 16, 20, 64, 40, 64, 1]
+    assert latent_group(128, torch.float32) == 16
+    assert [max_latent_rows_per_tile(group, torch.bfloat16, True) for group in (1, 16, 20, 64)] == [64, 4, 3, 1]
+    with pytest.raises(ValueError, match="float64"):
+        latent_group(16, torch.float64)
 
 
 def test_programs_run_at_once() -> None:
