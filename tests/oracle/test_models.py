@@ -135,6 +135,11 @@ def test_refused_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
         ({"kv_lora_rank": 0}, "kv_lora_rank must be at least 1"),
         ({"q_lora_rank": 0}, "q_lora_rank must be at least 1"),
         ({"hidden_act": "relu"}, "relu.*supported: silu"),
+        ({"n_group": 3}, "8 experts cannot be divided into n_group 3"),
+        ({"topk_group": 5}, "topk_group 5 exceeds n_group 4"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok 5 exceeds the 4 experts of topk_group 2 groups"),
+        ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; supported: 'sigmoid'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; supported: 1"),
     ):
         (path / "config.json").write_text(json.dumps({**original, **changes}))
         with pytest.raises(ValueError, match=message):

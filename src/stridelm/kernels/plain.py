@@ -119,8 +119,8 @@ def route(
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """In float64, because torch computes the last numbers of a tensor with another exponential than the rest."""
-    return x.double().sigmoid().to(x.dtype)
+    """From the exponential, because `torch.sigmoid` computes the last numbers of a tensor otherwise than the rest."""
+    return (1 / (1 + torch.exp(-x.double()))).to(x.dtype)
 
 
 def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,27 +1,33 @@
-"""`DeepseekV3ForCausalLM`: latent attention."""
+"""`DeepseekV3ForCausalLM`: latent attention, and mixtures of experts after some dense layers."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from stridelm.kernels.ops import Routing
 from stridelm.models.layers.block import LayerSpec, check_sizes
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
-from stridelm.models.layers.hf import common_fields, gated_mlp
+from stridelm.models.layers.experts import MixtureSpec
+from stridelm.models.layers.hf import activation_of, common_fields, gated_mlp, mixture_layers
 from stridelm.models.layers.latent import LatentSpec
+from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import RopeSpec, yarn_scale
+
+ONLY = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+"""Fields of published configs that transformers does not read, and the value that it takes them to have."""
 
 
 def build(config: Any) -> Decoder:
     """A decoder shaped by a transformers `DeepseekV3Config`, weights not yet loaded."""
     check_sizes(num_layers=config.num_hidden_layers)
-    if config.first_k_dense_replace < config.num_hidden_layers:
-        raise ValueError(
-            f"first_k_dense_replace {config.first_k_dense_replace} of {config.num_hidden_layers} layers: experts are "
-            "not supported"
-        )
-    layer = LayerSpec(latent_mixer(config), gated_mlp(config))
-    return Decoder(DecoderSpec(**common_fields(config), layers=(layer,) * config.num_hidden_layers))
+    for name, value in ONLY.items():
+        if getattr(config, name, None) not in (None, value):
+            raise ValueError(f"{name} {getattr(config, name)!r} is not supported; supported: {value!r}")
+    layers = (LayerSpec(latent_mixer(config), gated_mlp(config)),) * config.num_hidden_layers
+    dense = config.first_k_dense_replace
+    if dense < config.num_hidden_layers:
+        layers = mixture_layers(layers, mixture(config), lambda layer: layer >= dense)
+    return Decoder(DecoderSpec(**common_fields(config), layers=layers))
 
 
 def latent_mixer(config: Any) -> LatentSpec:
@@ -54,4 +60,29 @@ def _rope_scale(rope: RopeSpec) -> float:
     m = parameters.get("mscale_all_dim")
     if rope.kind == "default" or not m:
         return 1.0
-    return math.pow(yarn_scale(parameters["factor"], m), 2)
+    return yarn_scale(parameters["factor"], m) ** 2
+
+
+def mixture(config: Any) -> MixtureSpec:
+    """Experts as such configs describe them. Raises ValueError for numbers that do not add up."""
+    activation, width = activation_of(config), config.moe_intermediate_size
+    shared = None
+    if config.n_shared_experts:
+        shared = GatedMLPSpec(
+            name="shared_experts", intermediate_size=width * config.n_shared_experts, activation=activation
+        )
+    return MixtureSpec(
+        moe_intermediate_size=width,
+        routing=Routing(
+            num_experts=config.n_routed_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+            scoring="sigmoid",
+            n_group=config.n_group,
+            topk_group=config.topk_group,
+            norm_topk_prob=bool(config.norm_topk_prob),
+            routed_scaling_factor=config.routed_scaling_factor,
+        ),
+        correction_bias=True,
+        shared=shared,
+        activation=activation,
+    )

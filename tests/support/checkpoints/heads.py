@@ -145,9 +145,10 @@ _MODULES = {"deepseek": _deepseek, "mimo": _mimo, "qwen": _qwen}
 
 
 def _block(draws: Draws, target: Tensors, prefix: str) -> Tensors:
-    """A block of the target's kind, with other weights."""
-    first = "model.layers.0."
-    return draws.like({prefix + name.removeprefix(first): t for name, t in target.items() if name.startswith(first)})
+    """A block of the kind of the target's last, with other weights."""
+    layers = {int(name.split(".")[2]) for name in target if name.startswith("model.layers.")}
+    last = f"model.layers.{max(layers)}."
+    return draws.like({prefix + name.removeprefix(last): t for name, t in target.items() if name.startswith(last)})
 
 
 def _add(path: Path, extra: Tensors) -> None:

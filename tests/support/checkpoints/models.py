@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3ForCausalLM, Qwen2ForCausalLM
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
 from stridelm.models.kimi_k2 import KimiK2Config
 from stridelm.models.mimo import MiMoConfig
@@ -37,8 +38,15 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
-    "first_k_dense_replace": 9,
     "num_nextn_predict_layers": 0,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
 }
 SMALL_OF: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
@@ -66,6 +74,8 @@ class KimiK2ForCausalLM(DeepseekV3ForCausalLM):
 
 
 AutoModelForCausalLM.register(KimiK2Config, KimiK2ForCausalLM)
+# Experts are saved one by one, as released files have them.
+register_checkpoint_conversion_mapping("kimi_k2", get_checkpoint_conversion_mapping("deepseek_v3"))
 
 
 def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Any:
@@ -83,6 +93,9 @@ def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) 
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.uniform_(0.6, 1.4)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

@@ -27,6 +27,10 @@ LLAMA3 = {
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek_v3": {
         "plain": {},
+        "all-dense": {"first_k_dense_replace": 2},
+        "all-sparse": {"first_k_dense_replace": 0, "n_shared_experts": 1},
+        "one-group": {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+        "all-groups": {"n_group": 2, "topk_group": 2, "routed_scaling_factor": 1.0},
         "queries-without-rank": {"q_lora_rank": None},
         "halves": {"rope_interleave": False, "tie_word_embeddings": True},
         "bias": {"attention_bias": True},

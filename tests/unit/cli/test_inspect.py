@@ -48,7 +48,8 @@ def test_it_agrees_with_transformers_and_the_loader(
     facts = inspect(path)
     theirs = AutoModelForCausalLM.from_pretrained(path)
     assert facts["architecture"] == type(theirs).__name__
-    assert facts["parameters"] == theirs.num_parameters()
+    biases = [buffer for name, buffer in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert facts["parameters"] == theirs.num_parameters() + sum(bias.numel() for bias in biases)
     assert (facts["layers"], facts["heads"]) == (2, 4)
     latent = "kv_lora_rank" in SMALL_OF.get(model_type, {})
     assert (facts["kv_heads"], facts["head_dim"]) == ((None, None) if latent else (2, 16))
@@ -60,7 +61,8 @@ def test_it_agrees_with_transformers_and_the_loader(
     for name, size in facts["kv_bytes_per_token"].items():
         assert size == bytes_per_token(ours.layer_states, loader.DTYPES[name])
     mixture = SMALL_OF.get(model_type, {})
-    for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+    assert facts["num_experts"] == mixture.get("n_routed_experts", mixture.get("num_experts"))
+    for name in ("num_experts_per_tok", "moe_intermediate_size"):
         assert facts[name] == mixture.get(name)
     # layers and a latent row's width, or key and value, layers, heads and their width
     assert facts["kv_bytes_per_token"]["float32"] == (2 * 40 * 4 if latent else 2 * 2 * 2 * 16 * 4)

@@ -48,7 +48,15 @@ def check(ours: Drafted, tokens: list[int], logits_DV: torch.Tensor) -> None:
 # Modules of the target
 
 
-@pytest.fixture(params=[("qwen3", {}), ("llama", {"shard": "40KB"}), ("qwen3", {"tie_word_embeddings": True})], ids=str)
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {}),
+    ("llama", {"shard": "40KB"}),
+    ("qwen3", {"tie_word_embeddings": True}),
+    ("deepseek_v3", {"scale": 3.0}),
+]
+
+
+@pytest.fixture(params=LAYOUTS, ids=str)
 def layout(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     kind: tuple[str, dict[str, Any]] = request.param
     return kind
