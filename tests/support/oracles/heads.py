@@ -18,6 +18,7 @@ Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), MiMo (arXiv 2505.07608), E
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.activations import ACT2FN
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from support.checkpoints.heads import EagleForm, MtpForm, Tensors, config_of, default_aux_layers, tensors_of
@@ -108,6 +110,41 @@ class Layer:
         future = torch.ones(entries, entries, dtype=torch.bool).triu(1)
         values = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
         return self.linear("self_attn.o_proj", values.transpose(0, 1).flatten(1))
+
+
+class LatentLayer:
+    """The same for a deepseek_v3, whose own class in transformers computes it."""
+
+    def __init__(self, config: Any, tensors: Tensors) -> None:
+        stacked = {name: tensor.float() for name, tensor in tensors.items() if ".experts." not in name}
+        experts = {name: tensor.float() for name, tensor in tensors.items() if ".experts." in name}
+        if experts:
+            by_part = {
+                part: torch.stack([experts[f"mlp.experts.{i}.{part}.weight"] for i in range(config.n_routed_experts)])
+                for part in ("gate_proj", "up_proj", "down_proj")
+            }
+            stacked["mlp.experts.gate_up_proj"] = torch.cat((by_part["gate_proj"], by_part["up_proj"]), 1)
+            stacked["mlp.experts.down_proj"] = by_part["down_proj"]
+        config = copy.deepcopy(config)
+        config._attn_implementation = "eager"
+        number = config.num_hidden_layers - 1  # of the last layer, which has experts if any has
+        self.layer = DeepseekV3DecoderLayer(config, number).eval()
+        self.layer.load_state_dict(
+            {name: tensor for name, tensor in stacked.items() if name in self.layer.state_dict()}
+        )
+        self.rope = DeepseekV3RotaryEmbedding(config)
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.layer.get_submodule(name)(x)
+        return normed
+
+    def __call__(self, reads: torch.Tensor, residual_TH: torch.Tensor) -> torch.Tensor:
+        entries = len(reads)
+        future = torch.full((entries, entries), float("-inf")).triu(1)[None, None]
+        angles = self.rope(reads[None], torch.arange(entries)[None])
+        x = residual_TH + self.layer.self_attn(reads[None], angles, future)[0][0]
+        more: torch.Tensor = self.layer.mlp(self.norm("post_attention_layernorm", x)[None])[0]
+        return x + more
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -214,7 +251,8 @@ def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int) -> Mod
         name: tensor.float() + (names.norm_offset if tensor.dim() == 1 and "norm" in name else 0.0)
         for name, tensor in under(tensors, prefix).items()
     }
-    layer = Layer(config, under(own, names.block.format(module=index)))
+    kind = LatentLayer if hasattr(config, "kv_lora_rank") else Layer
+    layer = kind(config, under(own, names.block.format(module=index)))
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, own[f"{name}.weight"], config.rms_norm_eps)

@@ -23,9 +23,9 @@ Oracle = Callable[[list[int], list[int]], Drafted]
 """(known tokens, the draft made after them) -> the correct draft, of the same length."""
 
 
-def mtp(form: MtpForm, modules: int) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+def mtp(form: MtpForm, modules: int, **target: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
-        write_mtp(path / "model", form, modules, vocab_size=VOCAB)
+        write_mtp(path / "model", form, modules, vocab_size=VOCAB, **target)
         oracle = head_oracles.mtp(path / "model", form)
         options = {"model": str(path / "model"), "drafter": "mtp"}
         drafts = oracle.in_turn if modules > 1 else oracle.recursive
@@ -50,6 +50,8 @@ HEADS = {
     "mimo": mtp("mimo", 1),
     "deepseek-in-turn": mtp("deepseek", 3),
     "mimo-in-turn": mtp("mimo", 2),
+    "latent": mtp("deepseek", 1, model_type="deepseek_v3", scale=3.0),
+    "latent-in-turn": mtp("deepseek", 3, model_type="deepseek_v3", scale=3.0),
     "eagle1": eagle("eagle1"),
     "eagle1-own": eagle("eagle1", bias=True, embed="own", binary=True),
     "eagle3": eagle("eagle3", draft_vocab=4),
