@@ -160,6 +160,31 @@ def test_latents_of_published_sizes() -> None:
         check_values(launch(case, deterministic=deterministic), naive(case))
 
 
+@pytest.mark.parametrize("heads", [16, 64])
+def test_latents_of_a_fixed_size(heads: int) -> None:
+    """What a captured pass reads, filled with one step after another: with 64 heads a tile has room for one row."""
+    backend, chain = FastTriton(True), tuple(range(-1, 4))
+    steps = ([Piece(30, 1, chain), Piece(0, 16), Piece(7, 25)], [Piece(60, 17), Piece(5, 1)], [Piece(3, 1)] * 5)
+    cases = [
+        make_latent(pieces, heads=heads, page_size=16, dtype=torch.float16, seed=n) for n, pieces in enumerate(steps)
+    ]
+    for case in cases:
+        case.tables = [table + [0] * (7 - len(table)) for table in case.tables]
+    state, like = cases[0].latent, geometry(cases[0])
+    assert state is not None
+    kind = backend.static_kind(like, (state,), torch.float16)
+    assert kind is not None
+    static = backend.static(kind, 50, 5, 100, like)
+    for case in cases:
+        static.fill(geometry(case))
+        mixer: Any = backend.prepare(static.geometry).mixer(state)
+        queries = torch.zeros(50, heads, state.rank + state.rope_dim, dtype=torch.float16)
+        queries[: len(case.rows)] = case.queries
+        latent, turned = queries.split((state.rank, state.rope_dim), dim=2)
+        got = mixer.attend(state, latent, turned, case.keys[:, 0])
+        check_values(got[: len(case.rows)], naive(case))
+
+
 # Against itself
 
 
