@@ -153,7 +153,7 @@ class TritonLatents(LatentMixer):
             torch.zeros(1, state.heads, width, dtype=dtype, device=device) for width in (state.rank, state.rope_dim)
         )
         rows_PGC = torch.zeros(page_size, 1, state.rank + state.rope_dim, dtype=dtype, device=device)
-        group = latent_group(state.heads, dtype)
+        group = latent_group(state.heads, dtype, deterministic)
         found = forms(group, state.rank, dtype, deterministic, state.rope_dim)
         entries = {"keys_PGD": rows_PGC, "values_PGD": None, "turned_NHT": turned_NHK}
         launch_forms(state, found, deterministic, page_size, q_NHR, **entries)
@@ -204,7 +204,7 @@ def launch_forms(
 def rows_per_tile(state: LayerState, dtype: torch.dtype, deterministic: bool) -> int:
     """Maximum rows of a tile. Raises ValueError for an unsupported dtype or number of heads."""
     if isinstance(state, LatentKV):
-        return max_latent_rows_per_tile(latent_group(state.heads, dtype), dtype, deterministic)
+        return max_latent_rows_per_tile(latent_group(state.heads, dtype, deterministic), dtype, deterministic)
     assert isinstance(state, HeadsKV)
     return max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
 

@@ -21,8 +21,9 @@ value, and whose tail is key only. The heads are cut into groups that fill a til
 `deterministic`: a row's bits depend only on its query, its keys and their order: not on the rows and spans beside it,
 the tiles, `max_keys` or the number of programs. Keys are summed in splits of SPLIT_KEYS counted from storage index 0,
 splits are merged first to last, and all products have one shape, that of the matrix instruction for 64 query vectors:
-the instruction for 16 adds in another order. A draft row whose ancestors are not stored in order of depth sums them in
-another order than the real row that may later take its place; for such rows pass `paths_N64`.
+the instruction for 16 adds in another order. (Over latents, all have the shape for 32 vectors.) A draft row whose
+ancestors are not stored in order of depth sums them in another order than the real row that may later take its place;
+for such rows pass `paths_N64`.
 
 Legend: R spans, N rows, T tiles, P slots of the pool, H query heads, G KV heads, D head size.
 """
@@ -143,7 +144,7 @@ def paged_attention(
     tails_PGT, tail = None, 0
     if turned_NHT is not None:
         assert values_PGD is None and groups == 1
-        tail, groups = turned_NHT.shape[2], heads // latent_group(heads, q_NHD.dtype)
+        tail, groups = turned_NHT.shape[2], heads // latent_group(heads, q_NHD.dtype, deterministic)
         keys_PGD, tails_PGT = keys_PGD.split((dim, tail), dim=2)
         values_PGD = keys_PGD
         assert turned_NHT.shape[:2] == (rows, heads)
@@ -313,17 +314,17 @@ def forms(
     most = (max_latent_rows_per_tile if tail else max_rows_per_tile)(per_head, dtype, deterministic)
     for exponent in range(most.bit_length()):
         shape = _shape(per_head << exponent, per_head, dim, dtype, deterministic, tail)
-        shapes = [shape, replace(shape, keys=32)] if shape.queries <= 64 and not deterministic else [shape]
+        narrows = shape.queries <= 64 and not deterministic and not tail
+        shapes = [shape, replace(shape, keys=32)] if narrows else [shape]
         yield from ((1 << exponent, each, programs) for each in shapes for programs in (1, 2))
 
 
 def _resident(shape: Shape, dim: int, dtype: torch.dtype, tail: int) -> int:
     """Programs of this shape that a multiprocessor runs at once, limited by its shared memory: each keeps its queries
     and the blocks being loaded there, and passes weights to the smaller matrix instructions through it."""
-    if tail:
-        elements = (shape.queries + shape.stages * shape.keys) * (_power_of_two(dim) + _padded(tail))
-    else:
-        elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
+    if tail:  # for published sizes, registers are the limit
+        return 2 if shape.queries == 16 else 1
+    elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
     if shape.queries < 64:
         elements += shape.queries * shape.keys
     return max(1, SHARED_MEMORY // (elements * dtype.itemsize + RESERVED))
@@ -340,9 +341,12 @@ def max_rows_per_tile(per_head: int, dtype: torch.dtype, deterministic: bool) ->
     return _max_queries(per_head, dtype, deterministic) // per_head
 
 
-def latent_group(heads: int, dtype: torch.dtype) -> int:
-    """How many of the heads that share a latent row are in one tile: they need to be equally many in all."""
-    return max(size for size in range(1, _max_latent_queries(dtype) + 1) if heads % size == 0)
+def latent_group(heads: int, dtype: torch.dtype, deterministic: bool) -> int:
+    """How many of the heads that share a latent row are in one tile: they need to be equally many in all.
+
+    Raises ValueError for an unsupported dtype.
+    """
+    return max(size for size in range(1, _max_latent_queries(dtype, deterministic) + 1) if heads % size == 0)
 
 
 def max_latent_rows_per_tile(group: int, dtype: torch.dtype, deterministic: bool) -> int:
@@ -350,13 +354,14 @@ def max_latent_rows_per_tile(group: int, dtype: torch.dtype, deterministic: bool
 
     Raises ValueError for an unsupported dtype.
     """
-    return _max_latent_queries(dtype) // group
+    return _max_latent_queries(dtype, deterministic) // group
 
 
-def _max_latent_queries(dtype: torch.dtype) -> int:
-    """The sum of a tile's weighted latents must fit into registers, with float32 its keys into shared memory."""
+def _max_latent_queries(dtype: torch.dtype, deterministic: bool) -> int:
+    """The sum of a tile's weighted latents must fit into registers, and with fixed splits also into shared memory, on
+    its way into the workspace in the midst of a program."""
     _check_dtype(dtype)
-    return 16 if dtype == torch.float32 else 64
+    return 16 if dtype == torch.float32 else 32 if deterministic else 64
 
 
 def _max_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
@@ -369,9 +374,9 @@ def _max_queries(per_head: int, dtype: torch.dtype, deterministic: bool) -> int:
 def _shape(queries: int, per_head: int, dim: int, dtype: torch.dtype, deterministic: bool, tail: int) -> Shape:
     """Block sizes for `queries` vectors per tile. In deterministic mode they depend only on the model."""
     if deterministic:
-        queries = _max_latent_queries(dtype) if tail else _max_queries(per_head, dtype, deterministic)
+        queries = _max_latent_queries(dtype, deterministic) if tail else _max_queries(per_head, dtype, deterministic)
     height = max(16, _power_of_two(queries))
-    if tail:  # rows are four times as wide as the widest heads
+    if tail:  # published rows have 576 numbers
         keys = 16 if dtype == torch.float32 else 64 if height == 16 else 32
         return Shape(height, keys, warps=8 if height > 16 else 4, stages=3 if keys == 32 else 2)
     if dtype == torch.float32:

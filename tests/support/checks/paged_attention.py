@@ -53,7 +53,7 @@ def launch(
         """With five more rows at the end, which belong to no span."""
         return torch.cat((tensor, tensor.new_full((5, *tensor.shape[1:]), fill)))
 
-    groups = heads // latent_group(heads, dtype) if latent else case.kv.kv_heads
+    groups = heads // latent_group(heads, dtype, deterministic) if latent else case.kv.kv_heads
     tail = latent.rope_dim if latent else 0
     width = case.kv.value_dim
     plan = make_plan(

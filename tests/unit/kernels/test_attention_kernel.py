@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.attention import BACKENDS
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
+from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.kernels import attention
 from stridelm.kernels.attention import (
     forms,
@@ -256,7 +257,7 @@ def test_what_the_host_decides_is_not_in_the_bits_of_latents() -> None:
     pieces = [Piece(300, 1), Piece(90, 12), Piece(129, 1, (-1, 0, 1))]
     case = make_latent(pieces, heads=16, dtype=torch.float16)
     wanted = launch(case, deterministic=True, programs=1)
-    for rows, programs, max_keys in ((4, 2, 500), (3, 3, 301), (1, 9, 10_000)):
+    for rows, programs, max_keys in ((2, 2, 500), (1, 3, 301), (1, 9, 10_000)):
         got = launch(case, deterministic=True, rows_per_tile=rows, programs=programs, max_keys=max_keys)
         assert torch.equal(got, wanted)
 
@@ -265,13 +266,17 @@ def test_what_the_host_decides_is_not_in_the_bits_of_latents() -> None:
 
 
 def test_latent_groups() -> None:
-    """As many heads as a tile has room for, equally many in each group."""
-    groups = [latent_group(heads, torch.bfloat16) for heads in (1, 4, 16, 20, 64, 80, 128, 67)]
-    assert groups == [1, 4, 16, 20, 64, 40, 64, 1]
-    assert latent_group(128, torch.float32) == 16
-    assert [max_latent_rows_per_tile(group, torch.bfloat16, True) for group in (1, 16, 20, 64)] == [64, 4, 3, 1]
+    """As many heads as a tile has room for, equally many in each group; and as many rows."""
+
+    def sizes(deterministic: bool, dtype: torch.dtype = torch.bfloat16) -> list[tuple[int, int]]:
+        groups = [latent_group(heads, dtype, deterministic) for heads in (1, 4, 16, 20, 64, 80, 128, 67)]
+        return [(group, max_latent_rows_per_tile(group, dtype, deterministic)) for group in groups]
+
+    assert sizes(False) == [(1, 64), (4, 16), (16, 4), (20, 3), (64, 1), (40, 1), (64, 1), (1, 64)]
+    assert sizes(True) == [(1, 32), (4, 8), (16, 2), (20, 1), (32, 1), (20, 1), (32, 1), (1, 32)]
+    assert sizes(True, torch.float32) == [(1, 16), (4, 4), (16, 1), (10, 1), (16, 1), (16, 1), (16, 1), (1, 16)]
     with pytest.raises(ValueError, match="float64"):
-        latent_group(16, torch.float64)
+        latent_group(16, torch.float64, True)
 
 
 def test_programs_run_at_once() -> None:
@@ -331,3 +336,27 @@ def test_every_plan_has_a_form(heads: int, kv_heads: int, dim: int, dtype: torch
             planned.add((made.shape, made.splits > 0))
     assert planned <= launched
     assert len(planned) > 1
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", [16, 20, 128])
+def test_every_plan_over_latents_has_a_form(heads: int, dtype: torch.dtype, deterministic: bool) -> None:
+    group = latent_group(heads, dtype, deterministic)
+    launched = {(shape, programs > 1) for _, shape, programs in forms(group, 512, dtype, deterministic, 64)}
+    planned = set()
+    for rows in range(1, max_latent_rows_per_tile(group, dtype, deterministic) + 1):
+        for tiles, keys in itertools.product((1, 2, 5, 40, 130, 300, 2000), (1, 300, 5000, 100_000)):
+            sizes = (tiles, heads, heads // group, 512, rows, dtype, keys, None, deterministic, CPU)
+            made = make_plan(*sizes, tail=64)
+            planned.add((made.shape, made.splits > 0))
+    assert planned <= launched
+    assert len(planned) > 1
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_start_launches_over_no_rows(deterministic: bool) -> None:
+    """Heads and latents, on empty pools: nothing is read that does not exist."""
+    backend = TritonAttention(deterministic)
+    backend.check((HeadsKV.of(4, 2, 16), LatentKV("full", None, 16, 32, 8, 1.0)), torch.float16)
+    backend.warm_up(16, CPU)
