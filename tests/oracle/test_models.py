@@ -123,6 +123,31 @@ def test_published_name_of_the_number_of_experts(checkpoint: Checkpoint, tmp_pat
     check_model(path, 1024)
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3", "kimi_k2"])
+def test_published_configs_of_latent_models(checkpoint: Checkpoint, tmp_path: Path, kind: str) -> None:
+    """With the names that released files have for what transformers writes otherwise, with fields that it does not
+    write, and with a reference to code that is not run."""
+    yarn = {"factor": 4.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    yarn["original_max_position_embeddings"] = 64
+    path = copied(
+        checkpoint(kind, scale=3.0, rope_parameters={**yarn, "rope_type": "yarn", "rope_theta": 50000.0}), tmp_path
+    )
+    written = json.loads((path / "config.json").read_text())
+    del written["rope_parameters"]
+    published = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "rope_scaling": {**yarn, "type": "yarn"},
+        "rope_theta": 50000.0,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+    }
+    (path / "config.json").write_text(json.dumps({**written, **published}))
+    check_model(path, 1024)
+
+
 def test_refused_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Sizes of latent attention that do not add up are refused, by the config's names for them, before weights are
     read."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import stridelm.builtin
+from stridelm.cache.layout import HeadsKV
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.loader import build_empty, load_config, load_model
 from stridelm.text.tokenizer import checkpoint_eos_ids
@@ -124,6 +125,8 @@ def fit(
 def check_target(path: Path, length: int) -> DecoderSpec:
     """The target's shape. Raises ValueError if it cannot generate up to `length` tokens here."""
     spec = build_empty(load_config(path), path).spec
+    if not all(isinstance(state, HeadsKV) for state in spec.states()):
+        raise ValueError(f"{path} has layers that do not keep keys and values; heads cannot be trained for it here")
     if length > spec.max_length:
         have = f"--prompt-tokens and --new-tokens make {length}, {path} has a context of {spec.max_length}"
         raise ValueError(f"{have}; lower them")

@@ -24,6 +24,7 @@ from stridelm.train.continuations import Continuations, Plan
 from stridelm.train.export import export
 from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
 from stridelm.train.head_objective import HeadObjective, target_states
+from stridelm.train.head_stages import check_target
 from stridelm.train.prepare import load_tokenizer
 from stridelm.train.recipe import new_model, qwen3_config
 from stridelm.train.settings import EagleSettings, HeadOptimSettings, ModelShape, MtpSettings, RunSettings
@@ -259,6 +260,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_runs(
     assert code == 2
     assert says in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_targets_with_latent_rows_are_refused(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="layers that do not keep keys and values"):
+        check_target(checkpoint("deepseek_v3"), 20)
 
 
 def test_heads_that_do_not_divide_and_tokens_of_others_are_refused(
