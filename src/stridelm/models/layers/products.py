@@ -54,6 +54,23 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return y if bias is None else y + bias
 
 
+def product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torch.Tensor:
+    """[N, H, O]: each head's rows times that head's matrix, by the library."""
+    return torch.bmm(x_NHI.transpose(0, 1), weight_HIO).transpose(0, 1)
+
+
+def exact_product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torch.Tensor:
+    """The same, in which a row's bits do not depend on how many rows run beside it."""
+    if x_NHI.is_cuda and x_NHI.dtype != torch.float64:
+        from stridelm.kernels.head_products import head_products
+
+        return head_products(x_NHI, weight_HIO)
+    # Every call has the same shape, for which a library has one kernel.
+    rows = x_NHI.shape[0]
+    tiles = F.pad(x_NHI, (0, 0, 0, 0, 0, -rows % TILE_ROWS)).split(TILE_ROWS)
+    return torch.cat([product_by_head(tile, weight_HIO) for tile in tiles])[:rows]
+
+
 def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The library's product, with a single row run as two: oneDNN takes a matrix-vector path for one row."""
     if x_NI.shape[0] > 1:
