@@ -33,6 +33,11 @@ class HeadsInput:
     rope: QKRope
     """Turns the projections into queries and keys."""
 
+    def unmixed(self) -> torch.Tensor:
+        """Zeros instead of each row's values, allocated beside what attention allocates."""
+        q_NHD = self.qkv_NXD[:, : self.rope.heads].contiguous()
+        return torch.zeros_like(q_NHD)
+
 
 @dataclass(frozen=True, eq=False)
 class LatentInput:
@@ -47,6 +52,13 @@ class LatentInput:
     """Projections of latent and shared key."""
     rope: LatentRope
     """Turns the projections into latent rows."""
+
+    def unmixed(self) -> torch.Tensor:
+        """Zeros instead of each row's values, allocated beside what attention allocates."""
+        turned_NHK = self.turned_NHK.contiguous()
+        values_NHR = torch.zeros_like(self.q_NHR)
+        del turned_NHK
+        return values_NHR
 
 
 class Mix(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stridelm.attention import BACKENDS, MADE_FOR
-from stridelm.attention.base import AttentionBackend, HeadsInput
+from stridelm.attention.base import AttentionBackend, HeadsInput, LatentInput
 from stridelm.builtin import builtin_path
 from stridelm.cache.layout import FULL, LayerStates, bytes_per_token, windows_of
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
@@ -224,9 +224,8 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
     """The logits [decisions, V] of a step without KV, whose tensors are as large as in a real step. The logits are
     copied to float32, as happens whenever a request's logits are edited."""
 
-    def mix(layer: int, inputs: HeadsInput) -> torch.Tensor:
-        q_NHD = inputs.qkv_NXD[:, : inputs.rope.heads].contiguous()
-        return torch.zeros_like(q_NHD)  # allocated beside the queries, like attention's own output
+    def mix(layer: int, inputs: HeadsInput | LatentInput) -> torch.Tensor:
+        return inputs.unmixed()
 
     ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
     hidden_NH = model(ModelInput(ids_N, ids_N, mix))

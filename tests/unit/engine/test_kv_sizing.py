@@ -72,6 +72,13 @@ def test_the_measured_step_is_a_step(model: Decoder, monkeypatch: pytest.MonkeyP
     assert rows == [37, 37]
 
 
+def test_the_measured_step_has_latent_rows(checkpoint: Callable[..., Path]) -> None:
+    """The same for layers that keep latents, whose values are as wide as a latent for every head."""
+    latent = load_model(checkpoint("deepseek_v3"))
+    logits = run_rows(latent, 37, 5)
+    assert logits.shape == (5, 64) and bool(logits.isfinite().all())
+
+
 class FakeCuda:
     """A GPU allocator's counters: bytes allocated now, and at the peak since the last reset."""
 
