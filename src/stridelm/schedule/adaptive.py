@@ -200,7 +200,8 @@ class Adaptive:
             chances_RD, widths_RD, adaptive_R, readers.depths_R, readers.weights_R, least_T
         )
         for depth in range(1, deepest + 1):
-            rows_TD[:, depth] = self._all_padded(len(chances_RD), rows_TD[:, depth], depth)
+            drafts_T, rows_T = depths_TD[:, depth] > 0, rows_TD[:, depth]  # nothing is drafted if no chance reaches
+            rows_TD[:, depth] = np.where(drafts_T, self._all_padded(len(chances_RD), rows_T, depth), rows_T)
         rate_TD = tokens_TD / self.cost.seconds(len(chances_RD), rows_TD, depths_TD, context)
         place, chosen = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
         self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])

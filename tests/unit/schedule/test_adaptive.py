@@ -53,6 +53,9 @@ class Simulation:
     seed: int = 0
     adaptive: bool = True
     life: float = LIFE
+    prompt: int = 0
+    each: float = 0.0
+    """Seconds for each token before a request's rows."""
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -73,10 +76,12 @@ class Simulation:
 
     def _step(self) -> None:
         depths = self.policy.depths(self.requests)
-        spans = [Span(request, 0, 1, d, d) for request, d in zip(self.requests, depths, strict=True)]
+        starts = [self.prompt + len(request.output_ids) for request in self.requests]
+        spans = [Span(request, start, 1, d, d) for request, start, d in zip(self.requests, starts, depths, strict=True)]
         accepted = [self._accepted(chance, depth) for chance, depth in zip(self.chances, depths, strict=True)]
         rows = len(spans) + sum(depths)
-        seconds = self.cost(len(spans), rows, max(depths)) * self._rng.uniform(0.97, 1.03)
+        seconds = self.cost(len(spans), rows, max(depths)) + self.each * sum(starts)
+        seconds *= self._rng.uniform(0.97, 1.03)
         self.policy.landed(spans, accepted, seconds)
         self.tokens += len(spans) + sum(accepted)
         self.seconds += seconds
@@ -92,6 +97,14 @@ class Simulation:
     def _request(self) -> Request:
         rows = tuple(range(DEPTH + 1))
         return Request("", [0], SamplingParams(), Speculation(drafter="mtp"), rows, adaptive=self.adaptive)
+
+
+class Fixed(Configured):
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        return [self._depth] * len(requests)
 
 
 def best_fixed(chances: Sequence[float], cost: Cost) -> float:
@@ -125,6 +138,35 @@ def test_rows_go_to_those_who_gain() -> None:
     last = run.depths[-200:]
     bad, good = (sum(depths[i] for depths in last for i in places) for places in ((0, 2, 4), (1, 3, 5)))
     assert good > 5 * bad
+
+
+def card(requests: int, rows: int, depth: int) -> float:
+    """Stairs of captured steps, on a card that computes from 128 rows on."""
+    stairs = next(stair for stair in (64, 128, 256, 320, 384, 512, 640, 768, 1024, 1280) if stair >= rows)
+    draft = 0.3e-3 + (0.3e-3 + 1.2e-6 * requests) * depth if depth else 0
+    return 5e-3 + 18e-6 * requests + 24e-6 * max(0, stairs - 128) + draft
+
+
+@pytest.mark.parametrize("chance", [0.4, 0.5, 0.6, 0.8])
+def test_what_was_not_done_for_long_keeps_its_cost(chance: float) -> None:
+    """Measured at the start, on other numbers of requests and short contexts, and then not for as long as others are
+    better, while contexts grow to many times of that."""
+    policy = Adaptive()
+    policy.row_stairs = lambda requests, depth: (320, 384, 512, 640, 768, 1024, 1280)
+    for streams in (1, 4, 16, 64, 256):
+        for depth in (3, 2, 1, 0) * 4:
+            few = Simulation(policy, [0.0] * streams, card)
+            spans = [Span(request, 9, 1, depth, depth) for request in few.requests]
+            policy.landed(spans, [0] * streams, card(streams, streams * (1 + depth), depth))
+    policy.keep_costs()
+
+    def rate(policy: DepthPolicy) -> float:
+        run = Simulation(policy, [chance] * 256, card, life=math.inf, prompt=500, each=15e-9).run(80)
+        before = run.tokens, run.seconds
+        run.run(100)
+        return (run.tokens - before[0]) / (run.seconds - before[1])
+
+    assert rate(policy) > 0.95 * max(rate(Fixed(depth)) for depth in range(DEPTH))
 
 
 @pytest.mark.parametrize("filling", [20, 28])
