@@ -79,8 +79,8 @@ def test_scores(width: int, experts: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("count", "each", "number"), [(5, 2, 3), (9, 8, 128), (700, 3, 5), (4096, 8, 128), (900, 2, 2)]
 )
-def test_sort(sizes: tuple[int, int, int]) -> None:
-    check_sorted(*sizes, "cuda")
+def test_sort(count: int, each: int, number: int) -> None:
+    check_sorted(count, each, number, "cuda")
 
 
 @every_dtype

@@ -19,6 +19,7 @@ CAUSES = {
     "plain": "drafts nothing",
     "window": "runs its whole window or nothing",
     "asked": "its own depth",
+    "behind": "its drafter catches up first",
     "ending": "ends too soon to use more",
     "room": "rows or pages were short",
     "probe": "tried, to learn what it brings",

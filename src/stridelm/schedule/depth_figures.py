@@ -80,10 +80,11 @@ def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) 
         return Reason("window", levels)
     allowed = levels if choice is None else choice.depths[place]
     useful = useful_depth(request)
-    if span.depth < min(allowed, useful):
-        return Reason("behind" if behind else "room", levels)
+    held = span.depth < min(allowed, useful)
+    if held and not behind:
+        return Reason("room", levels)
     if choice is None or not request.adaptive:
-        return Reason("ending" if useful < allowed else "asked", levels)
-    cause: Cause = "ending" if useful < allowed else "probe" if choice.probes else "chosen"
+        return Reason("behind" if held else "ending" if useful < allowed else "asked", levels)
+    cause: Cause = "behind" if held else "ending" if useful < allowed else "probe" if choice.probes else "chosen"
     least = None if choice.probes else choice.least
     return Reason(cause, levels, choice.chances[place][:levels], least, choice.seconds)

@@ -12,6 +12,8 @@ from stridelm.cli.explain import CAUSES, explained, read_trace
 
 COMMAND = ["generate", "--prompt", "def f(x):", "--max-tokens", "40", "--ignore-eos", "--drafter", "mtp"]
 
+CHOSEN = {"probe", "chosen", "behind", "ending"}
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,7 +26,7 @@ def test_every_step_has_its_reason(trace: Path) -> None:
     """The first steps try depths, and later ones choose, by measured times: how deep differs from run to run."""
     lines = list(read_trace(trace))
     causes = [line["reason"]["cause"] for line in lines]
-    assert causes[0] == "probe" and "chosen" in causes and set(causes) <= {"probe", "chosen", "ending"}
+    assert causes[0] == "probe" and "chosen" in causes and set(causes) <= CHOSEN
     for line in lines:
         reason = line["reason"]
         assert 0 <= line["depth"] <= reason["levels"] == 3

@@ -458,7 +458,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is binary": (file("config.json", b"\xff\xfe\x00"), "config.json cannot be read"),
     "no type": (edited(model_type=..., architectures=...), "config.json cannot be read"),
     "unknown type": (edited(model_type="crystal"), "config.json cannot be read"),
-    "unsupported type": (edited(model_type="gpt2"), "choose one of: llama, mimo, mistral"),
+    "unsupported type": (edited(model_type="gpt2"), "choose one of: deepseek_v3, kimi_k2, llama"),
     "quantised": (edited(quantization_config={"quant_method": "fp8"}), "give the checkpoint that they"),
     "activation": (edited(hidden_act="relu"), "supported: silu"),
     "rope": (edited(rope_parameters={"rope_type": "spiral"}), "supported: default, linear"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stridelm import SamplingParams
@@ -39,6 +41,8 @@ def chosen(*depths: int, probes: bool = False) -> Choice:
         (span(request(output_ids=[0] * 18), 1), chosen(3), "ending"),
         (span(request(output_ids=[0] * 18), 1), None, "ending"),
         (span(request(), 1), chosen(2), "room"),
+        (replace(span(request(), 0), behind=3), chosen(2), "behind"),
+        (replace(span(request(), 0), behind=3, waits=True), chosen(0), "chosen"),
         (span(request(), 2), chosen(2, probes=True), "probe"),
         (span(request(), 2), chosen(2), "chosen"),
         (span(request(), 0), chosen(0), "chosen"),
@@ -49,7 +53,7 @@ def test_causes(one: Span, choice: Choice | None, cause: str) -> None:
     [reason] = reasons([one], choice)
     assert reason.cause == cause
     assert reason.levels == len(one.request.rows_by_depth) - 1
-    assert (reason.least is not None) == (cause == "chosen" or (cause == "ending" and choice is not None))
+    assert (reason.least is not None) == (cause in ("chosen", "behind", "ending") and choice is not None)
 
 
 def test_reasons_follow_their_spans() -> None:
