@@ -220,13 +220,14 @@ class Capture:
         return ways_of(spans, whole=not self._shallow or needed not in CLASSES[0]), needed
 
     def row_stairs(self, requests: int, depth: int) -> tuple[int, ...]:
-        """Numbers of rows that a captured step of so many of the engine's default requests, drafted to this depth, is
-        padded to; none if none is captured."""
+        """Rows up to which captured steps of so many of the engine's default requests, drafted to this depth, take as
+        long; none if none is captured."""
         by_depth = self._typical(SamplingParams(max_tokens=1)).rows_by_depth
         if requests > REQUESTS[-1] or depth >= len(by_depth):
             return ()
-        rows = by_depth[depth]
-        return row_stairs(padded_size(requests, sizes_for(CLASSES[0], rows, 0)), 1, rows, chosen=True)
+        draft = by_depth[depth]
+        size = padded_size(requests, sizes_for(CLASSES[0], draft, 0))
+        return tuple(rows - (size - requests) for rows in row_stairs(size, 1, draft, chosen=True))
 
 
 def _half(

@@ -74,8 +74,7 @@ class Adaptive:
     def __init__(self) -> None:
         _compile()
         self.row_stairs: Callable[[int, int], Sequence[int]] | None = None
-        """(requests, depth) -> numbers of rows that steps are padded to, ascending; more are not padded. None: none
-        are."""
+        """(requests, depth) -> rows up to which steps take as long, ascending; more are not padded. None: none are."""
         self._stairs: dict[tuple[int, int], np.ndarray] = {}
         self.clear()
 
