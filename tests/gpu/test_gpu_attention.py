@@ -66,7 +66,7 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtyp
         check_attention(backend, make(pieces, **sizes, head_dim=64, dtype=dtype, device="cuda", seed=seed))
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_head_sizes(backend: str, window: int | None, head_dim: int) -> None:

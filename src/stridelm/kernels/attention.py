@@ -185,7 +185,7 @@ def paged_attention(
         "HEADS": heads // groups,
         "D": dim,
         "BLOCK_B": plan.shape.keys,
-        "BLOCK_D": _power_of_two(dim),
+        "BLOCK_D": _padded(dim),
         "UNIT": SPLIT_KEYS // plan.shape.keys if deterministic else 0,
         "WINDOWED": window is not None,
         **dependent(q_NHD.device),
@@ -324,7 +324,7 @@ def _resident(shape: Shape, dim: int, dtype: torch.dtype, tail: int) -> int:
     and the blocks being loaded there, and passes weights to the smaller matrix instructions through it."""
     if tail:  # for published sizes, registers are the limit
         return 2 if shape.queries == 16 else 1
-    elements = (shape.queries + shape.stages * 2 * shape.keys) * _power_of_two(dim)
+    elements = (shape.queries + shape.stages * 2 * shape.keys) * _padded(dim)
     if shape.queries < 64:
         elements += shape.queries * shape.keys
     return max(1, SHARED_MEMORY // (elements * dtype.itemsize + RESERVED))
@@ -391,9 +391,9 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _padded(tail: int) -> int:
-    """Width of a block of tails: matrix instructions need at least 16."""
-    return max(16, _power_of_two(max(tail, 1)))
+def _padded(width: int) -> int:
+    """Width of a block of heads or tails: matrix instructions need at least 16."""
+    return max(16, _power_of_two(max(width, 1)))
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

@@ -36,11 +36,10 @@ PREFETCH = tl.constexpr(8)
 """Splits that `merge` prefetches from memory at once."""
 
 
-GEOMETRY = [
-    *("tables", "tile_span", "tile_row", "firsts", "counts", "starts", "reals", "ancestors", "positions", "paths"),
-    "table_stride_r",
-]
+PLACES = ["tables", "tile_span", "tile_row", "firsts", "counts", "starts", "reals", "ancestors", "positions", "paths"]
 """Parameters whose addresses differ from step to step: compiled for any, as they are read once per tile."""
+NUMBERS = ["table_stride_r", "programs", "splits", "least", "window", "rows"]
+"""Numbers that differ from step to step: compiled for any, also for 1, of which Triton would make a constant."""
 
 
 @triton.jit
@@ -186,7 +185,7 @@ def _visible(
     return seen_MB
 
 
-@triton.jit(do_not_specialize=["splits", "least", "window", "rows"], do_not_specialize_on_alignment=GEOMETRY)
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=PLACES)
 def attend(
     queries,
     turned,
@@ -376,9 +375,7 @@ def attend(
         _store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
 
 
-@triton.jit(
-    do_not_specialize=["programs", "splits", "least", "window", "rows"], do_not_specialize_on_alignment=GEOMETRY
-)
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=PLACES)
 def merge(
     out,
     sums,

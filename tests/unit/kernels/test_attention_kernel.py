@@ -24,6 +24,7 @@ from stridelm.kernels.attention import (
     max_rows_per_tile,
 )
 from support.checks.paged_attention import FastTriton, launch
+from support.doubles.binaries import Recorder
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import (
     Piece,
@@ -360,3 +361,27 @@ def test_a_start_launches_over_no_rows(deterministic: bool) -> None:
     backend = TritonAttention(deterministic)
     backend.check((HeadsKV.of(4, 2, 16), LatentKV("full", None, 16, 32, 8, 1.0)), torch.float16)
     backend.warm_up(16, CPU)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_steps_need_only_the_binaries_of_a_start(
+    deterministic: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = {name: Recorder(getattr(attention, name)) for name in ("attend", "merge")}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(attention, name, kernel)
+    cases = []
+    for seed in range(12):
+        pieces = random_pieces(seed, 1 + seed % 4, longest=600 if seed % 3 else 60, rows=20)
+        if deterministic:  # rows on side branches have a launch of their own there, which is made when it is needed
+            pieces = [Piece(each.start, each.real, tuple(range(-1, len(each.parents) - 1))) for each in pieces]
+        cases.append(make(pieces, window=window, dtype=torch.float16, page_size=16, seed=seed))
+    backend = TritonAttention(deterministic)
+    backend.check((cases[0].kv,), torch.float16)
+    backend.warm_up(16, CPU)
+    made = {name: set(kernel.kinds) for name, kernel in kernels.items()}
+    for case in cases:
+        case.attend("exact-triton" if deterministic else "fast-triton")
+    for name, kernel in kernels.items():
+        assert kernel.kinds <= made[name], name
