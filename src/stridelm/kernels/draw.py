@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel, row_kernel
 from stridelm.kernels.logit_rows import (
     LAST,
     LOWEST,
@@ -70,7 +71,7 @@ def _lowest_of_best(score_T, token_T):
     return best, tl.min(tl.where(score_T == best, token_T, LAST))
 
 
-@triton.jit(do_not_specialize=["stream"])
+@row_kernel("logits", "stride_m", "vocab")
 def find_best(
     logits,
     scores,
@@ -144,7 +145,7 @@ def find_best(
     tl.store(tokens + my_entry(), winner)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@index_kernel
 def choose(scores, tokens, slots, out, splits, NOBODY: tl.constexpr):
     """Store the best of a row's splits in the output. Grid (M)."""
     row = tl.program_id(0)
@@ -157,7 +158,7 @@ def choose(scores, tokens, slots, out, splits, NOBODY: tl.constexpr):
     tl.store(out + row, tl.where(padding, NOBODY, token).to(tl.int64))
 
 
-@triton.jit
+@row_kernel("logits", "stride_m", "vocab")
 def add_masses(logits, peaks, totals, stride_m, vocab):
     """Compute each split's sum of exp(logit - peak) in integer units: int64, so that the order of adding does not
     matter."""
@@ -172,7 +173,7 @@ def add_masses(logits, peaks, totals, stride_m, vocab):
     tl.store(totals + my_entry(), tl.sum(total_T))
 
 
-@triton.jit(do_not_specialize=["splits"])
+@index_kernel
 def confide(totals, out, splits):
     """Compute the most probable token's share of the mass. Grid (M)."""
     entry_P, exists_P = row_entries(splits)

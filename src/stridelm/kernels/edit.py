@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel
 from stridelm.kernels.step_ops import Asked, Past
 
 BLOCK = tl.constexpr(512)
@@ -68,7 +69,7 @@ def _output_token(place, slot, tokens, known, extra, prompt, stride_s, stride_e,
     return tl.where(place < prompt, NOTHING, token)
 
 
-@triton.jit(do_not_specialize=["stride_e", "stride_words", "count", "columns", "width"])
+@index_kernel
 def forbid_last_tokens(
     logits,
     slots,
@@ -112,7 +113,7 @@ def forbid_last_tokens(
     tl.store(_my_logits(logits, stride_m) + token_B, float("-inf"), mask=hit_B)
 
 
-@triton.jit(do_not_specialize=["count"])
+@index_kernel
 def add_biases(logits, slots, features, ids, bias, stride_m, stride_features, count, BIT: tl.constexpr):
     slot = _asking(slots, features, stride_features, BIT)
     if slot < 0:
@@ -126,7 +127,7 @@ def add_biases(logits, slots, features, ids, bias, stride_m, stride_features, co
     tl.store(logit_B, tl.load(logit_B, mask=real_B, other=0.0) + amount_B, mask=real_B)
 
 
-@triton.jit(do_not_specialize=["count"])
+@index_kernel
 def forbid_early_stops(
     logits,
     slots,
@@ -171,7 +172,7 @@ def _history(slot, tokens, known, extra, prompt, repetition, stride_s, stride_e,
     return token_B, counts_B & (token_B >= 0) & (token_B < vocab), place_B < prompt
 
 
-@triton.jit(do_not_specialize=["stride_e", "width"])
+@index_kernel
 def count_tokens(
     counts,
     slots,
@@ -204,7 +205,7 @@ def count_tokens(
     tl.atomic_add(count_B, 1, mask=counts_B & ~prompt_B, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["stride_e", "width"])
+@index_kernel
 def apply_counts(
     logits,
     counts,

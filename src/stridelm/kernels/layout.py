@@ -7,10 +7,9 @@ Legend: as in step_ops.py.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
-from stridelm.kernels.index_kernel import index_kernel
+from stridelm.kernels.index_kernel import NODES, index_kernel
 from stridelm.types import Draft
 
 _SHORT, _LONG = 16, 1024
@@ -52,7 +51,6 @@ def lay_spans(
     page_size,
     spans_count,
     BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
     """Grid (R): a program lays out one span's rows and decision rows."""
     span = tl.program_id(0)
@@ -91,7 +89,7 @@ def lay_spans(
         tl.store(ancestors + row, seen, mask=here)
         tl.store(draft_rows + row, own, mask=here)
 
-    node = tl.arange(0, BLOCK_K)
+    node = tl.arange(0, NODES)
     exists = node <= width
     decision = span * (width + 1) + node
     alive = tl.load(draft_live + span * stride_live + node - 1, mask=exists & (node > 0), other=1) != 0
@@ -145,6 +143,5 @@ def lay_out(
         page_size,
         spans,
         BLOCK=_SHORT if longest <= _SHORT else _LONG,
-        BLOCK_K=triton.next_power_of_2(width + 1),
     )
     return laid, about, nodes

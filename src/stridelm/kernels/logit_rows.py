@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from stridelm.kernels.index_kernel import row_kernel
 from stridelm.kernels.processors import multiprocessors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -101,7 +102,7 @@ def mass_of(depth):
     return (exp(-depth) * UNIT).to(tl.int64)
 
 
-@triton.jit
+@row_kernel("logits", "stride_m", "vocab")
 def find_peaks(logits, peaks, slots, log_min_p, stride_m, stride_min_p, vocab):
     """Find each split's largest logit, for rows with min-p; for all rows if there are no slots."""
     row = tl.program_id(0)

@@ -50,7 +50,7 @@ class Tile:
     stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x,
     weight,

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.index_kernel import index_kernel, row_kernel
 from stridelm.kernels.logit_rows import (
     LAST,
     LOWEST,
@@ -52,7 +53,7 @@ KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 # Device code
 
 
-@triton.jit(do_not_specialize=["splits"])
+@index_kernel
 def begin(
     split_peaks,
     slots,
@@ -121,7 +122,7 @@ def _logit_of_prefix(prefix, shift):
     return (bits >> shift << shift).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["shift"])
+@row_kernel("logits", "sums", "stride_m", "vocab")
 def weigh(
     logits,
     sums,
@@ -179,7 +180,7 @@ def weigh(
     tl.store(sums + my_entry() * DIGITS + digit_D, sum_D)
 
 
-@triton.jit(do_not_specialize=["splits", "shift"])
+@row_kernel("sums")
 def settle(
     sums,
     prefixes,

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.index_kernel import index_kernel
+from stridelm.kernels.index_kernel import NODES, index_kernel
 from stridelm.kernels.step_ops import Sureness
 from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
 
@@ -87,7 +87,6 @@ def walk_trees(
     stride_ancestors,
     stride_live,
     width,
-    BLOCK_K: tl.constexpr,
 ):
     """Grid (R). A draft row is accepted, and its own drawn token emitted, if it and all its ancestors are live
     candidates that hold the token drawn at their parent. Siblings hold different tokens, so there is at most one such
@@ -97,7 +96,7 @@ def walk_trees(
     decided = (slot >= 0) & (tl.load(decides + request) != 0)
     verdict += request * stride_verdict
     drawn += request * stride_drawn
-    node_K = tl.arange(0, BLOCK_K)
+    node_K = tl.arange(0, NODES)
     row_K = node_K - 1
     root_K = (row_K < 0) & decided
     drafted_K = (row_K >= 0) & (row_K < width) & decided
@@ -112,7 +111,7 @@ def walk_trees(
 
     right_K = candidate_K & (guess_K == tl.load(drawn + parent_K + 1, mask=candidate_K, other=0))
     # One bit per row, so that the sum is the union.
-    right = tl.sum(tl.where(right_K, tl.full([BLOCK_K], 1, tl.int64) << tl.maximum(row_K, 0), 0))
+    right = tl.sum(tl.where(right_K, tl.full([NODES], 1, tl.int64) << tl.maximum(row_K, 0), 0))
     accepted_K = right_K & ((ancestors_K & ~right) == 0)
     kept = tl.sum(accepted_K.to(tl.int64))
     leaf = tl.max(tl.where(accepted_K & (depth_K == kept), row_K, -1))
@@ -147,14 +146,13 @@ def cut_to_confident(
     stride_index,
     stride_peaks,
     width,
-    BLOCK_K: tl.constexpr,
 ):
     """Grid (R). peaks, levels: None if no request sets a confidence level."""
     request = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + request)
     decided = (slot >= 0) & (tl.load(decides + request) != 0)
     verdict += request * stride_verdict
-    node_K = tl.arange(0, BLOCK_K)
+    node_K = tl.arange(0, NODES)
     exists_K = (node_K <= width) & (slot >= 0)
     source_K = tl.load(index + request * stride_index + node_K, mask=exists_K, other=-1)
     live_K = source_K >= 0
@@ -162,7 +160,7 @@ def cut_to_confident(
     if levels is not None:
         peak_K = tl.load(peaks + request * stride_peaks + node_K, mask=live_K, other=0.0)
         sure_K = live_K & (peak_K >= tl.load(levels + request))
-    first_unsure = tl.min(tl.where(sure_K | (node_K == 0), BLOCK_K, node_K))
+    first_unsure = tl.min(tl.where(sure_K | (node_K == 0), NODES, node_K))
     count = tl.where(decided, first_unsure, 0).to(tl.int64)
 
     drafted = tl.sum((live_K & (node_K > 0)).to(tl.int64))
@@ -219,7 +217,6 @@ def walk(
             slots_R,
             *(each.stride(0) for each in rows),
             draft.width,
-            BLOCK_K=triton.next_power_of_2(draft.width + 1),
             num_warps=_WARPS,
         )
     return _as_verdict(verdict, draft.width)
@@ -253,7 +250,6 @@ def cut_windows(
             *(each.stride(0) for each in rows),
             0 if confidence_RK is None else confidence_RK.stride(0),
             width,
-            BLOCK_K=triton.next_power_of_2(width + 1),
             num_warps=_WARPS,
         )
     return _as_verdict(verdict, width)

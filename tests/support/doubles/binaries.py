@@ -1,37 +1,47 @@
-"""Which binaries Triton would compile for the launches of a kernel, told without a GPU."""
+"""Which binaries Triton would compile for the kernels that are launched, told without a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+Binaries = dict[str, set[tuple[tuple[str, Any], ...]]]
+"""Kernel -> what is special about the arguments of each of its binaries."""
 
-class Recorder:
-    """Stands in for a kernel, and does nothing. Triton makes one binary for each kind of arguments: the values of
-    constants and options, types, which numbers are 1, and which numbers and addresses are multiples of 16, except where
-    the kernel says that it does not matter."""
 
-    def __init__(self, kernel: Any) -> None:
-        self._arguments = kernel.arg_names
-        self._whatever = set(kernel.kwargs["do_not_specialize"] or ())
-        self._anywhere = self._whatever | set(kernel.kwargs["do_not_specialize_on_alignment"] or ())
-        self.kinds: set[tuple[tuple[str, Any], ...]] = set()
+@contextmanager
+def recorded(*, run: bool = True) -> Iterator[Binaries]:
+    """What is launched in the interpreter meanwhile. run: False records only. Triton makes one binary for each kind of
+    arguments: the values of constants and options, types, which numbers are 1, and which numbers and addresses are
+    multiples of 16, except where a kernel says that it does not matter."""
+    from triton.runtime.interpreter import InterpretedFunction
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, **named: Any) -> None:
-            given = {**dict(zip(self._arguments, args, strict=False)), **named}
-            constants = {name for name in given if name.isupper() or name.startswith("num_")}
-            self.kinds.add(
-                tuple((name, x if name in constants else self._kind(name, x)) for name, x in sorted(given.items()))
-            )
+    found: Binaries = defaultdict(set)
+    interpret = InterpretedFunction.run
 
-        return launch
+    def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        given = {**dict(zip(kernel.arg_names, args, strict=False)), **named}
+        found[kernel.fn.__name__].add(tuple((name, _kind(kernel, name, x)) for name, x in sorted(given.items())))
+        if run:
+            interpret(kernel, *args, grid=grid, warmup=warmup, **named)
 
-    def _kind(self, name: str, x: object) -> object:
-        if isinstance(x, torch.Tensor):
-            return x.dtype, name in self._anywhere or x.data_ptr() % 16 == 0
-        if not isinstance(x, int) or name in self._whatever:
-            return type(x)
-        return x == 1, name in self._anywhere or x % 16 == 0
+    with patch.object(InterpretedFunction, "run", launch):
+        yield found
+
+
+def _kind(kernel: Any, name: str, x: object) -> object:
+    parameter = kernel.fn.__annotations__.get(name)
+    if parameter is not None or name not in kernel.arg_names:
+        return x  # a constant, or an option of the launch
+    anything = name in (kernel.kwargs["do_not_specialize"] or ())
+    anywhere = anything or name in (kernel.kwargs["do_not_specialize_on_alignment"] or ())
+    if isinstance(x, torch.Tensor):
+        return x.dtype, anywhere or x.data_ptr() % 16 == 0
+    if not isinstance(x, int) or anything:
+        return type(x)
+    return x == 1, anywhere or x % 16 == 0

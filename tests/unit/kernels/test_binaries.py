@@ -1,0 +1,77 @@
+"""Kernels over a step's rows have one binary, however many rows there are and wherever their tensors lie: a request
+would wait for another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.kernels.triton_step import TritonStepOps
+from stridelm.sample.rows import Rows
+from support.checks.edit_kernels import Case, make_case
+from support.checks.layout_kernel import check_layout
+from support.checks.walk_kernels import Tables, agreeable, random_draft, random_nodes
+from support.doubles.binaries import Binaries, recorded
+from support.doubles.interpreter import INTERPRETED
+
+pytestmark = INTERPRETED
+TRUNCATED = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01}
+TRITON = TritonStepOps()
+PURPOSES = {"BIT", "KEY", "FIRST", "LAST_DIGIT"}
+"""Constants that say what a kernel is to do, not how large a step is."""
+
+
+def parts(case: Case) -> list[Case]:
+    """1 to 9 rows of the case, from the first on and from the second, as views."""
+    rows, found = case.rows, []
+    assert rows.extra is not None
+    for first in (0, 1):
+        for count in range(1, 10):
+            at = slice(first, first + count)
+            some = Rows(rows.slots[at], rows.positions[at], rows.extra[at], rows.longest)
+            found.append(replace(case, logits=case.logits[at], rows=some, slots=case.slots[at]))
+    return found
+
+
+def draw_rows() -> None:
+    for case in parts(make_case(1, 64, others=(TRUNCATED,), padding=0)):
+        case.drawn()
+        case.sampler.ops.confidence(case.logits)
+
+
+def verify_drafts() -> None:
+    for width in (1, 2, 3, 7, 9, 64):
+        rng = random.Random(width)
+        draft, tables = random_draft(rng, width), Tables(rng)
+        drawn, nodes = agreeable(rng, draft), random_nodes(rng, width)
+        TRITON.walk(draft, drawn, nodes, *tables.arguments())
+        TRITON.cut_windows(drawn, nodes, *tables.arguments())
+
+
+def lay_out() -> None:
+    for width in (0, 1, 2, 5, 9):
+        check_layout(width, width, "cpu", TRITON)
+
+
+def kinds(found: Binaries) -> dict[tuple[object, ...], int]:
+    """(kernel, what it is for) -> number of binaries. What is optional, such as a bias, is a kind of its own."""
+    counts: dict[tuple[object, ...], int] = {}
+    for kernel, binaries in found.items():
+        for binary in binaries:
+            kind = (kernel, *(each for each in binary if each[0] in PURPOSES or each[1] is type(None)))
+            counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("launch", [draw_rows, verify_drafts, lay_out])
+def test_steps_of_all_sizes_share_binaries(launch: Callable[[], None]) -> None:
+    with recorded(run=launch is lay_out) as found:  # which checks what it gets
+        launch()
+    assert found
+    several = {kind: count for kind, count in kinds(found).items() if count > 1 + (kind == ("lay_spans",))}
+    assert not several, "lay_spans may have two: for short spans and for long ones"
