@@ -32,67 +32,6 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class PlainOps:
-    device: ClassVar[str | None] = None
-    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
-        (torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    )
-
-    def prepare(
-        self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
-    ) -> None:
-        pass
-
-    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)
-
-    def add_norm(
-        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = x_NC + delta_NC
-        return total, self.norm(total, weight_C, eps)
-
-    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        gate, up = gate_up_N2I.chunk(2, dim=-1)
-        wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
-        return _ACTIVATIONS[activation](wide).to(up.dtype) * up
-
-    def rope_and_store(
-        self,
-        qkv_NXD: torch.Tensor,
-        rope: QKRope,
-        keys_PGD: torch.Tensor,
-        values_PGD: torch.Tensor,
-        slots_N: torch.Tensor,
-    ) -> torch.Tensor:
-        q, k, v = roped(qkv_NXD, rope)
-        keys_PGD.index_copy_(0, slots_N, k)
-        values_PGD.index_copy_(0, slots_N, v)
-        return q
-
-    def rope_and_store_latent(
-        self,
-        q_NHK: torch.Tensor,
-        rows_NC: torch.Tensor,
-        rope: LatentRope,
-        latents_PC: torch.Tensor,
-        slots_N: torch.Tensor,
-    ) -> torch.Tensor:
-        q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
-        latents_PC.index_copy_(0, slots_N, latent_NC)
-        return q_NHK
-
-    def route(
-        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(logits_NL, routing, bias_E)
-
-    def combine(
-        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return combine(parts_NKC, weights_NW, shared_NC)
-
-
 def route(
     logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,6 +86,15 @@ def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tens
     return q, k, v
 
 
+def rope_and_store_latent(
+    q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope, latents_PC: torch.Tensor, slots_N: torch.Tensor
+) -> torch.Tensor:
+    """`Ops.rope_and_store_latent`."""
+    q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
+    latents_PC.index_copy_(0, slots_N, latent_NC)
+    return q_NHK
+
+
 def latent_rows(q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope) -> tuple[torch.Tensor, torch.Tensor]:
     """(rotated queries [N, H, K], latent rows [N, C] as they are stored)."""
     width = q_NHK.shape[2]
@@ -165,3 +113,45 @@ def rotate(x_NHD: torch.Tensor, rope: QKRope | LatentRope) -> torch.Tensor:
     cos, sin = (table[rope.positions][:, None].to(x_NHD.dtype) for table in (rope.cos_LF, rope.sin_LF))
     low, high = x_NHD.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class PlainOps:
+    device: ClassVar[str | None] = None
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
+        (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    )
+    rope_and_store_latent = staticmethod(rope_and_store_latent)
+    route = staticmethod(route)
+    combine = staticmethod(combine)
+
+    def prepare(
+        self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
+    ) -> None:
+        pass
+
+    def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)
+
+    def add_norm(
+        self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x_NC + delta_NC
+        return total, self.norm(total, weight_C, eps)
+
+    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        gate, up = gate_up_N2I.chunk(2, dim=-1)
+        wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
+        return _ACTIVATIONS[activation](wide).to(up.dtype) * up
+
+    def rope_and_store(
+        self,
+        qkv_NXD: torch.Tensor,
+        rope: QKRope,
+        keys_PGD: torch.Tensor,
+        values_PGD: torch.Tensor,
+        slots_N: torch.Tensor,
+    ) -> torch.Tensor:
+        q, k, v = roped(qkv_NXD, rope)
+        keys_PGD.index_copy_(0, slots_N, k)
+        values_PGD.index_copy_(0, slots_N, v)
+        return q

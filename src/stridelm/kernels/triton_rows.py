@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import LatentRope, QKRope, Routing
+from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.triton_router import combine, route
 
 VECTOR_BYTES = 16
@@ -217,6 +217,8 @@ def _latent_kernel(
 class TritonOps:
     device: ClassVar[str | None] = "cuda"
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
+    route = staticmethod(route)
+    combine = staticmethod(combine)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
@@ -312,16 +314,6 @@ class TritonOps:
             **dependent(q_NHK.device),
         )
         return out_NHK
-
-    def route(
-        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(logits_NL, routing, bias_E)
-
-    def combine(
-        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return combine(parts_NKC, weights_NW, shared_NC)
 
 
 def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:

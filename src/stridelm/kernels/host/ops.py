@@ -15,13 +15,16 @@ from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.router import combine, route
 from stridelm.kernels.host.warm import compile_experts, compile_kernels
-from stridelm.kernels.ops import LatentRope, QKRope, Routing
-from stridelm.kernels.plain import latent_rows
+from stridelm.kernels.ops import QKRope
+from stridelm.kernels.plain import rope_and_store_latent
 
 
 class HostOps:
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
+    rope_and_store_latent = staticmethod(rope_and_store_latent)  # torch: same bits beside any rows
+    route = staticmethod(route)
+    combine = staticmethod(combine)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
@@ -70,26 +73,3 @@ class HostOps:
             array(values_PGD),
         )
         return q
-
-    def rope_and_store_latent(
-        self,
-        q_NHK: torch.Tensor,
-        rows_NC: torch.Tensor,
-        rope: LatentRope,
-        latents_PC: torch.Tensor,
-        slots_N: torch.Tensor,
-    ) -> torch.Tensor:
-        """In torch: these operations give a row the same bits whatever runs beside it."""
-        q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
-        latents_PC.index_copy_(0, slots_N, latent_NC)
-        return q_NHK
-
-    def route(
-        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(logits_NL, routing, bias_E)
-
-    def combine(
-        self, parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return combine(parts_NKC, weights_NW, shared_NC)

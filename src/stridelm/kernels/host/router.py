@@ -123,7 +123,9 @@ def _route(logits_NL, bias_E, scoring, groups, kept, renormalises, scale, chosen
 _NO_BIAS = np.empty(0, np.float32)
 
 
-def route(logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
     rows, logits = logits_NL.shape
     experts, each = routing.num_experts, routing.num_experts_per_tok
@@ -161,7 +163,7 @@ def _combine(parts_NKC, weights_NW, shared_NC, out_NC):
             out_NC[row, i] = narrow(total_C[i], out_NC)
 
 
-def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None) -> torch.Tensor:
+def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None) -> torch.Tensor:
     """`Ops.combine`."""
     rows, _, width = parts_NKC.shape
     out_NC = parts_NKC.new_empty(rows, width)
