@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import logging
 import random
 import statistics
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from earlier_runs import add_result_options, rows_to_read
 from gpu_decode import LLAMA_8B
 from load_model import engine_options
 from rich.console import Console
@@ -40,8 +40,7 @@ from rich.table import Table
 
 from stridelm.bench.looks import SERIES
 from stridelm.bench.plot import INK, check_plot
-from stridelm.bench.results import append_result, read_results
-from stridelm.bench.settings import JSON_HELP
+from stridelm.bench.results import append_result
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
@@ -156,11 +155,7 @@ def main() -> int:
     parser.add_argument("--learning", type=int, default=100, help="steps before the first turn")
     parser.add_argument("--layers", type=int, default=LLAMA_8B["num_hidden_layers"], help="of the 8B shape")
     parser.add_argument("--tiny", action="store_true", help="the built-in model; needs no GPU")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
-    parser.add_argument("--plot", type=Path, help="a chart of the rates over plain decoding (.svg, .png)")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="measure nothing: plot an earlier run with these options"
-    )
+    add_result_options(parser, "the rates over plain decoding")
     args = parser.parse_args()
     console = Console(width=170)
     if args.plot:
@@ -177,9 +172,7 @@ def main() -> int:
         args.tiny,
     )
     if args.read:
-        if args.plot is None:
-            parser.error("--read only plots: name the chart's file with --plot")
-        plot(rows_of_last_run(args.read, settings), args.plot)
+        plot(rows_to_read(parser, args, "adaptive_depth", settings), args.plot)
         return 0
     if not settings.tiny and not torch.cuda.is_available():
         console.print("this benchmark needs a GPU, and torch sees no CUDA device here; --tiny does without")
@@ -204,16 +197,6 @@ def main() -> int:
     if args.plot:
         plot([asdict(row) for row in rows], args.plot)
     return 0
-
-
-def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
-    """The rows of the last run in a file with these settings. Raises SystemExit if there is none."""
-    wanted = json.loads(json.dumps(asdict(settings)))
-    runs = [run for run in read_results(file) if run["benchmark"] == "adaptive_depth" and run["settings"] == wanted]
-    if not runs:
-        raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
-    rows: list[dict[str, Any]] = runs[-1]["rows"]
-    return rows
 
 
 def open_engine(folder: Path, settings: Settings) -> tuple[Engine, Turns]:

@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 from device_trace import gap_us, trace_steps
+from earlier_runs import add_result_options, rows_to_read
 from model_shapes import EAGLE3, SHAPES
 from model_shapes import LLAMA_8B as LLAMA_8B
 from rich.console import Console
@@ -46,8 +47,7 @@ from safetensors.torch import save_file
 
 from stridelm.bench.looks import SERIES
 from stridelm.bench.plot import INK, check_plot
-from stridelm.bench.results import append_result, read_results
-from stridelm.bench.settings import JSON_HELP
+from stridelm.bench.results import append_result
 from stridelm.cache.layout import bytes_per_token
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
@@ -141,11 +141,7 @@ def main() -> int:
     parser.add_argument("--modes", default="captured", help=f"of {', '.join(MODES)}")
     parser.add_argument("--decoding", default=f"plain,ngram@4,mask@2:trust,mask@3:synthetic:2.5,{EAGLE3}")
     parser.add_argument("--bandwidth", type=float, default=4.28, help="TB/s, for the floor (H200 copies: 4.28)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
-    parser.add_argument("--plot", type=Path, help="a chart of plain decoding and its ratio to drafting (.svg, .png)")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="measure nothing: plot an earlier run with these options"
-    )
+    add_result_options(parser, "plain decoding and its ratio to drafting")
     args = parser.parse_args()
     console = Console(width=170)
     if args.plot:
@@ -168,9 +164,7 @@ def main() -> int:
     if args.routing == "skewed" and "num_experts" not in SHAPES[args.model].config:
         parser.error(f"{args.model} has no experts: leave out --routing")
     if args.read:
-        if args.plot is None:
-            parser.error("--read only plots: name the chart's file with --plot")
-        plot(rows_of_last_run(args.read, settings), args.plot)
+        plot(rows_to_read(parser, args, "gpu_decode", settings, FIRST_RUNS), args.plot)
         return 0
     if not torch.cuda.is_available():
         console.print("this benchmark needs a GPU, and torch sees no CUDA device here")
@@ -193,20 +187,6 @@ def main() -> int:
     if args.plot:
         plot([asdict(row) for row in rows], args.plot)
     return 0
-
-
-def rows_of_last_run(file: Path, settings: Settings) -> list[dict[str, Any]]:
-    """The rows of the last run in a file with these settings. Raises SystemExit if there is none."""
-    wanted = json.loads(json.dumps(asdict(settings)))
-    runs = [
-        run
-        for run in read_results(file)
-        if run["benchmark"] == "gpu_decode" and {**FIRST_RUNS, **run["settings"]} == wanted
-    ]
-    if not runs:
-        raise SystemExit(f"no run in {file} has these options; give those of the run to plot")
-    rows: list[dict[str, Any]] = runs[-1]["rows"]
-    return rows
 
 
 def write_eagle3(folder: Path, layers: int, target: Mapping[str, Any] = LLAMA_8B) -> Path:
