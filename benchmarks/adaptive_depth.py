@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 from earlier_runs import add_result_options, rows_to_read
-from gpu_decode import LLAMA_8B
 from load_model import engine_options
+from model_shapes import LLAMA_8B
 from rich.console import Console
 from rich.table import Table
 

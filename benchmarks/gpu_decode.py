@@ -39,8 +39,7 @@ from typing import Any
 import torch
 from device_trace import gap_us, trace_steps
 from earlier_runs import add_result_options, rows_to_read
-from model_shapes import EAGLE3, SHAPES
-from model_shapes import LLAMA_8B as LLAMA_8B
+from model_shapes import EAGLE3, LLAMA_8B, SHAPES
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file

@@ -63,7 +63,7 @@ def main() -> int:
         sys.stdout.write(json.dumps(start(json.loads(args.one), args.began, args.one_by_one)) + "\n")
         return 0
     import torch
-    from gpu_decode import LLAMA_8B
+    from model_shapes import LLAMA_8B
 
     from stridelm.bench.results import append_result
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_decode import LLAMA_8B
 from http_servers import installed_vllm
 from load_requests import KINDS
+from model_shapes import LLAMA_8B
 
 from stridelm.bench.plot import check_plot
 from stridelm.bench.settings import JSON_HELP

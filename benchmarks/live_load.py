@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from gpu_decode import LLAMA_8B
 from load_model import engine_options, speculation_options
 from load_report import as_table, plot
 from load_requests import Asked, stream_of
 from load_times import Exchange, Times
+from model_shapes import LLAMA_8B
 from rich.console import Console
 
 from stridelm.bench.plot import check_plot

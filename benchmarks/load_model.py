@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_decode import LLAMA_8B, speculation, write_eagle3
+from gpu_decode import speculation, write_eagle3
+from model_shapes import LLAMA_8B
 from transformers import LlamaConfig
 
 from stridelm.builtin import builtin_path

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_decode import LLAMA_8B
 from load_model import engine_options, speculation_options
 from load_requests import SCHEMA
+from model_shapes import LLAMA_8B
 from rich.console import Console
 
 from stridelm.bench.results import append_result
