@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +44,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_speaking(tmp_path_factory.mktemp("speaking"))
+
+
+@pytest.fixture(scope="module")
+def triton_modes() -> Iterator[None]:
+    """The Triton attention backend in each of its modes, under a name of its own."""
+    from support.checks.paged_attention import modes_registered  # where triton is installed
+
+    with modes_registered():
+        yield

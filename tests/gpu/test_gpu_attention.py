@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention import BACKENDS
-from stridelm.attention.triton import TritonAttention
 from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
 from support.checks.engine import check_backend
-from support.checks.paged_attention import FastTriton, launch
+from support.checks.paged_attention import MODES, launch
 from support.gpu import NEEDS_GPU
 from support.oracles.attention import (
     Case,
@@ -33,23 +32,13 @@ from support.oracles.attention import (
     random_tree,
 )
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, pytest.mark.usefixtures("triton_modes")]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HALF = (torch.bfloat16, torch.float16)
-MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
 NEEDS_FLASHINFER = pytest.mark.skipif("flashinfer" not in BACKENDS, reason="flashinfer is not installed")
 BACKEND_NAMES = [*MODES, pytest.param("flashinfer", marks=NEEDS_FLASHINFER)]
 RATIOS = ((3, 3), (4, 2), (6, 2), (8, 1), (32, 8))
 CHAIN = tuple(range(-1, 63))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    for name, backend in MODES.items():
-        BACKENDS.add(name, backend)
-    yield
-    for name in MODES:
-        BACKENDS.remove(name)
 
 
 # Against the definition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention, rows_per_tile
 from stridelm.kernels import OPS
 from stridelm.models.layers.head_linear import HeadLinear
@@ -22,7 +21,7 @@ from stridelm.models.layers.slots import WHOLE
 from support.checks.engine import check_backend
 from support.checks.identity import check_identity, mixed_jobs
 from support.checks.linear import check_row_bits
-from support.checks.paged_attention import FastTriton, launch
+from support.checks.paged_attention import MODES, launch
 from support.checks.row_ops import check_latent
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
@@ -41,22 +40,12 @@ from support.oracles.attention import (
     random_tree,
 )
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, pytest.mark.usefixtures("triton_modes")]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
 PUBLISHED: dict[str, Any] = {"rank": 512, "rope_dim": 64, "page_size": 16, "device": "cuda"}
 """DeepSeek's and Kimi's rows."""
 HEADS = (16, 64, 128)
 """Of DeepSeek-V2-Lite, Kimi-K2 and DeepSeek-V3."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    for name, backend in MODES.items():
-        BACKENDS.add(name, backend)
-    yield
-    for name in MODES:
-        BACKENDS.remove(name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.attention.triton import rows_per_tile as most_rows
 from stridelm.kernels.attention import latent_group, make_plan, paged_attention
@@ -18,6 +22,21 @@ class FastTriton(TritonAttention):
 
     def __init__(self, deterministic: bool) -> None:
         super().__init__(deterministic=False)
+
+
+MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
+
+
+@contextmanager
+def modes_registered() -> Iterator[None]:
+    """The backend is registered in each of its modes while the context lasts."""
+    for name, backend in MODES.items():
+        BACKENDS.add(name, backend)
+    try:
+        yield
+    finally:
+        for name in MODES:
+            BACKENDS.remove(name)
 
 
 def launch(

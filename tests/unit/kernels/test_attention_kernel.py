@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.attention import BACKENDS
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.cache.layout import HeadsKV, LatentKV
@@ -23,7 +22,7 @@ from stridelm.kernels.attention import (
     max_latent_rows_per_tile,
     max_rows_per_tile,
 )
-from support.checks.paged_attention import FastTriton, launch
+from support.checks.paged_attention import MODES, FastTriton, launch
 from support.doubles.binaries import recorded
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import (
@@ -39,19 +38,9 @@ from support.oracles.attention import (
     random_pieces,
 )
 
-pytestmark = INTERPRETED
+pytestmark = [INTERPRETED, pytest.mark.usefixtures("triton_modes")]
 DTYPES = (torch.float32, torch.float16)  # the interpreter has no bfloat16 products
-MODES = {"exact-triton": TritonAttention, "fast-triton": FastTriton}
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    for name, backend in MODES.items():
-        BACKENDS.add(name, backend)
-    yield
-    for name in MODES:
-        BACKENDS.remove(name)
 
 
 @pytest.fixture
