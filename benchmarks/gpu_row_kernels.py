@@ -146,10 +146,10 @@ def rope_and_store(rows: int) -> Case:
 
 
 def compact(rows: int) -> Case:
-    from stridelm.kernels import triton_rows
+    from stridelm.kernels import compaction
 
     tensors = [noise(SLOTS, KV_HEADS, SIZE) for _ in range(2 * LAYERS)]
-    pools = triton_rows.Pools.of(tensors)
+    pools = compaction.Pools.of(tensors)
     pairs = [torch.randperm(SLOTS, device="cuda")[: 2 * rows].view(2, rows) for _ in range(CALLS)]
 
     def plainly(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -160,7 +160,7 @@ def compact(rows: int) -> Case:
         "compact",
         rows,
         2 * rows * len(tensors) * KV_HEADS * SIZE * ITEM,
-        triton=[partial(triton_rows.compact, pools, *pair) for pair in pairs],
+        triton=[partial(compaction.compact, pools, *pair) for pair in pairs],
         plain=[partial(plainly, *pair) for pair in pairs],
     )
 

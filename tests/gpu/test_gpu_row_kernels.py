@@ -11,9 +11,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.cache.layout import HeadsKV
+from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.ops import ACTIVATIONS, QKRope
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.triton_rows import Pools, TritonOps, compact
+from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks.compaction import check_compact, moves, pool
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn

@@ -1,4 +1,4 @@
-"""The row operations on a GPU, in Triton, and the compaction of accepted paths in the KV pool.
+"""The row operations on a GPU, in Triton.
 
 A program works on one row (or on some columns or heads of one), in blocks whose sizes and warps follow from the widths
 alone: neither the number of rows nor autotuning chooses among kernels. If all inputs start at multiples of 16 bytes,
@@ -7,14 +7,12 @@ there is one compiled form per width, with one order of adding. So a row's bits 
 Nothing is read on the host, so launches can be captured into a CUDA graph and replayed over new values.
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots; in kernels B columns of a block, K heads or cache entries processed at once.
+P pool slots; in kernels B columns of a block, K heads processed at once.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -31,8 +29,6 @@ GATE_COLUMNS = 1024
 """Columns of a row that a program gates: several programs share even a single row."""
 TURN_HEADS = 8
 """Heads of a row that a program rotates."""
-MOVED_ENTRIES, MOVED_WORDS = 64, 32
-"""Cache entries that a program moves at once, and 32-bit words of each: a cache line."""
 
 
 @triton.jit
@@ -253,7 +249,7 @@ class TritonOps:
     ) -> torch.Tensor:
         rows, heads, size = qkv_NXD.shape
         assert heads == rope.heads + 2 * rope.kv_heads and size % 2 == 0
-        assert _is_whole(keys_PGD) and _is_whole(values_PGD)
+        assert is_whole(keys_PGD) and is_whole(values_PGD)
         q_NHD = qkv_NXD.new_empty(rows, rope.heads, size)
         block = triton.next_power_of_2(size // 2)
         _turn_kernel[rows, triton.cdiv(heads, TURN_HEADS)](
@@ -287,7 +283,7 @@ class TritonOps:
     ) -> torch.Tensor:
         rows, heads, width = q_NHK.shape
         rank = rows_NC.shape[1] - width
-        assert width % 2 == 0 and q_NHK.stride(2) == rows_NC.stride(1) == 1 and _is_whole(latents_PC)
+        assert width % 2 == 0 and q_NHK.stride(2) == rows_NC.stride(1) == 1 and is_whole(latents_PC)
         out_NHK = q_NHK.new_empty(rows, heads, width)
         block, block_r = triton.next_power_of_2(width // 2), triton.next_power_of_2(rank)
         _latent_kernel[rows, 1 + triton.cdiv(heads, TURN_HEADS)](
@@ -339,78 +335,12 @@ def _warps(numbers: int) -> int:
     return min(16, max(1, numbers // 256))
 
 
-def _is_whole(x: torch.Tensor) -> bool:
+def is_whole(x: torch.Tensor) -> bool:
+    """Contiguous, from a multiple of VECTOR_BYTES on."""
     return x.is_contiguous() and x.data_ptr() % VECTOR_BYTES == 0
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
     """x if it is contiguous and starts at a multiple of 16 bytes, else a copy that does. For other addresses Triton
     compiles another form, with other vector widths and so another order of adding."""
-    return x if _is_whole(x) else x.clone(memory_format=torch.contiguous_format)
-
-
-@dataclass(frozen=True, eq=False)
-class Pools:
-    """Tensors [P, ...] that share their slots (the keys and values of one page group's layers), in a form in which one
-    kernel can reach them all. Make it once: it copies addresses to the device."""
-
-    tensors: tuple[torch.Tensor, ...]
-    """Held, so that their memory is not freed."""
-    places_T2: torch.Tensor
-    """int64 address and 32-bit words per slot, of each tensor."""
-    widest: int
-    """Maximum words per slot."""
-    unit: int
-    """Words that a thread moves at once: 4 if each tensor's slot is a whole number of 16-byte vectors, else 1."""
-
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Pools:
-        assert tensors and all(_is_whole(tensor) for tensor in tensors)
-        sizes = [tensor[0].nbytes for tensor in tensors]
-        assert all(size % 4 == 0 for size in sizes), "a head has an even size, so a slot's KV are whole words"
-        places = [(tensor.data_ptr(), size // 4) for tensor, size in zip(tensors, sizes, strict=True)]
-        unit = 4 if all(size % VECTOR_BYTES == 0 for size in sizes) else 1
-        return cls(tuple(tensors), torch.tensor(places, device=tensors[0].device), max(sizes) // 4, unit)
-
-
-def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
-    """Copy slot source[i] to slot target[i], in all tensors of `pools`, in one launch. Both int64 on the device.
-
-    The rule in `StepOps.mover` on the order of entries makes this equivalent to reading all of them first.
-    """
-    assert source_N.dtype == target_N.dtype == torch.int64
-    count = source_N.shape[0]
-    if not count:
-        return
-    _move_kernel[len(pools.tensors), triton.cdiv(pools.widest, MOVED_WORDS)](
-        pools.places_T2,
-        source_N.contiguous(),
-        target_N.contiguous(),
-        count,
-        pools.unit,
-        MOVED_ENTRIES,
-        MOVED_WORDS,
-        num_warps=4,
-    )
-
-
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sources", "targets"])
-def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: tl.constexpr, WORDS: tl.constexpr):
-    """Grid (tensors, blocks of words). A program moves its words of all entries, so programs share nothing.
-
-    Each block of entries is read completely and then written, one block after another. By the rule in `StepOps.mover`,
-    no earlier block overwrites what a later one reads, and an earlier block has finished reading when a later one
-    writes.
-    """
-    place = places + tl.program_id(0) * 2
-    pool = tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.int32)), 16)
-    words = tl.load(place + 1) // UNIT * UNIT  # the same number, but now the compiler knows it to be a multiple
-    word_B = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    for first in range(0, count, ENTRIES):
-        entry_K = first + tl.arange(0, ENTRIES)
-        source_K = tl.load(sources + entry_K, mask=entry_K < count, other=0)
-        target_K = tl.load(targets + entry_K, mask=entry_K < count, other=0)
-        moved_KB = (source_K != target_K)[:, None] & (word_B < words)[None, :]
-        held_KB = tl.load(pool + (source_K * words)[:, None] + word_B[None, :], mask=moved_KB)
-        tl.debug_barrier()  # until all threads have read
-        tl.store(pool + (target_K * words)[:, None] + word_B[None, :], held_KB, mask=moved_KB)
+    return x if is_whole(x) else x.clone(memory_format=torch.contiguous_format)

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.draw import confidence, draw, draw_weighted
 from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
 from stridelm.kernels.layout import lay_out
@@ -15,7 +16,6 @@ from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
 from stridelm.kernels.plain_step import place_live
 from stridelm.kernels.step_ops import Move
-from stridelm.kernels.triton_rows import Pools, compact
 from stridelm.kernels.truncate import truncate
 from stridelm.kernels.walk import advance, cut_windows, walk
 

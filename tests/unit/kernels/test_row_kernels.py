@@ -9,9 +9,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.cache.layout import HeadsKV
 from stridelm.kernels import OPS, ops_for
+from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.triton_rows import Pools, TritonOps, compact
+from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, noise
 from support.doubles.interpreter import INTERPRETED
