@@ -74,19 +74,25 @@ def mixture_layers(
     return tuple(replace(layer, mlp=mixture) if is_sparse(i) else layer for i, layer in enumerate(layers))
 
 
-def qwen_is_sparse(config: Any) -> Callable[[int], bool]:
-    """Which layers of a Qwen have experts, by their number from 0."""
+def qwen_mixture_layers(config: Any, layers: Sequence[LayerSpec], **shared: Any) -> tuple[LayerSpec, ...]:
+    """The layers of a Qwen, with the experts that its config describes. shared: MixtureSpec's fields for an expert of
+    all rows.
+
+    Raises ValueError for numbers that do not add up.
+    """
     step, dense = config.decoder_sparse_step, frozenset(config.mlp_only_layers or ())
     check_sizes(decoder_sparse_step=step)
-    return lambda layer: layer not in dense and (layer + 1) % step == 0
-
-
-def qwen_routing(config: Any) -> Routing:
-    return Routing(
-        num_experts=config.num_experts,
-        num_experts_per_tok=config.num_experts_per_tok,
-        norm_topk_prob=bool(config.norm_topk_prob),
+    mixture = MixtureSpec(
+        moe_intermediate_size=config.moe_intermediate_size,
+        routing=Routing(
+            num_experts=config.num_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+            norm_topk_prob=bool(config.norm_topk_prob),
+        ),
+        activation=activation_of(config),
+        **shared,
     )
+    return mixture_layers(layers, mixture, lambda layer: layer not in dense and (layer + 1) % step == 0)
 
 
 def gated_mlp(config: Any, *, bias: bool = False) -> GatedMLPSpec:
