@@ -167,10 +167,10 @@ class AttentionPool:
         ]
 
     def prefill(self, rows: int, deterministic: bool, **forced: Any) -> list[Callable[[], object]]:
-        from stridelm.kernels.attention import max_rows_per_tile
+        from stridelm.kernels.attention_plan import HeadStack
 
         width = -(-rows // PAGE_SIZE)
-        height = max_rows_per_tile(HEADS // KV_HEADS, torch.bfloat16, deterministic)
+        height = HeadStack.of(HEADS, KV_HEADS, DIM, torch.bfloat16, deterministic).max_rows
         return [
             self._launch(
                 tables=self.order[n * width : (n + 1) * width].view(1, width),
@@ -333,7 +333,7 @@ def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]
     """One launch, timed with the default choice and with every other plausible shape and number of programs."""
     from triton.runtime.errors import OutOfResources
 
-    from stridelm.kernels.attention import Shape
+    from stridelm.kernels.attention_plan import Shape
 
     least = max(16, 1 << (rows * HEADS // KV_HEADS - 1).bit_length())
     forms: list[dict[str, Any]] = [{}]
@@ -714,7 +714,7 @@ def tried_latents(pool: LatentPool, heads: int, rows: int, batch: int, context: 
     """Decode steps with the default choice and with every other plausible shape and number of programs."""
     from triton.runtime.errors import OutOfResources
 
-    from stridelm.kernels.attention import Shape
+    from stridelm.kernels.attention_plan import Shape
 
     height = max(16, rows * min(heads, 64))
     forms: list[dict[str, Any]] = [{}]

@@ -13,7 +13,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention import BACKENDS
-from stridelm.kernels.attention import make_plan, max_rows_per_tile, paged_attention
+from stridelm.kernels.attention import paged_attention
+from stridelm.kernels.attention_plan import HeadStack, make_plan
 from support.checks.engine import check_backend
 from support.checks.paged_attention import MODES, launch
 from support.gpu import NEEDS_GPU
@@ -132,7 +133,7 @@ def test_decode_is_prefill(heads: int, kv_heads: int, dtype: torch.dtype) -> Non
             first = rng.randrange(span.real - rows)
             chunk = part(case, [(request, Piece(span.start + first, rows))])
             n = where[request, first]
-            height = min(rows, max_rows_per_tile(heads // kv_heads, dtype, True))
+            height = min(rows, HeadStack.of(heads, kv_heads, 128, dtype, True).max_rows)
             for programs in (1, 2, 5, None):
                 got = launch(chunk, deterministic=True, programs=programs, rows_per_tile=height)
                 assert torch.equal(got, prefill[n : n + rows]), (rows, programs)
@@ -175,9 +176,9 @@ class Captured:
         self.inputs["ancestors_N"] = torch.zeros(rows, dtype=torch.int64, device="cuda")
         self.inputs["positions_N"] = torch.zeros(rows, dtype=torch.int64, device="cuda")
         self.deterministic = deterministic
-        shape = (len(tiles), self.heads, self.kv_heads, self.dim, self.rows_per_tile, torch.bfloat16, self.max_keys)
-        floats = make_plan(*shape, None, deterministic, self.queries.device).workspace
-        self.workspace = torch.empty(floats, device="cuda")
+        stack = HeadStack.of(self.heads, self.kv_heads, self.dim, torch.bfloat16, deterministic)
+        plan = make_plan(stack, len(tiles), self.rows_per_tile, self.max_keys, None, self.queries.device)
+        self.workspace = torch.empty(plan.workspace, device="cuda")
         self.run()  # compiles
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.attention.triton import TritonAttention, rows_per_tile
+from stridelm.attention.triton import TritonAttention, stack_of
 from stridelm.kernels import OPS
 from stridelm.models.layers.head_linear import HeadLinear
 from stridelm.models.layers.linear import set_products
@@ -78,7 +78,7 @@ def test_launches(deterministic: bool, heads: int, dtype: torch.dtype) -> None:
     case = make_latent(pieces, heads=heads, dtype=dtype, **PUBLISHED)
     assert case.latent is not None
     wanted = naive(case)
-    for height in range(1, rows_per_tile(case.latent, dtype, deterministic) + 1):
+    for height in range(1, stack_of(case.latent, dtype, deterministic).max_rows + 1):
         for programs in (1, 2, 9, None):
             got = launch(case, rows_per_tile=height, programs=programs, deterministic=deterministic)
             check_values(got, wanted)

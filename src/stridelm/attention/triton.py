@@ -8,7 +8,7 @@ bounds that the host knows; a tile past its span's actual rows exits at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -18,14 +18,8 @@ import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentMixer
 from stridelm.cache.layout import HeadsKV, LatentKV, LayerState, LayerStates
-from stridelm.kernels.attention import (
-    Shape,
-    forms,
-    latent_group,
-    max_latent_rows_per_tile,
-    max_rows_per_tile,
-    paged_attention,
-)
+from stridelm.kernels.attention import paged_attention
+from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 from stridelm.upload import upload
 
@@ -71,7 +65,7 @@ class PagedStep:
     def run(self, state: HeadsKV | LatentKV, q_NHD: torch.Tensor, **entries: Any) -> torch.Tensor:
         """[N, H, D]. entries: as `paged_attention` takes them."""
         out = q_NHD.new_empty(q_NHD.shape)
-        for launch in self._launches(rows_per_tile(state, q_NHD.dtype, self.deterministic), q_NHD.device):
+        for launch in self._launches(stack_of(state, q_NHD.dtype, self.deterministic).max_rows, q_NHD.device):
             self._run(launch, None, state, q_NHD, out, entries)
         if self.deterministic and not self.geometry.is_chain:
             if self._paths is None:
@@ -120,7 +114,7 @@ class TritonHeads(HeadsMixer):
     @classmethod
     def check(cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool) -> None:
         super().check(state, dtype, deterministic)
-        rows_per_tile(state, dtype, deterministic)
+        stack_of(state, dtype, deterministic)
 
     @classmethod
     def warm_up(
@@ -128,8 +122,7 @@ class TritonHeads(HeadsMixer):
     ) -> None:
         q_NHD = torch.zeros(1, state.heads, state.key_dim, dtype=dtype, device=device)
         keys, values = torch.zeros(2, page_size, state.kv_heads, state.key_dim, dtype=dtype, device=device).unbind(0)
-        found = forms(state.heads // state.kv_heads, state.key_dim, dtype, deterministic)
-        launch_forms(state, found, deterministic, page_size, q_NHD, keys_PGD=keys, values_PGD=values)
+        launch_forms(state, deterministic, page_size, q_NHD, keys_PGD=keys, values_PGD=values)
 
     def attend(
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
@@ -143,7 +136,7 @@ class TritonLatents(LatentMixer):
 
     @classmethod
     def check(cls, state: LatentKV, dtype: torch.dtype, deterministic: bool) -> None:
-        rows_per_tile(state, dtype, deterministic)
+        stack_of(state, dtype, deterministic)
 
     @classmethod
     def warm_up(
@@ -153,10 +146,8 @@ class TritonLatents(LatentMixer):
             torch.zeros(1, state.heads, width, dtype=dtype, device=device) for width in (state.rank, state.rope_dim)
         )
         rows_PGC = torch.zeros(page_size, 1, state.rank + state.rope_dim, dtype=dtype, device=device)
-        group = latent_group(state.heads, dtype, deterministic)
-        found = forms(group, state.rank, dtype, deterministic, state.rope_dim)
         entries = {"keys_PGD": rows_PGC, "values_PGD": None, "turned_NHT": turned_NHK}
-        launch_forms(state, found, deterministic, page_size, q_NHR, **entries)
+        launch_forms(state, deterministic, page_size, q_NHR, **entries)
 
     def attend(
         self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
@@ -166,17 +157,12 @@ class TritonLatents(LatentMixer):
 
 
 def launch_forms(
-    state: HeadsKV | LatentKV,
-    found: Iterable[tuple[int, Shape, int]],
-    deterministic: bool,
-    page_size: int,
-    q_1HD: torch.Tensor,
-    **entries: Any,
+    state: HeadsKV | LatentKV, deterministic: bool, page_size: int, q_1HD: torch.Tensor, **entries: Any
 ) -> None:
-    """Launch these forms over no rows. entries: as `paged_attention` takes them."""
+    """Launch every form over no rows. entries: as `paged_attention` takes them."""
     nothing = torch.zeros(1, dtype=torch.int64, device=q_1HD.device)
     tile = torch.zeros(1, dtype=torch.int32, device=q_1HD.device)
-    for rows, shape, programs in found:
+    for rows, shape, programs in forms(stack_of(state, q_1HD.dtype, deterministic)):
         paged_attention(
             q_1HD,
             out_NHD=torch.empty_like(q_1HD),
@@ -201,12 +187,12 @@ def launch_forms(
         )
 
 
-def rows_per_tile(state: LayerState, dtype: torch.dtype, deterministic: bool) -> int:
-    """Maximum rows of a tile. Raises ValueError for an unsupported dtype or number of heads."""
+def stack_of(state: LayerState, dtype: torch.dtype, deterministic: bool) -> Stack:
+    """Which of a layer's queries a tile stacks. Raises ValueError for an unsupported dtype or number of heads."""
     if isinstance(state, LatentKV):
-        return max_latent_rows_per_tile(latent_group(state.heads, dtype, deterministic), dtype, deterministic)
+        return LatentStack.of(state.heads, state.rank, dtype, deterministic)
     assert isinstance(state, HeadsKV)
-    return max_rows_per_tile(state.heads // state.kv_heads, dtype, deterministic)
+    return HeadStack.of(state.heads, state.kv_heads, state.key_dim, dtype, deterministic)
 
 
 class TritonAttention(AttentionBackend):
@@ -224,7 +210,7 @@ class TritonAttention(AttentionBackend):
         self.tables = lru_cache(256)(tile_tables)
 
     def static_kind(self, geometry: Geometry, states: LayerStates, dtype: torch.dtype) -> Tiling | None:
-        most = {rows_per_tile(state, dtype, self.deterministic) for state in states}
+        most = {stack_of(state, dtype, self.deterministic).max_rows for state in states}
         # In deterministic mode rows on side branches have tiles of their own, which are not captured.
         if self.deterministic and not geometry.is_chain:
             return None

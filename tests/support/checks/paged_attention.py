@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from stridelm.attention import BACKENDS
-from stridelm.attention.triton import TritonAttention, paths
-from stridelm.attention.triton import rows_per_tile as most_rows
-from stridelm.kernels.attention import latent_group, make_plan, paged_attention
+from stridelm.attention.triton import TritonAttention, paths, stack_of
+from stridelm.kernels.attention import paged_attention
+from stridelm.kernels.attention_plan import make_plan
 from support.oracles.attention import Case, geometry
 
 GARBAGE = 1 << 28
@@ -55,10 +55,10 @@ def launch(
     needed. The workspace and the output start as NaN.
     """
     shape = geometry(case)
-    rows, heads, dim = case.queries.shape
-    dtype, device = case.dtype, case.queries.device
-    latent = case.latent
-    height = 1 if by_paths else rows_per_tile or most_rows(latent or case.kv, dtype, deterministic)
+    rows, _, dim = case.queries.shape
+    device, latent = case.queries.device, case.latent
+    stack = stack_of(latent or case.kv, case.dtype, deterministic)
+    height = 1 if by_paths else rows_per_tile or stack.max_rows
     starts, reals = shape.starts.tolist(), shape.reals.tolist()
     counts = [*shape.bounds, 0]
     tiles = [(span, row) for span, count in enumerate(counts) for row in range(0, count + height, height)]
@@ -72,23 +72,8 @@ def launch(
         """With five more rows at the end, which belong to no span."""
         return torch.cat((tensor, tensor.new_full((5, *tensor.shape[1:]), fill)))
 
-    groups = heads // latent_group(heads, dtype, deterministic) if latent else case.kv.kv_heads
-    tail = latent.rope_dim if latent else 0
     width = case.kv.value_dim
-    plan = make_plan(
-        len(tiles),
-        heads,
-        groups,
-        width,
-        height,
-        dtype,
-        keys,
-        case.kv.window,
-        deterministic,
-        device,
-        programs,
-        tail=tail,
-    )
+    plan = make_plan(stack, len(tiles), height, keys, case.kv.window, device, programs)
     out = extended(torch.full_like(case.queries[..., :width], float("nan")), float("nan"))
     queries = extended(case.queries, float("nan"))
     paged_attention(

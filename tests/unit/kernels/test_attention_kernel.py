@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.cache.layout import HeadsKV, LatentKV
-from stridelm.kernels import attention
-from stridelm.kernels.attention import (
-    forms,
-    latent_group,
-    make_plan,
-    max_latent_rows_per_tile,
-    max_rows_per_tile,
-)
+from stridelm.kernels import attention, attention_plan
+from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms, make_plan
 from support.checks.paged_attention import MODES, FastTriton, launch
 from support.doubles.binaries import recorded
 from support.doubles.interpreter import INTERPRETED
@@ -46,8 +40,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Splits of 64 keys, so that small contexts have many."""
-    monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
-    monkeypatch.setattr(attention, "MIN_KEYS", 64)
+    monkeypatch.setattr(attention_plan, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(attention_plan, "MIN_KEYS", 64)
     make_plan.cache_clear()
     yield
     make_plan.cache_clear()
@@ -259,14 +253,14 @@ def test_latent_groups() -> None:
     """As many heads as a tile has room for, equally many in each group; and as many rows."""
 
     def sizes(deterministic: bool, dtype: torch.dtype = torch.bfloat16) -> list[tuple[int, int]]:
-        groups = [latent_group(heads, dtype, deterministic) for heads in (1, 4, 16, 20, 64, 80, 128, 67)]
-        return [(group, max_latent_rows_per_tile(group, dtype, deterministic)) for group in groups]
+        stacks = [LatentStack.of(heads, 512, dtype, deterministic) for heads in (1, 4, 16, 20, 64, 80, 128, 67)]
+        return [(stack.per_group, stack.max_rows) for stack in stacks]
 
     assert sizes(False) == [(1, 64), (4, 16), (16, 4), (20, 3), (64, 1), (40, 1), (64, 1), (1, 64)]
     assert sizes(True) == [(1, 32), (4, 8), (16, 2), (20, 1), (32, 1), (20, 1), (32, 1), (1, 32)]
     assert sizes(True, torch.float32) == [(1, 16), (4, 4), (16, 1), (10, 1), (16, 1), (16, 1), (16, 1), (1, 16)]
     with pytest.raises(ValueError, match="float64"):
-        latent_group(16, torch.float64, True)
+        LatentStack.of(16, 512, torch.float64, True)
 
 
 def test_programs_run_at_once() -> None:
@@ -274,7 +268,8 @@ def test_programs_run_at_once() -> None:
     hardly pays; blocks are shorter if that lets all tiles run at once."""
 
     def plan(tiles: int, max_keys: int, rows: int = 1, deterministic: bool = False) -> tuple[int, int]:
-        made = make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, None, deterministic, CPU)
+        stack = HeadStack.of(32, 8, 128, torch.bfloat16, deterministic)
+        made = make_plan(stack, tiles, rows, max_keys, None, CPU)
         return made.programs, made.shape.keys
 
     assert [plan(tiles, 1 << 15)[0] for tiles in (1, 2, 8, 16, 17, 256)] == [33, 16, 4, 2, 1, 1]
@@ -295,7 +290,8 @@ def test_workspace() -> None:
     """A full grid needs none; a small one needs room for its splits, in deterministic mode for all of `max_keys`."""
 
     def floats(tiles: int, max_keys: int, deterministic: bool, rows: int = 1, window: int | None = None) -> int:
-        return make_plan(tiles, 32, 8, 128, rows, torch.bfloat16, max_keys, window, deterministic, CPU).workspace
+        stack = HeadStack.of(32, 8, 128, torch.bfloat16, deterministic)
+        return make_plan(stack, tiles, rows, max_keys, window, CPU).workspace
 
     assert floats(256, 1 << 17, True) == floats(256, 1 << 17, False) == 0
     assert floats(1, 64, True) == floats(1, 64, False) == 0
@@ -307,9 +303,9 @@ def test_workspace() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="float64"):
-        max_rows_per_tile(4, torch.float64, True)
+        HeadStack.of(32, 8, 128, torch.float64, True)
     with pytest.raises(ValueError, match="256 query heads"):
-        max_rows_per_tile(256, torch.float16, True)
+        HeadStack.of(256, 1, 128, torch.float16, True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -317,28 +313,25 @@ def test_refusals() -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (64, 4, 256)])
 def test_every_plan_has_a_form(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> None:
     """A start launches all binaries that a step may need: block sizes, and whether programs share a tile's keys."""
-    per_head = heads // kv_heads
-    launched = {(shape, programs > 1) for _, shape, programs in forms(per_head, dim, dtype, deterministic)}
-    planned = set()
-    for exponent in range(max_rows_per_tile(per_head, dtype, deterministic).bit_length()):
-        for tiles, keys in itertools.product((1, 2, 5, 13, 40, 90, 130, 300, 2000), (1, 300, 5000, 100_000)):
-            made = make_plan(tiles, heads, kv_heads, dim, 1 << exponent, dtype, keys, None, deterministic, CPU)
-            planned.add((made.shape, made.splits > 0))
-    assert planned <= launched
-    assert len(planned) > 1
+    stack = HeadStack.of(heads, kv_heads, dim, dtype, deterministic)
+    check_forms(stack, [1 << exponent for exponent in range(stack.max_rows.bit_length())])
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("heads", [16, 20, 128])
 def test_every_plan_over_latents_has_a_form(heads: int, dtype: torch.dtype, deterministic: bool) -> None:
-    group = latent_group(heads, dtype, deterministic)
-    launched = {(shape, programs > 1) for _, shape, programs in forms(group, 512, dtype, deterministic, 64)}
+    stack = LatentStack.of(heads, 512, dtype, deterministic)
+    check_forms(stack, range(1, stack.max_rows + 1))
+
+
+def check_forms(stack: Stack, heights: Iterable[int]) -> None:
+    """What is planned for tiles of these numbers of rows is launched by a start."""
+    launched = {(shape, programs > 1) for _, shape, programs in forms(stack)}
     planned = set()
-    for rows in range(1, max_latent_rows_per_tile(group, dtype, deterministic) + 1):
-        for tiles, keys in itertools.product((1, 2, 5, 40, 130, 300, 2000), (1, 300, 5000, 100_000)):
-            sizes = (tiles, heads, heads // group, 512, rows, dtype, keys, None, deterministic, CPU)
-            made = make_plan(*sizes, tail=64)
+    for rows in heights:
+        for tiles, keys in itertools.product((1, 2, 5, 13, 40, 90, 130, 300, 2000), (1, 300, 5000, 100_000)):
+            made = make_plan(stack, tiles, rows, keys, None, CPU)
             planned.add((made.shape, made.splits > 0))
     assert planned <= launched
     assert len(planned) > 1

@@ -1,0 +1,238 @@
+"""What the host decides about a launch of attention (attention.py), from shapes alone: which queries a tile stacks, the
+sizes of its blocks, and how many programs share its keys.
+
+Legend: T tiles, H query heads, G groups of heads that share keys, D head size, M query vectors of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import torch
+
+from stridelm.kernels.processors import multiprocessors
+from stridelm.types import MAX_DRAFT_ROWS
+
+SPLIT_KEYS = 256
+"""Keys of a split in deterministic mode. Shorter splits keep more processors busy at batch 1, but cost more merging."""
+MIN_KEYS = 128
+"""In other modes, about the fewest keys worth a program of their own while processors are idle."""
+MIN_KEYS_BUSY = 1024
+"""The same if one program per tile already keeps half of the processors busy: additional programs share their memory
+bandwidth and must gain more than merging costs."""
+SHARING = 2
+"""Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
+waits for another to end costs more than sharing gains."""
+SHARED_MEMORY = 228 << 10
+"""Bytes of shared memory that a multiprocessor divides among its programs, and RESERVED bytes of each program (compute
+capability 9.0)."""
+RESERVED = 1 << 10
+WORKSPACE_LIMIT = 1 << 28
+"""Maximum floats of workspace (1 GiB). A launch that would need more uses fewer programs, down to one per tile."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_HEADS = 128
+"""Maximum query heads per KV head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Block sizes of a launch, and how it is pipelined."""
+
+    queries: int
+    """Query vectors of a tile's stack, padded: M."""
+    keys: int
+    """Keys of a block."""
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the host decides about a launch, from shapes alone."""
+
+    shape: Shape
+    unit: int
+    """Key blocks of a split; 0 if splits are not fixed."""
+    programs: int
+    """Programs that share a tile's keys; 1 writes the output itself."""
+    splits: int
+    """Maximum splits that a tile can leave in the workspace; 0: no workspace is used."""
+    workspace: int
+    """Floats of workspace."""
+    least: int
+    """About the fewest key blocks of a program, unless splits are fixed."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The query vectors of a layer that can read keys together: a tile's rows, each with the heads of a group."""
+
+    groups: int
+    per_group: int
+    """Heads of a group."""
+    dim: int
+    """Of a query, without a latent's tail, and of a value."""
+    dtype: torch.dtype
+    deterministic: bool
+
+    @property
+    def max_queries(self) -> int:
+        """Maximum query vectors of a tile."""
+        raise NotImplementedError
+
+    @property
+    def max_rows(self) -> int:
+        """Maximum rows of a tile."""
+        return self.max_queries // self.per_group
+
+    def shape(self, rows: int) -> Shape:
+        """Block sizes for tiles of this many rows. In deterministic mode they depend only on the model."""
+        queries = self.max_queries if self.deterministic else self.per_group * rows
+        return self._shape(max(16, power_of_two(queries)))
+
+    def _shape(self, height: int) -> Shape:
+        raise NotImplementedError
+
+    def narrowed(self, shape: Shape) -> Shape | None:
+        """Slower block by block, but more programs run at once; None if that does not help."""
+        raise NotImplementedError
+
+    def resident(self, shape: Shape) -> int:
+        """Programs of this shape that a multiprocessor runs at once."""
+        raise NotImplementedError
+
+
+class HeadStack(Stack):
+    """The query heads of a KV head."""
+
+    @staticmethod
+    @cache
+    def of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> HeadStack:
+        """Raises ValueError for an unsupported dtype or number of heads."""
+        _check_dtype(dtype)
+        per_head = heads // kv_heads
+        if per_head > MAX_HEADS:
+            raise ValueError(
+                f"{per_head} query heads share a KV head; the triton attention backend supports at most {MAX_HEADS}"
+            )
+        return HeadStack(kv_heads, per_head, dim, dtype, deterministic)
+
+    @property
+    def max_queries(self) -> int:
+        # float32 is multiplied without matrix instructions, so a taller stack gains nothing.
+        queries = 16 if self.dtype == torch.float32 else 64 if self.deterministic else 128
+        return max(queries, power_of_two(self.per_group))
+
+    def _shape(self, height: int) -> Shape:
+        if self.dtype == torch.float32:
+            return Shape(height, 32, warps=4, stages=2)
+        wide = power_of_two(self.dim) > 128
+        warps = 8 if height > 64 or (wide and height == 64) else 4
+        return Shape(height, 64, warps=warps, stages=2 if wide else 3)
+
+    def narrowed(self, shape: Shape) -> Shape | None:
+        return replace(shape, keys=32) if shape.queries <= 64 and not self.deterministic else None
+
+    def resident(self, shape: Shape) -> int:
+        """Shared memory is the limit: each program keeps its queries and the blocks being loaded there, and passes
+        weights to the smaller matrix instructions through it."""
+        elements = (shape.queries + shape.stages * 2 * shape.keys) * padded(self.dim)
+        if shape.queries < 64:
+            elements += shape.queries * shape.keys
+        return max(1, SHARED_MEMORY // (elements * self.dtype.itemsize + RESERVED))
+
+
+class LatentStack(Stack):
+    """Heads that share a latent row, as many as a tile has room for and equally many in each group."""
+
+    @staticmethod
+    @cache
+    def of(heads: int, rank: int, dtype: torch.dtype, deterministic: bool) -> LatentStack:
+        """Raises ValueError for an unsupported dtype."""
+        _check_dtype(dtype)
+        room = LatentStack(1, heads, rank, dtype, deterministic).max_queries
+        per_group = max(size for size in range(1, room + 1) if heads % size == 0)
+        return LatentStack(heads // per_group, per_group, rank, dtype, deterministic)
+
+    @property
+    def max_queries(self) -> int:
+        """The sum of a tile's weighted latents must fit into registers, and with fixed splits also into shared memory,
+        on its way into the workspace in the midst of a program."""
+        return 16 if self.dtype == torch.float32 else 32 if self.deterministic else 64
+
+    def _shape(self, height: int) -> Shape:
+        """For published rows, which have 576 numbers."""
+        keys = 16 if self.dtype == torch.float32 else 64 if height == 16 else 32
+        return Shape(height, keys, warps=8 if height > 16 else 4, stages=3 if keys == 32 else 2)
+
+    def narrowed(self, shape: Shape) -> Shape | None:
+        return None
+
+    def resident(self, shape: Shape) -> int:
+        """For published sizes, registers are the limit."""
+        return 2 if shape.queries == 16 else 1
+
+
+@lru_cache(maxsize=1024)
+def make_plan(
+    stack: Stack,
+    tiles: int,
+    rows_per_tile: int,
+    max_keys: int,
+    window: int | None,
+    device: torch.device,
+    programs: int | None = None,
+    shape: Shape | None = None,
+) -> Plan:
+    """How `paged_attention` will launch with these arguments."""
+    assert 1 <= rows_per_tile <= stack.max_rows, f"{rows_per_tile} rows per tile; at most {stack.max_rows} are possible"
+    groups, processors = tiles * stack.groups, multiprocessors(device)
+    if shape is None:
+        shape = stack.shape(rows_per_tile)
+        narrow = stack.narrowed(shape)
+        if narrow and processors * stack.resident(shape) < groups <= processors * stack.resident(narrow):
+            shape = narrow  # so that no program waits for another to end
+    # A tile's keys within its window; the window may begin anywhere in a split.
+    span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
+    least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else MIN_KEYS
+    shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
+    floats = groups * rows_per_tile * stack.per_group * (stack.dim + 2)
+    if programs is None:
+        programs = max(1, processors * min(SHARING, stack.resident(shape)) // groups)
+        if stack.deterministic and splits * floats > WORKSPACE_LIMIT:
+            programs = 1
+    programs = min(programs, shares)
+    if stack.deterministic:
+        programs = min(programs, splits)
+    else:
+        splits = programs
+    if programs == 1:
+        splits = 0
+    unit = SPLIT_KEYS // shape.keys if stack.deterministic else 0
+    return Plan(shape, unit, programs, splits, splits * floats, least // shape.keys)
+
+
+def forms(stack: Stack) -> Iterator[tuple[int, Shape, int]]:
+    """(rows_per_tile, shape, programs) of a launch of every binary that chains need, whatever the step."""
+    for exponent in range(stack.max_rows.bit_length()):
+        shape = stack.shape(1 << exponent)
+        narrow = stack.narrowed(shape)
+        shapes = [shape, narrow] if narrow else [shape]
+        yield from ((1 << exponent, each, programs) for each in shapes for programs in (1, 2))
+
+
+def padded(width: int) -> int:
+    """Width of a block of heads or tails: matrix instructions need at least 16."""
+    return max(16, power_of_two(max(width, 1)))
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"the triton attention backend cannot compute in {dtype}; use reference, or another dtype")
