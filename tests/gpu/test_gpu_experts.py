@@ -15,7 +15,7 @@ from stridelm.kernels import ops_for
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.products import product, scores
 from stridelm.kernels.triton_rows import TritonOps
-from stridelm.models.layers.expert_products import EveryExpert, GroupedExperts, chosen_experts
+from stridelm.models.layers.expert_products import EveryExpert, ExpertsInput, GroupedExperts, chosen_experts
 from support.checks.expert_tiles import check_sorted, check_tiles
 from support.checks.experts import (
     ROUTINGS,
@@ -139,7 +139,7 @@ def test_captured(count: int) -> None:
     weights_NK = torch.rand(count, 4, device="cuda")
 
     def call() -> torch.Tensor:
-        parts = GroupedExperts()(x, chosen, uniform.gate_up, uniform.down, ops, "silu")
+        parts = GroupedExperts()(ExpertsInput(x, chosen, uniform.gate_up, uniform.down, "silu"), ops)
         return ops.combine(parts, weights_NK)
 
     call()

@@ -11,7 +11,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from stridelm.kernels.ops import Ops, Routing
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import CLOSE, noise
 
@@ -160,12 +160,12 @@ class Case:
     def run(
         self, products: ExpertProducts, ops: Ops, rows: Any = slice(None), activation: str = "silu"
     ) -> torch.Tensor:
-        return products(self.x[rows], self.chosen[rows], self.gate_up, self.down, ops, activation)
+        return products(ExpertsInput(self.x[rows], self.chosen[rows], self.gate_up, self.down, activation), ops)
 
     def exact(self, activation: str = "silu") -> torch.Tensor:
         """In float64, without roundings between."""
         wide = (self.gate_up.double(), self.down.double())
-        return ExpertsInTurn()(self.x.double(), self.chosen, *wide, PlainOps(), activation)
+        return ExpertsInTurn()(ExpertsInput(self.x.double(), self.chosen, *wide, activation), PlainOps())
 
 
 def check_experts(case: Case, products: ExpertProducts, ops: Ops, activation: str = "silu", close: float = 1.0) -> None:

@@ -8,12 +8,13 @@ depend on the rows beside it, here: on how many others have chosen the same expe
 - every: all rows through every expert. For a GPU in dtypes for which there is no kernel: which experts were chosen is
   not known on the host, and reading it could not be captured.
 
-Legend: N rows, K experts that a row has chosen, E experts, H width, I inner width.
+Legend: N rows, K experts that a row has chosen, E experts, H width, I inner width, Q = 2 I E, R = H E.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -30,21 +31,32 @@ FEW_ROWS = 128
 """Rows per expert, on average, up to which one call for all experts is faster."""
 
 
+@dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
+class ExpertsInput:
+    """Rows, the experts that each has chosen, and the matrices of all experts, one below the other."""
+
+    x_NH: torch.Tensor
+    chosen_NK: torch.Tensor
+    """int64."""
+    gate_up_QH: torch.Tensor
+    """2 I rows per expert, gate above up."""
+    down_RI: torch.Tensor
+    """H rows per expert."""
+    activation: str
+
+    @property
+    def matrices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Gate and up, and down, of each expert."""
+        experts = len(self.down_RI) // self.x_NH.shape[1]
+        return list(zip(self.gate_up_QH.chunk(experts), self.down_RI.chunk(experts), strict=True))
+
+
 class ExpertProducts(Protocol):
     packs: ClassVar[bool]
     """Whether it keeps the weights in a form of its own, and does not read the tensors that it is given."""
 
-    def __call__(
-        self,
-        x_NH: torch.Tensor,
-        chosen_NK: torch.Tensor,
-        gate_up_QH: torch.Tensor,
-        down_RI: torch.Tensor,
-        ops: Ops,
-        activation: str,
-    ) -> torch.Tensor:
-        """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts. Q: 2 I rows per expert, gate above up;
-        R: H rows per expert."""
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts."""
         ...
 
 
@@ -54,23 +66,15 @@ class ExpertsInTurn:
     def __init__(self, product: Product = F.linear) -> None:
         self.product = product
 
-    def __call__(
-        self,
-        x_NH: torch.Tensor,
-        chosen_NK: torch.Tensor,
-        gate_up_QH: torch.Tensor,
-        down_RI: torch.Tensor,
-        ops: Ops,
-        activation: str,
-    ) -> torch.Tensor:
-        experts = len(down_RI) // x_NH.shape[1]
-        gate_ups, downs = gate_up_QH.chunk(experts), down_RI.chunk(experts)
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        matrices = inputs.matrices
 
         def run(expert: int, x: torch.Tensor) -> torch.Tensor:
-            inner = ops.gate(self.product(x, gate_ups[expert], None), activation)
-            return self.product(inner, downs[expert], None)
+            gate_up, down = matrices[expert]
+            inner = ops.gate(self.product(x, gate_up, None), inputs.activation)
+            return self.product(inner, down, None)
 
-        return _in_turn(x_NH, chosen_NK, experts, run)
+        return _in_turn(inputs, len(matrices), run)
 
 
 class PackedExperts:
@@ -82,23 +86,15 @@ class PackedExperts:
         self.gate_up, self.down = gate_up, down
         self.few = _few(gate_up, down)
 
-    def __call__(
-        self,
-        x_NH: torch.Tensor,
-        chosen_NK: torch.Tensor,
-        gate_up_QH: torch.Tensor,
-        down_RI: torch.Tensor,
-        ops: Ops,
-        activation: str,
-    ) -> torch.Tensor:
-        if self.few is not None and 0 < chosen_NK.numel() <= len(self.down) * FEW_ROWS:
-            return self.few(x_NH, chosen_NK, activation)
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        if self.few is not None and 0 < inputs.chosen_NK.numel() <= len(self.down) * FEW_ROWS:
+            return self.few(inputs.x_NH, inputs.chosen_NK, inputs.activation)
 
         def run(expert: int, x: torch.Tensor) -> torch.Tensor:
-            inner = ops.gate(self.gate_up[expert](x, gate_up_QH, None), activation)
-            return self.down[expert](inner, down_RI, None)
+            inner = ops.gate(self.gate_up[expert](x, inputs.gate_up_QH, None), inputs.activation)
+            return self.down[expert](inner, inputs.down_RI, None)
 
-        return _in_turn(x_NH, chosen_NK, len(self.down), run)
+        return _in_turn(inputs, len(self.down), run)
 
 
 def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> FewRowsOfExperts | None:
@@ -111,18 +107,16 @@ def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> Few
     return FewRowsOfExperts(*few)
 
 
-def _in_turn(
-    x_NH: torch.Tensor, chosen_NK: torch.Tensor, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
+def _in_turn(inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """[N, K, H] of `run(expert, its rows)`."""
-    (rows, width), each = x_NH.shape, chosen_NK.shape[1]
-    flat_P = chosen_NK.flatten()
+    x_NH, (rows, each) = inputs.x_NH, inputs.chosen_NK.shape
+    flat_P = inputs.chosen_NK.flatten()
     pairs_P = flat_P.argsort(stable=True)
-    parts_PH = x_NH.new_empty(rows * each, width)
+    parts_PH = x_NH.new_empty(rows * each, x_NH.shape[1])
     for expert, pairs in enumerate(pairs_P.split(flat_P.bincount(minlength=experts).tolist())):
         if len(pairs):
             parts_PH.index_copy_(0, pairs, run(expert, x_NH.index_select(0, pairs // each)))
-    return parts_PH.view(rows, each, width)
+    return parts_PH.view(rows, each, x_NH.shape[1])
 
 
 class GroupedExperts:
@@ -130,18 +124,10 @@ class GroupedExperts:
 
     packs: ClassVar[bool] = False
 
-    def __call__(
-        self,
-        x_NH: torch.Tensor,
-        chosen_NK: torch.Tensor,
-        gate_up_QH: torch.Tensor,
-        down_RI: torch.Tensor,
-        ops: Ops,
-        activation: str,
-    ) -> torch.Tensor:
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
         from stridelm.kernels.experts import expert_parts
 
-        return expert_parts(x_NH, chosen_NK, gate_up_QH, down_RI, activation)
+        return expert_parts(inputs.x_NH, inputs.chosen_NK, inputs.gate_up_QH, inputs.down_RI, inputs.activation)
 
 
 class EveryExpert:
@@ -150,19 +136,11 @@ class EveryExpert:
     def __init__(self, product: Product) -> None:
         self.product = product
 
-    def __call__(
-        self,
-        x_NH: torch.Tensor,
-        chosen_NK: torch.Tensor,
-        gate_up_QH: torch.Tensor,
-        down_RI: torch.Tensor,
-        ops: Ops,
-        activation: str,
-    ) -> torch.Tensor:
-        experts = len(down_RI) // x_NH.shape[1]
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        x_NH, chosen_NK = inputs.x_NH, inputs.chosen_NK
         parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
-        for expert, (gate_up, down) in enumerate(zip(gate_up_QH.chunk(experts), down_RI.chunk(experts))):
-            inner = ops.gate(self.product(x_NH, gate_up, None), activation)
+        for expert, (gate_up, down) in enumerate(inputs.matrices):
+            inner = ops.gate(self.product(x_NH, gate_up, None), inputs.activation)
             made_NH = self.product(inner, down, None)
             parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
         return parts_NKH

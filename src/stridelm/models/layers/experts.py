@@ -12,7 +12,7 @@ from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops, Routing
 from stridelm.models.layers.block import Site, check_sizes
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, chosen_experts
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn, chosen_experts
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.router import Router
 from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
@@ -88,7 +88,7 @@ class Experts(ModelPart):
 
     def forward(self, x: torch.Tensor, chosen_NK: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, K, width]: what each chosen expert makes of the row, as far as this rank has its matrices."""
-        return self.products(x, chosen_NK, self.gate_up, self.down, ops, self.activation)
+        return self.products(ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation), ops)
 
     def choose_products(self, *, deterministic: bool) -> None:
         """Choose the products for serving, by device, dtype and whether equal bits are promised. They may keep the
