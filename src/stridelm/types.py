@@ -16,6 +16,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from stridelm.stats import RequestStats
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -118,7 +120,7 @@ class Request:
     stop_reason: int | str | None = None
     error: str | None = None
     """What went wrong, if the finish reason is "error"."""
-    stats: RequestStats = field(default_factory=lambda: RequestStats())
+    stats: RequestStats = field(default_factory=RequestStats)
 
     @property
     def known(self) -> int:
@@ -133,47 +135,6 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Order of service: lower priority value first, then first come, first served."""
         return (self.priority, self.arrival)
-
-
-@dataclass(slots=True)
-class RequestStats:
-    """What a request has cost and gained so far. Times are seconds on `time.perf_counter`'s clock."""
-
-    arrived_s: float = 0.0
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    cached_tokens: int = 0
-    steps: int = 0
-    """Steps that emitted at least one token for this request."""
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    """accepted_at[d]: steps in which the draft's position d was accepted."""
-    reached_at: list[int] = field(default_factory=list)
-    """reached_at[d]: steps in which position d was drafted and all positions before it were accepted."""
-    preemptions: int = 0
-    fortune: float = 0.0
-    """How much likelier its drafts are to be accepted than those of others, as log-odds (schedule/acceptance.py)."""
-    checks: int = 0
-    """Levels of drafts that were checked so far."""
-    depth: int | None = None
-    """Levels that it is to draft next, as of its last step that landed, if depths are chosen while requests run."""
-    pace: float | None = None
-    """Tokens per second of late, if it has a target."""
-    verified: VerifiedDrafts | None = None
-    """None unless the engine was asked for it (EngineConfig.per_request_spec_decode_metrics)."""
-
-
-@dataclass(slots=True)
-class VerifiedDrafts:
-    """The steps that verified a draft of one request. A step that drafted nothing is not among them."""
-
-    drafted: list[int] | None = None
-    """Tokens drafted in each of these steps, in order; None unless asked for."""
-    accepted: list[int] | None = None
-    """Of these, how many were accepted; None unless asked for."""
-    counts: dict[int, list[int]] = field(default_factory=dict)
-    """counts[k][j]: steps that drafted k tokens and accepted j of them; a list is as long as was needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pytest
 import stridelm
 
 PACKAGE = Path(stridelm.__path__[0])
-LEAVES = ("types", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
+LEAVES = ("types", "stats", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
 LAYERS = (
     {*LEAVES, "arena", "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stridelm.bench.drive import Timeline
-from stridelm.types import RequestStats
+from stridelm.stats import RequestStats
 
 QUANTILES = (50, 90, 99)
 

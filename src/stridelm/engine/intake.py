@@ -19,7 +19,8 @@ from stridelm.sample.grammar import Grammars
 from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import smallest_budget
-from stridelm.types import Request, RequestStats, VerifiedDrafts
+from stridelm.stats import RequestStats, VerifiedDrafts
+from stridelm.types import Request
 from stridelm.values import token_ids
 from stridelm.verify import RULES
 

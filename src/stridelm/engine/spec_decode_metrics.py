@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
-from stridelm.types import Request, VerifiedDrafts
+from stridelm.stats import VerifiedDrafts
+from stridelm.types import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 
 from stridelm.schedule.depth_figures import DepthFigures
-from stridelm.types import Request, VerifiedDrafts
+from stridelm.stats import VerifiedDrafts
+from stridelm.types import Request
 
 
 @dataclass(slots=True)

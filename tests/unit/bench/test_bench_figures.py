@@ -7,7 +7,8 @@ import pytest
 from stridelm.bench.drive import Timeline
 from stridelm.bench.metrics import Acceptance, Percentiles, Times
 from stridelm.params import SamplingParams, Speculation
-from stridelm.types import Request, RequestStats
+from stridelm.stats import RequestStats
+from stridelm.types import Request
 
 
 def timeline(*emissions: tuple[float, int]) -> Timeline:
