@@ -178,6 +178,24 @@ class LatentMixer(Mixer[LatentKV]):
         raise NotImplementedError
 
 
+class LatentsAsHead(LatentMixer):
+    """Attends by a mixer of heads: a latent row is the key, and its latent the value, of one head that all query heads
+    share."""
+
+    heads: ClassVar[type[HeadsMixer]]
+    """Reads no more of a value than the state's width."""
+
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        self._heads = self.heads(backend, geometry)
+
+    def attend(
+        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
+    ) -> torch.Tensor:
+        rows_PGC = latents_PC[:, None]
+        queries = torch.cat((q_NHR, turned_NHK), dim=2)
+        return self._heads.attend(state.one_head, queries, rows_PGC, rows_PGC)
+
+
 class AttentionBackend:
     device: ClassVar[str | None] = None
     """Device type that the backend is made for; None: any."""

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentMixer
-from stridelm.attention.reference import ReferenceHeads, ReferenceLatents
+from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
+from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
@@ -33,12 +33,6 @@ class HostHeads(HeadsMixer):
     ) -> torch.Tensor:
         if q_NHD.dtype not in DTYPES:
             return self._reference().attend(state, q_NHD, keys_PGD, values_PGD)
-        return self.attend_compiled(state, q_NHD, keys_PGD, values_PGD)
-
-    def attend_compiled(
-        self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
-    ) -> torch.Tensor:
-        """Of values, which may be wider, only the state's width is read."""
         if self._sight is None:
             self._sight = _Sight(self._geometry)
         out = q_NHD.new_empty(*q_NHD.shape[:2], state.value_dim)
@@ -79,24 +73,8 @@ class HostHeads(HeadsMixer):
         return self._fallback
 
 
-class HostLatents(LatentMixer):
-    """A latent row is the key of one head that all query heads share; what is read of it as a value is the latent."""
-
-    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
-        self._backend, self._geometry = backend, geometry
-        self._heads = HostHeads(backend, geometry)
-        self._fallback: ReferenceLatents | None = None
-
-    def attend(
-        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
-    ) -> torch.Tensor:
-        if latents_PC.dtype not in DTYPES:
-            if self._fallback is None:
-                self._fallback = ReferenceLatents(self._backend, self._geometry)
-            return self._fallback.attend(state, q_NHR, turned_NHK, latents_PC)
-        rows_PGC = latents_PC[:, None]
-        queries = torch.cat((q_NHR, turned_NHK), dim=2)
-        return self._heads.attend_compiled(state.one_head, queries, rows_PGC, rows_PGC)
+class HostLatents(LatentsAsHead):
+    heads = HostHeads
 
 
 class _Sight:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentMixer
+from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
 from stridelm.attention.host_view import HostView
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
 from stridelm.cache.layout import HeadsKV, LatentKV
@@ -46,6 +46,7 @@ class ReferenceHeads(HeadsMixer):
         dtype = torch.float32 if q_NHD.element_size() == 2 else q_NHD.dtype
         groups = self._tile_groups(state, dtype)
         queries = q_NHD.to(dtype) * state.scale
+        values_PGD = values_PGD[..., : state.value_dim]
         if len(groups) == 1 and groups[0].tiles * groups[0].rows_per_tile == rows:
             return _values(state, groups[0], queries, keys_PGD, values_PGD, dtype).to(q_NHD.dtype)
         out = queries.new_empty(rows + 1, heads, state.value_dim)
@@ -62,18 +63,8 @@ class ReferenceHeads(HeadsMixer):
         return self._groups[key]
 
 
-class ReferenceLatents(LatentMixer):
-    """A latent row is a key, and its latent the value, of one head that all query heads share."""
-
-    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
-        self._heads = ReferenceHeads(backend, geometry)
-
-    def attend(
-        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
-    ) -> torch.Tensor:
-        keys_PGC = latents_PC[:, None]
-        queries = torch.cat((q_NHR, turned_NHK), dim=2)
-        return self._heads.attend(state.one_head, queries, keys_PGC, keys_PGC[..., : state.rank])
+class ReferenceLatents(LatentsAsHead):
+    heads = ReferenceHeads
 
 
 class ReferenceAttention(AttentionBackend):
