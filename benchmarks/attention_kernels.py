@@ -1,0 +1,256 @@
+"""Groups of gpu_kernels.py: attention over heads, and its launches with other choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from kernel_sections import (
+    L2_BYTES,
+    MAX_CALLS,
+    MODES,
+    PAGE_SIZE,
+    POOL_SHARE,
+    Section,
+    Settings,
+    mode_name,
+    right_table,
+    shapes_table,
+)
+from rich.table import Table
+from timing import graph_us
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+HEADS, KV_HEADS, DIM = 32, 8, 128
+TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
+"""Keys and values of one token in one layer."""
+
+
+class AttentionPool:
+    """A pool of random keys and values, with its pages in random order, and the launches over it."""
+
+    def __init__(self, tokens: int) -> None:
+        free, _ = torch.cuda.mem_get_info()
+        tokens = min(tokens, int(free * POOL_SHARE) // TOKEN_BYTES)
+        self.pages = tokens // PAGE_SIZE
+        shape = (self.pages * PAGE_SIZE, KV_HEADS, DIM)
+        self.keys, self.values = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+        self.order = torch.randperm(self.pages, device="cuda").int()
+
+    def decode(
+        self, batch: int, context: int, rows: int, deterministic: bool, **forced: Any
+    ) -> list[Callable[[], object]]:
+        """Calls over different pages: `batch` spans of one real row and `rows - 1` draft rows in a chain. Empty if
+        the pool is too small for one call. forced: `shape` and `programs`, to override the default choice."""
+        width = -(-(context + rows) // PAGE_SIZE)
+        fit = self.pages // (batch * width)
+        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
+        chain = [0, *((1 << row) - 1 for row in range(1, rows))]
+        return [
+            self._launch(
+                tables=self.order[n * batch * width : (n + 1) * batch * width].view(batch, width),
+                start=context,
+                real=1,
+                rows=rows,
+                tiles=[(span, 0) for span in range(batch)],
+                rows_per_tile=rows,
+                ancestors=chain * batch,
+                deterministic=deterministic,
+                **forced,
+            )
+            for n in range(calls)
+        ]
+
+    def prefill(self, rows: int, deterministic: bool, **forced: Any) -> list[Callable[[], object]]:
+        from stridelm.kernels.attention_plan import HeadStack
+
+        width = -(-rows // PAGE_SIZE)
+        height = HeadStack.of(HEADS, KV_HEADS, DIM, torch.bfloat16, deterministic).max_rows
+        return [
+            self._launch(
+                tables=self.order[n * width : (n + 1) * width].view(1, width),
+                start=0,
+                real=rows,
+                rows=rows,
+                tiles=[(0, row) for row in range(0, rows, height)][::-1],
+                rows_per_tile=height,
+                ancestors=[0] * rows,
+                deterministic=deterministic,
+                **forced,
+            )
+            for n in range(4)
+        ]
+
+    def _launch(
+        self,
+        *,
+        tables: torch.Tensor,
+        start: int,
+        real: int,
+        rows: int,
+        tiles: list[tuple[int, int]],
+        rows_per_tile: int,
+        ancestors: list[int],
+        deterministic: bool,
+        **forced: Any,
+    ) -> Callable[[], object]:
+        from stridelm.kernels.attention import paged_attention
+
+        batch = tables.shape[0]
+        q = torch.randn(batch * rows, HEADS, DIM, device="cuda").bfloat16()
+        out = torch.empty_like(q)
+        tile_span, tile_row = torch.tensor(tiles, dtype=torch.int32, device="cuda").t().contiguous()
+        one_each = torch.ones(batch, dtype=torch.int32, device="cuda")
+        inputs = {
+            "tables_RP": tables,
+            "tile_span_T": tile_span,
+            "tile_row_T": tile_row,
+            "firsts_R": torch.arange(batch, dtype=torch.int32, device="cuda") * rows,
+            "counts_R": one_each * rows,
+            "starts_R": one_each * start,
+            "reals_R": one_each * real,
+            "ancestors_N": torch.tensor(ancestors, device="cuda"),
+            "positions_N": (torch.arange(rows, device="cuda") + start).repeat(batch),
+        }
+        options = {
+            "page_size": PAGE_SIZE,
+            "rows_per_tile": rows_per_tile,
+            "scale": DIM**-0.5,
+            "max_keys": start + rows,
+            "deterministic": deterministic,
+            **forced,
+        }
+        return lambda: paged_attention(q, self.keys, self.values, out, **inputs, **options)
+
+
+def attention(settings: Settings) -> Section:
+    pool = AttentionPool(max(settings.contexts) * max(settings.batches) * 9 // 8)
+    decode = decode_rows(pool, settings)
+    prefill = prefill_rows(pool, settings)
+    return Section([decode_table(decode, settings), prefill_table(prefill)], [*decode, *prefill])
+
+
+def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for batch in settings.batches:
+        for context in settings.contexts:
+            for deterministic in MODES:
+                times = {}
+                for rows in settings.rows:
+                    calls = pool.decode(batch, context, rows, deterministic)
+                    if calls:
+                        times[rows] = graph_us(calls, settings.replays)
+                if not times:
+                    continue
+                bandwidth = {
+                    rows: batch * (context + rows) * TOKEN_BYTES / 1000 / taken for rows, taken in times.items()
+                }
+                ratio = times[8] / times[1] if {1, 8} <= times.keys() else None
+                found.append(
+                    {
+                        "kernel": "decode",
+                        "batch": batch,
+                        "context": context,
+                        "deterministic": deterministic,
+                        "us": times,
+                        "gb_per_s": bandwidth,
+                        "ratio_8_to_1": ratio,
+                    }
+                )
+    return found
+
+
+def decode_table(found: list[dict[str, Any]], settings: Settings) -> Table:
+    columns = [f"{rows} rows us" for rows in settings.rows]
+    table = right_table("attention: decode", "batch", "context", "mode", *columns, "GB/s", "8:1")
+    for row in found:
+        times = [f"{row['us'][rows]:.1f}" if rows in row["us"] else "-" for rows in settings.rows]
+        bandwidth, ratio = row["gb_per_s"].get(1), row["ratio_8_to_1"]
+        table.add_row(
+            str(row["batch"]),
+            str(row["context"]),
+            mode_name(row["deterministic"]),
+            *times,
+            "-" if bandwidth is None else f"{bandwidth:.0f}",
+            "-" if ratio is None else f"{ratio:.2f}x",
+        )
+    return table
+
+
+def prefill_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for rows in settings.chunks:
+        flops = 2 * HEADS * DIM * rows * (rows + 1)
+        timed = {mode_name(mode): graph_us(pool.prefill(rows, mode), settings.replays) for mode in MODES}
+        timed["torch flash"] = graph_us([flash(rows)] * 4, settings.replays)
+        for name, taken in timed.items():
+            found.append(
+                {"kernel": "prefill", "rows": rows, "by": name, "us": taken, "tflop_per_s": flops / taken / 1e6}
+            )
+    return found
+
+
+def flash(rows: int) -> Callable[[], object]:
+    """torch's flash attention over dense, causal keys of the same shape."""
+    q = torch.randn(1, HEADS, rows, DIM, device="cuda").bfloat16()
+    k, v = torch.randn(2, 1, KV_HEADS, rows, DIM, device="cuda").bfloat16()
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return call
+
+
+def prefill_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("attention: prefill", "rows", "by", "us", "TFLOP/s")
+    for row in found:
+        table.add_row(str(row["rows"]), row["by"], f"{row['us']:.1f}", f"{row['tflop_per_s']:.0f}")
+    return table
+
+
+# Shapes
+
+
+def shapes(settings: Settings) -> Section:
+    pool = AttentionPool(2048 * 64 * 9 // 8)
+    found = [
+        trial
+        for batch, context in ((1, 2048), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512))
+        for rows in (1, 4, 8, 16)
+        for trial in tried(f"{rows} rows x {batch} behind {context}", rows, partial(pool.decode, batch, context, rows))
+    ]
+    found += [trial for rows in (512, 2048) for trial in tried(f"prompt of {rows}", 32, partial(pool.prefill, rows))]
+    return Section([shapes_table(found)], found)
+
+
+def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]]]) -> list[dict[str, Any]]:
+    """One launch, timed with the default choice and with every other plausible shape and number of programs."""
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels.attention_plan import Shape
+
+    least = max(16, 1 << (rows * HEADS // KV_HEADS - 1).bit_length())
+    forms: list[dict[str, Any]] = [{}]
+    for height in sorted({least, max(least, 64)}):
+        warps = (4,) if height < 64 else (4, 8)
+        for keys, warp, stages, programs in itertools.product((32, 64, 128), warps, (2, 3), (1, 2, 3, 4)):
+            if height * keys <= 128 * 64:
+                forms.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
+    found = []
+    for form in forms:
+        try:
+            launches = calls(False, **form)
+            us = graph_us(launches, 2) if launches else None
+        except (RuntimeError, OutOfResources):  # too much shared memory, or no room for the workspace
+            continue
+        if us is None:  # the pool is too small
+            return []
+        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
+        found.append({"launch": launch, "form": name, "us": us})
+    return found

@@ -1,0 +1,166 @@
+"""Groups of gpu_kernels.py: a mixture of experts, and its products with other tiles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import astuple
+from typing import Any
+from unittest import mock
+
+import torch
+from kernel_sections import Section, Settings, right_table
+from rich.table import Table
+from timing import graph_us
+
+EXPERTS, EACH, WIDTH, INNER = 128, 8, 2048, 768
+EXPERT_BYTES = 3 * WIDTH * INNER * 2
+EXPERT_CALLS = 12
+"""Calls of a graph. The weights exceed the L2 cache, and each call's rows choose other experts."""
+STAGES = ("router", "sort", "gate and up", "down", "sum")
+
+
+class ExpertLayer:
+    """A mixture's weights, and the launches of a step over them."""
+
+    def __init__(self) -> None:
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[1] ** -0.5)
+
+        self.gate_up, self.down = draw(EXPERTS * 2 * INNER, WIDTH), draw(EXPERTS * WIDTH, INNER)
+        self.router = draw(EXPERTS, WIDTH)
+
+    def calls(self, rows: int, skewed: bool) -> tuple[dict[str, list[Callable[[], object]]], float]:
+        """Each stage's calls and those of all stages together, and the mean number of experts that a call reads."""
+        made = [self._launches(rows, skewed) for _ in range(EXPERT_CALLS)]
+        read = sum(experts for _, experts in made) / len(made)
+        return {name: [launches[name] for launches, _ in made] for name in (*STAGES, "all")}, read
+
+    def _launches(self, rows: int, skewed: bool) -> tuple[dict[str, Callable[[], object]], int]:
+        from stridelm.kernels.experts import expert_parts, multiply, sort_pairs
+        from stridelm.kernels.ops import Routing
+        from stridelm.kernels.products import scores
+        from stridelm.kernels.triton_router import combine, route
+
+        routing = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)
+        x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+        logits = torch.randn(rows, EXPERTS, device="cuda")
+        if skewed:
+            logits[: rows // 2, : EXPERTS // 8] += 100
+        chosen, weights = route(logits, routing)
+        order = sort_pairs(chosen, EXPERTS)
+        inner = x.new_empty(order.places, INNER)
+        parts = x.new_empty(rows, EACH, WIDTH)
+        flat = parts.view(-1, WIDTH)
+
+        def together() -> object:
+            route(scores(x, self.router, None), routing)
+            return combine(expert_parts(x, chosen, self.gate_up, self.down, "silu"), weights)
+
+        launches: dict[str, Callable[[], object]] = {
+            "router": lambda: route(scores(x, self.router, None), routing),
+            "sort": lambda: sort_pairs(chosen, EXPERTS),
+            "gate and up": lambda: multiply(x, self.gate_up, order, EACH, inner, "silu"),
+            "down": lambda: multiply(inner, self.down, order, EACH, flat, None),
+            "sum": lambda: combine(parts, weights),
+            "all": together,
+        }
+        return launches, len(chosen.unique())
+
+
+def experts(settings: Settings) -> Section:
+    from stridelm.kernels.experts import MAX_UNSORTED_ROWS
+
+    layer, found = ExpertLayer(), []
+    for rows in settings.expert_rows:
+        for skewed in (False, True):
+            calls, read = layer.calls(rows, skewed)
+            pairs = rows * EACH
+            # Rows are read once, each pair's gated row is written and read, and so is its part of the sum.
+            moved = read * EXPERT_BYTES + 2 * (rows * WIDTH * 2 + pairs * 2 * (INNER + WIDTH))
+            bytes_us = moved / settings.bandwidth / 1e6
+            flops_us = 6 * pairs * WIDTH * INNER / settings.tflops / 1e6
+            sorts = rows > MAX_UNSORTED_ROWS
+            us = {name: graph_us(calls[name], settings.replays) for name in calls if sorts or name != "sort"}
+            found.append(
+                {
+                    "rows": rows,
+                    "skewed": skewed,
+                    "experts_read": read,
+                    "us": us,
+                    "bytes_floor_us": bytes_us,
+                    "flops_floor_us": flops_us,
+                    "of_floor": max(bytes_us, flops_us) / us["all"],
+                }
+            )
+    return Section([experts_table(found)], found)
+
+
+def experts_table(found: list[dict[str, Any]]) -> Table:
+    names = (*STAGES, "all")
+    table = right_table(
+        "experts", "rows", "routing", "read", *(f"{name} us" for name in names), "bytes", "flops", "of floor"
+    )
+    for row in found:
+        table.add_row(
+            str(row["rows"]),
+            "skewed" if row["skewed"] else "uniform",
+            f"{row['experts_read']:.0f}",
+            *(f"{row['us'][name]:.1f}" if name in row["us"] else "-" for name in names),
+            f"{row['bytes_floor_us']:.1f}",
+            f"{row['flops_floor_us']:.1f}",
+            f"{row['of_floor']:.0%}",
+        )
+    return table
+
+
+def expert_tiles(settings: Settings) -> Section:
+    layer = ExpertLayer()
+    found = [trial for rows in settings.expert_rows for trial in tried_tiles(layer, rows)]
+    return Section([expert_tiles_table(found)], found)
+
+
+def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
+    """Both products of one number of rows, timed with the default choice and with every other plausible tile."""
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels import experts
+    from stridelm.kernels.products import Tile
+
+    mean = experts.height_of(rows * EACH, EXPERTS)
+    heights = sorted({16, mean, max(16, mean // 2), min(128, mean * 2)})
+    unsorted = (rows,) if rows <= 16 else ()
+    found = []
+    for stage in ("gate and up", "down"):
+        forms: list[tuple[int, Tile | None]] = [(experts.MAX_UNSORTED_ROWS, None)]
+        for limit, height in itertools.product((0, *unsorted), heights):
+            for outputs, inputs, stages in itertools.product((32, 64, 128), (64, 128), (3, 4, 6)):
+                warps = 8 if outputs * height >= 128 * 128 else 4
+                forms.append((limit, Tile(outputs, height, inputs, warps, stages)))
+        for limit, tile in forms:
+            if limit and tile is not None and tile.rows > 16:
+                continue  # unsorted tiles have 16 rows
+            with ExitStack() as patches:
+                patches.enter_context(mock.patch.object(experts, "MAX_UNSORTED_ROWS", limit))
+                if tile is not None:
+                    patches.enter_context(mock.patch.object(experts, "choose_tile", return_value=tile))
+                    patches.enter_context(mock.patch.object(experts, "height_of", return_value=tile.rows))
+                try:
+                    us = graph_us(layer.calls(rows, skewed=False)[0][stage], 2)
+                except (RuntimeError, OutOfResources):  # too much shared memory
+                    continue
+            name = "as chosen" if tile is None else f"{astuple(tile)}{' unsorted' if limit else ''}"
+            found.append({"rows": rows, "stage": stage, "form": name, "us": us})
+    return found
+
+
+def expert_tiles_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("experts: (outputs, pairs, inputs, warps, stages)", "rows", "product", "as chosen", "best five")
+    for rows, stage in dict.fromkeys((trial["rows"], trial["stage"]) for trial in found):
+        trials = [trial for trial in found if (trial["rows"], trial["stage"]) == (rows, stage)]
+        trials.sort(key=lambda trial: trial["us"])
+        chosen = next(trial["us"] for trial in trials if trial["form"] == "as chosen")
+        best = ", ".join(f"{trial['form']}: {trial['us']:.1f}" for trial in trials[:5])
+        table.add_row(str(rows), stage, f"{chosen:.1f}", best)
+    return table

@@ -1,0 +1,255 @@
+"""Groups of gpu_kernels.py: attention over latent rows, and its launches with other choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+import torch
+from kernel_sections import (
+    L2_BYTES,
+    MAX_CALLS,
+    MODES,
+    PAGE_SIZE,
+    POOL_SHARE,
+    Section,
+    Settings,
+    mode_name,
+    right_table,
+    shapes_table,
+)
+from rich.table import Table
+from timing import graph_us
+
+RANK, ROPE_DIM = 512, 64
+ROW_BYTES = (RANK + ROPE_DIM) * 2
+"""A token's row in one layer."""
+LATENT_HEADS = (16, 64, 128)
+LATENT_ROWS = (1, 2, 4, 8)
+
+
+class LatentPool:
+    """A pool of random rows, with its pages in random order, and the steps over it."""
+
+    def __init__(self, tokens: int) -> None:
+        free, _ = torch.cuda.mem_get_info()
+        self.pages = min(tokens, int(free * POOL_SHARE) // ROW_BYTES) // PAGE_SIZE
+        shape = (self.pages * PAGE_SIZE, RANK + ROPE_DIM)
+        self.latents = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+        self.order = torch.randperm(self.pages, device="cuda").int()
+
+    def calls(
+        self, heads: int, batch: int, context: int, real: int, drafts: int, deterministic: bool, **forced: Any
+    ) -> list[Callable[[], object]]:
+        """Steps over different pages, of `batch` spans of real rows and a chain of draft rows after a context. Empty if
+        the pool is too small for one. forced: `shape` and `programs`, to override the default choice."""
+        width = -(-(context + real + drafts) // PAGE_SIZE)
+        fit = self.pages // (batch * width)
+        count = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * width * PAGE_SIZE * ROW_BYTES))))
+        return [
+            self._step(heads, context, real, drafts, deterministic, pages.view(batch, width), forced)
+            for pages in self.order[: count * batch * width].view(count, batch * width)
+        ]
+
+    def _step(
+        self,
+        heads: int,
+        context: int,
+        real: int,
+        drafts: int,
+        deterministic: bool,
+        tables: torch.Tensor,
+        forced: dict[str, Any],
+    ) -> Callable[[], object]:
+        from stridelm.attention.triton import PagedStep, TritonAttention
+        from stridelm.cache.layout import FULL, LatentKV
+        from stridelm.types import Geometry
+
+        batch, rows = len(tables), real + drafts
+        own = torch.arange(rows, device="cuda") - real
+        draft_rows = own.clamp(min=-1).repeat(batch)
+        ancestors = torch.where(own >= 0, (2 << own.clamp(min=0)) - 1, 0).repeat(batch)
+        each = torch.ones(batch, dtype=torch.int32, device="cuda")
+        geometry = Geometry(
+            bounds=(rows,) * batch,
+            firsts=torch.arange(batch, dtype=torch.int32, device="cuda") * rows,
+            counts=each * rows,
+            starts=each * context,
+            reals=each * real,
+            draft_rows=draft_rows,
+            ancestors=ancestors,
+            positions=(torch.arange(rows, device="cuda") + context).repeat(batch),
+            tables={FULL: tables},
+            page_size=PAGE_SIZE,
+            max_keys=context + rows,
+            is_chain=True,
+        )
+        state = LatentKV(FULL, None, heads, RANK, ROPE_DIM, (128 + ROPE_DIM) ** -0.5)
+        step = PagedStep(TritonAttention(deterministic), geometry)
+        q, turned = (torch.randn(batch * rows, heads, size, device="cuda").bfloat16() for size in (RANK, ROPE_DIM))
+        entries = {"keys_PGD": self.latents[:, None], "values_PGD": None, "turned_NHT": turned, **forced}
+        return lambda: step.run(state, q, **entries)
+
+
+def latent(settings: Settings) -> Section:
+    pool = LatentPool(max(settings.contexts) * max(settings.batches) * 9 // 8)
+    bandwidth = copy_bandwidth(settings)
+    decode = [
+        row
+        for heads in LATENT_HEADS
+        for batch in settings.batches
+        for context in settings.contexts
+        for deterministic in MODES
+        if (row := latent_decode(pool, heads, batch, context, deterministic, bandwidth, settings))
+    ]
+    prefill = [
+        latent_prefill(pool, heads, rows, deterministic, settings)
+        for heads in LATENT_HEADS
+        for rows in settings.chunks
+        for deterministic in MODES
+    ]
+    absorbed = [
+        absorbed_products(heads, rows, bandwidth, settings)
+        for heads in LATENT_HEADS
+        for rows in (1, 4, 16, 64, 512, 2048)
+    ]
+    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed)]
+    return Section(tables, [*decode, *prefill, *absorbed])
+
+
+def latent_shapes(settings: Settings) -> Section:
+    pool = LatentPool(64 * 2048 * 9 // 8)
+    found = [
+        trial
+        for heads, rows in ((16, 1), (16, 2), (16, 4), (128, 1))
+        for batch, context in ((1, 8192), (16, 2048), (64, 2048))
+        for trial in tried_latents(pool, heads, rows, batch, context)
+    ]
+    return Section([shapes_table(found)], found)
+
+
+def copy_bandwidth(settings: Settings) -> float:
+    """Bytes per microsecond that torch reads and writes while it copies."""
+    source, target = torch.empty(2, L2_BYTES, dtype=torch.int8, device="cuda")
+    return 2 * L2_BYTES / graph_us([lambda: target.copy_(source)] * 4, settings.replays)
+
+
+def latent_decode(
+    pool: LatentPool,
+    heads: int,
+    batch: int,
+    context: int,
+    deterministic: bool,
+    bandwidth: float,
+    settings: Settings,
+) -> dict[str, Any] | None:
+    """None if the pool is too small."""
+    times = {}
+    for rows in LATENT_ROWS:
+        calls = pool.calls(heads, batch, context, 1, rows - 1, deterministic)
+        if not calls:
+            return None
+        times[rows] = graph_us(calls, settings.replays)
+    read = batch * (context + 1) * ROW_BYTES
+    return {
+        "kernel": "latent decode",
+        "heads": heads,
+        "batch": batch,
+        "context": context,
+        "deterministic": deterministic,
+        "us": times,
+        "gb_per_s": read / 1000 / times[1],
+        "floor_us": read / bandwidth,
+    }
+
+
+def latent_prefill(pool: LatentPool, heads: int, rows: int, deterministic: bool, settings: Settings) -> dict[str, Any]:
+    taken = graph_us(pool.calls(heads, 1, 0, rows, 0, deterministic), settings.replays)
+    flops = heads * (2 * RANK + ROPE_DIM) * rows * (rows + 1)
+    return {
+        "kernel": "latent prefill",
+        "heads": heads,
+        "rows": rows,
+        "deterministic": deterministic,
+        "us": taken,
+        "tflop_per_s": flops / taken / 1e6,
+    }
+
+
+def absorbed_products(heads: int, rows: int, bandwidth: float, settings: Settings) -> dict[str, Any]:
+    """Queries times the expansion of keys, and sums times that of values."""
+    from stridelm.kernels.head_products import head_products
+
+    width = 128
+    layers = max(4, -(-L2_BYTES // (heads * 2 * width * RANK * 2)))
+    weights = torch.empty(layers, heads, 2 * width, RANK, dtype=torch.bfloat16, device="cuda").normal_(0, RANK**-0.5)
+    query = torch.randn(rows, heads, width, device="cuda").bfloat16()
+    mixed = torch.randn(rows, heads, RANK, device="cuda").bfloat16()
+
+    def library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+
+    def both(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], own: torch.Tensor) -> object:
+        return product(query, own[:, :width]), product(mixed, own[:, width:].transpose(1, 2)).flatten(1)
+
+    us = {
+        name: graph_us([partial(both, product, own) for own in weights[:MAX_CALLS]], settings.replays)
+        for name, product in (("ours", head_products), ("library", library))
+    }
+    moved = 2 * (weights[0].numel() + 2 * rows * heads * (width + RANK))
+    return {"kernel": "latent absorbed", "heads": heads, "rows": rows, "us": us, "floor_us": moved / bandwidth}
+
+
+def absorbed_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("latent: absorbed products", "heads", "rows", "ours us", "library us", "floor us")
+    for row in found:
+        times = (row["us"]["ours"], row["us"]["library"], row["floor_us"])
+        table.add_row(str(row["heads"]), str(row["rows"]), *(f"{us:.1f}" for us in times))
+    return table
+
+
+def tried_latents(pool: LatentPool, heads: int, rows: int, batch: int, context: int) -> list[dict[str, Any]]:
+    """Decode steps with the default choice and with every other plausible shape and number of programs."""
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels.attention_plan import Shape
+
+    height = max(16, rows * min(heads, 64))
+    forms: list[dict[str, Any]] = [{}]
+    for keys, warps, stages, programs in itertools.product((32, 64), (4, 8), (2, 3), (1, 2, 4, 8)):
+        forms.append({"shape": Shape(height, keys, warps, stages), "programs": programs})
+    found = []
+    for form in forms:
+        try:
+            us = graph_us(pool.calls(heads, batch, context, 1, rows - 1, False, **form), 2)
+        except (RuntimeError, OutOfResources):  # too much shared memory, or too many registers
+            continue
+        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
+        found.append({"launch": f"{heads} heads, {rows} rows x {batch} behind {context}", "form": name, "us": us})
+    return found
+
+
+def latent_decode_table(found: list[dict[str, Any]]) -> Table:
+    columns = [f"{rows} rows us" for rows in LATENT_ROWS]
+    table = right_table("latent: decode", "heads", "batch", "context", "mode", *columns, "GB/s", "floor us", "of floor")
+    for row in found:
+        table.add_row(
+            *(str(row[name]) for name in ("heads", "batch", "context")),
+            mode_name(row["deterministic"]),
+            *(f"{row['us'][rows]:.1f}" for rows in LATENT_ROWS),
+            f"{row['gb_per_s']:.0f}",
+            f"{row['floor_us']:.1f}",
+            f"{row['floor_us'] / row['us'][1]:.0%}",
+        )
+    return table
+
+
+def latent_prefill_table(found: list[dict[str, Any]]) -> Table:
+    table = right_table("latent: prefill", "heads", "rows", "mode", "us", "TFLOP/s")
+    for row in found:
+        mode = mode_name(row["deterministic"])
+        table.add_row(str(row["heads"]), str(row["rows"]), mode, f"{row['us']:.1f}", f"{row['tflop_per_s']:.0f}")
+    return table
