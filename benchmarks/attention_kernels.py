@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from kernel_sections import (
     mode_name,
     right_table,
     shapes_table,
+    tried,
 )
 from rich.table import Table
 from timing import graph_us
@@ -223,34 +223,24 @@ def shapes(settings: Settings) -> Section:
         trial
         for batch, context in ((1, 2048), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512))
         for rows in (1, 4, 8, 16)
-        for trial in tried(f"{rows} rows x {batch} behind {context}", rows, partial(pool.decode, batch, context, rows))
+        for trial in tried(
+            f"{rows} rows x {batch} behind {context}", forms(rows), partial(pool.decode, batch, context, rows, False)
+        )
     ]
-    found += [trial for rows in (512, 2048) for trial in tried(f"prompt of {rows}", 32, partial(pool.prefill, rows))]
+    for rows in (512, 2048):
+        found += tried(f"prompt of {rows}", forms(32), partial(pool.prefill, rows, False))
     return Section([shapes_table(found)], found)
 
 
-def tried(launch: str, rows: int, calls: Callable[..., list[Callable[[], object]]]) -> list[dict[str, Any]]:
-    """One launch, timed with the default choice and with every other plausible shape and number of programs."""
-    from triton.runtime.errors import OutOfResources
-
+def forms(rows: int) -> list[dict[str, Any]]:
+    """Every plausible shape and number of programs for tiles of this many rows."""
     from stridelm.kernels.attention_plan import Shape
 
     least = max(16, 1 << (rows * HEADS // KV_HEADS - 1).bit_length())
-    forms: list[dict[str, Any]] = [{}]
+    found = []
     for height in sorted({least, max(least, 64)}):
         warps = (4,) if height < 64 else (4, 8)
         for keys, warp, stages, programs in itertools.product((32, 64, 128), warps, (2, 3), (1, 2, 3, 4)):
             if height * keys <= 128 * 64:
-                forms.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
-    found = []
-    for form in forms:
-        try:
-            launches = calls(False, **form)
-            us = graph_us(launches, 2) if launches else None
-        except (RuntimeError, OutOfResources):  # too much shared memory, or no room for the workspace
-            continue
-        if us is None:  # the pool is too small
-            return []
-        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
-        found.append({"launch": launch, "form": name, "us": us})
+                found.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
     return found

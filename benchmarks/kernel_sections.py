@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from rich.table import Table
+from timing import graph_us
 
 L2_BYTES = 256 << 20
 """Minimum that the calls of a graph read in total: five times an H200's cache."""
@@ -48,6 +50,27 @@ def right_table(title: str, *columns: str) -> Table:
 
 def mode_name(deterministic: bool) -> str:
     return "deterministic" if deterministic else "fast"
+
+
+def tried(
+    launch: str, forms: Iterable[dict[str, Any]], calls: Callable[..., list[Callable[[], object]]]
+) -> list[dict[str, Any]]:
+    """A launch of attention, timed with the default choice and with each of these: `shape` and `programs`, as `calls`
+    takes them. Empty if `calls` returns none."""
+    from triton.runtime.errors import OutOfResources
+
+    found = []
+    for form in ({}, *forms):
+        try:
+            launches = calls(**form)
+            us = graph_us(launches, 2) if launches else None
+        except (RuntimeError, OutOfResources):  # too much shared memory or registers, or no room for the workspace
+            continue
+        if us is None:  # the pool is too small
+            return []
+        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
+        found.append({"launch": launch, "form": name, "us": us})
+    return found
 
 
 def shapes_table(found: list[dict[str, Any]]) -> Table:

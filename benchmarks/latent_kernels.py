@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from kernel_sections import (
     mode_name,
     right_table,
     shapes_table,
+    tried,
 )
 from rich.table import Table
 from timing import graph_us
@@ -213,23 +213,15 @@ def absorbed_table(found: list[dict[str, Any]]) -> Table:
 
 def tried_latents(pool: LatentPool, heads: int, rows: int, batch: int, context: int) -> list[dict[str, Any]]:
     """Decode steps with the default choice and with every other plausible shape and number of programs."""
-    from triton.runtime.errors import OutOfResources
-
     from stridelm.kernels.attention_plan import Shape
 
     height = max(16, rows * min(heads, 64))
-    forms: list[dict[str, Any]] = [{}]
-    for keys, warps, stages, programs in itertools.product((32, 64), (4, 8), (2, 3), (1, 2, 4, 8)):
-        forms.append({"shape": Shape(height, keys, warps, stages), "programs": programs})
-    found = []
-    for form in forms:
-        try:
-            us = graph_us(pool.calls(heads, batch, context, 1, rows - 1, False, **form), 2)
-        except (RuntimeError, OutOfResources):  # too much shared memory, or too many registers
-            continue
-        name = "as chosen" if not form else f"{astuple(form['shape'])} x {form['programs']}"
-        found.append({"launch": f"{heads} heads, {rows} rows x {batch} behind {context}", "form": name, "us": us})
-    return found
+    forms = (
+        {"shape": Shape(height, keys, warps, stages), "programs": programs}
+        for keys, warps, stages, programs in itertools.product((32, 64), (4, 8), (2, 3), (1, 2, 4, 8))
+    )
+    launch = f"{heads} heads, {rows} rows x {batch} behind {context}"
+    return tried(launch, forms, partial(pool.calls, heads, batch, context, 1, rows - 1, False))
 
 
 def latent_decode_table(found: list[dict[str, Any]]) -> Table:
