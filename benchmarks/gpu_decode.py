@@ -26,11 +26,10 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,10 +38,9 @@ from typing import Any
 import torch
 from device_trace import gap_us, trace_steps
 from earlier_runs import add_result_options, rows_to_read
-from model_shapes import EAGLE3, LLAMA_8B, SHAPES
+from model_shapes import EAGLE3, SHAPES, write_eagle3
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
 
 from stridelm.bench.looks import SERIES
 from stridelm.bench.plot import INK, check_plot
@@ -63,9 +61,6 @@ FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0]}
 SKEW = 20.0
 """Standard deviation of what a skewed router adds to the scores of an eighth of its experts, or subtracts from them.
 Other scores have 1."""
-DRAFT_VOCAB = 32000
-
-
 MODES = ("captured", "eager", "unlapped", "deterministic", "deterministic-eager")
 WARM, END = 24, 16
 """Tokens of the untimed warm-up run; number of last tokens of a request for which it may draft less."""
@@ -186,39 +181,6 @@ def main() -> int:
     if args.plot:
         plot([asdict(row) for row in rows], args.plot)
     return 0
-
-
-def write_eagle3(folder: Path, layers: int, target: Mapping[str, Any] = LLAMA_8B) -> Path:
-    """A head in the shape of the published heads, one dense layer like a Llama's, whose weights are not read."""
-    config = {name: target[name] for name in LLAMA_8B}
-    width, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
-    queries, keys = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
-    shapes = {
-        "fc": (width, 3 * width),
-        "midlayer.input_layernorm": (width,),
-        "midlayer.hidden_norm": (width,),
-        "midlayer.self_attn.q_proj": (queries, 2 * width),
-        "midlayer.self_attn.k_proj": (keys, 2 * width),
-        "midlayer.self_attn.v_proj": (keys, 2 * width),
-        "midlayer.self_attn.o_proj": (width, queries),
-        "midlayer.post_attention_layernorm": (width,),
-        "midlayer.mlp.gate_proj": (inner, width),
-        "midlayer.mlp.up_proj": (inner, width),
-        "midlayer.mlp.down_proj": (width, inner),
-        "norm": (width,),
-        "lm_head": (DRAFT_VOCAB, width),
-    }
-    tensors = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    folder.mkdir()
-    save_file({**tensors, "d2t": torch.arange(DRAFT_VOCAB) * (vocab // DRAFT_VOCAB - 1)}, folder / "model.safetensors")
-    config |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "eagle_aux_hidden_state_layer_ids": [min(2, layers - 1), layers // 2, max(layers - 3, 0)],
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -> Engine:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_decode import speculation, write_eagle3
-from model_shapes import LLAMA_8B
+from gpu_decode import speculation
+from model_shapes import LLAMA_8B, write_eagle3
 from transformers import LlamaConfig
 
 from stridelm.builtin import builtin_path

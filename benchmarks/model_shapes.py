@@ -1,16 +1,20 @@
-"""Shapes of published models, for benchmarks with random weights, and what vLLM does with them."""
+"""Shapes of published models and of a head, for benchmarks with random weights, and what vLLM does with them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 EAGLE3 = "eagle@3:synthetic:2.5"
 """EAGLE-3 with three draft tokens per step, acceptance simulated at 2.5 tokens."""
+DRAFT_VOCAB = 32000
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,36 @@ SHAPES = {
     ),
 }
 """By the name that --model takes. The first is the default."""
+
+
+def write_eagle3(folder: Path, layers: int, target: Mapping[str, Any] = LLAMA_8B) -> Path:
+    """A head in the shape of the published heads, one dense layer like a Llama's, whose weights are not read."""
+    config = {name: target[name] for name in LLAMA_8B}
+    width, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    queries, keys = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {
+        "fc": (width, 3 * width),
+        "midlayer.input_layernorm": (width,),
+        "midlayer.hidden_norm": (width,),
+        "midlayer.self_attn.q_proj": (queries, 2 * width),
+        "midlayer.self_attn.k_proj": (keys, 2 * width),
+        "midlayer.self_attn.v_proj": (keys, 2 * width),
+        "midlayer.self_attn.o_proj": (width, queries),
+        "midlayer.post_attention_layernorm": (width,),
+        "midlayer.mlp.gate_proj": (inner, width),
+        "midlayer.mlp.up_proj": (inner, width),
+        "midlayer.mlp.down_proj": (width, inner),
+        "norm": (width,),
+        "lm_head": (DRAFT_VOCAB, width),
+    }
+    tensors = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    folder.mkdir()
+    save_file({**tensors, "d2t": torch.arange(DRAFT_VOCAB) * (vocab // DRAFT_VOCAB - 1)}, folder / "model.safetensors")
+    config |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "eagle_aux_hidden_state_layer_ids": [min(2, layers - 1), layers // 2, max(layers - 3, 0)],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

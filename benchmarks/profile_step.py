@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from device_trace import gap_us, idle_us, trace_steps
-from gpu_decode import Settings, open_engine, speculation, write_eagle3
-from model_shapes import LLAMA_8B
+from gpu_decode import Settings, open_engine, speculation
+from model_shapes import LLAMA_8B, write_eagle3
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig
