@@ -19,7 +19,7 @@ Latents. All query heads of a layer may share one row per token (LatentKV), whos
 value, and whose tail is key only. The heads are cut into groups that fill a tile, so that a row is read once per group.
 
 `deterministic`: a row's bits depend only on its query, its keys and their order: not on the rows and spans beside it,
-the tiles, `max_keys` or the number of programs. Keys are summed in splits of SPLIT_KEYS counted from storage index 0,
+the tiles, `max_keys` or the number of programs. Keys are summed in splits of a fixed size from storage index 0 on,
 splits are merged first to last, and all products have one shape, that of the matrix instruction for 64 query vectors:
 the instruction for 16 adds in another order. (Over latents, all have the shape for 32 vectors.) A draft row whose
 ancestors are not stored in order of depth sums them in another order than the real row that may later take its place;
@@ -32,8 +32,9 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.kernels.attention_device import attend, merge
+from stridelm.kernels.attention_device import attend
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Shape, Stack, make_plan, padded
+from stridelm.kernels.attention_splits import merge
 from stridelm.kernels.dependent import dependent
 from stridelm.types import MAX_DRAFT_ROWS
 
@@ -72,7 +73,7 @@ def paged_attention(
 ) -> None:
     """Write the attention values of the tiles' rows into `out_NHD`; other rows are left unchanged.
 
-    q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of DTYPES; the last dimension is contiguous.
+    q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of attention_plan.DTYPES; the last dimension is contiguous.
     turned_NHT: for latents, the rest of the queries. Keys are then whole rows [P, 1, D + T], and values None.
     tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
     tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as

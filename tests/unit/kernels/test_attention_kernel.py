@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.attention.host_view import HostView
 from stridelm.attention.triton import TritonAttention, paths
 from stridelm.cache.layout import HeadsKV, LatentKV
-from stridelm.kernels import attention, attention_plan
+from stridelm.kernels import attention_plan
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms, make_plan
 from support.checks.paged_attention import MODES, FastTriton, launch
 from support.doubles.binaries import recorded
