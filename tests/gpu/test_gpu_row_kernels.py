@@ -16,6 +16,7 @@ from stridelm.kernels.ops import ACTIVATIONS, QKRope
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.rope import Rope, RopeSpec
+from support.checks import row_ops
 from support.checks.compaction import check_compact, moves, pool
 from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn
 from support.gpu import NEEDS_GPU
@@ -51,11 +52,12 @@ def test_gate(dtype: torch.dtype, width: int, activation: str) -> None:
 @every_dtype
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size"),
-    [(6, 2, 64), (3, 3, 16), (8, 1, 80), (4, 2, 24), (16, 8, 128), (HEADS, KV_HEADS, SIZE), (16, 8, 256)],
+    "sizes",
+    [*row_ops.HEADS, (16, 8, 128, 128), (HEADS, KV_HEADS, SIZE, SIZE), (16, 8, 256, 256), (96, 8, 128, 64)],
+    ids=str,
 )
-def test_turn(dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: bool) -> None:
-    check_turn(TritonOps(), 90, heads, kv_heads, size, norms, dtype, "cuda")
+def test_turn(dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool) -> None:
+    check_turn(TritonOps(), 90, sizes, norms, dtype, "cuda")
 
 
 @every_dtype

@@ -1,8 +1,8 @@
 """The row operations of a decoder, as one interface with several implementations.
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots, L positions. In latent attention: R width of a latent, K width of the rotated part of queries and keys,
-C = R + K. In mixtures: E experts, K experts that a row chooses.
+F pairs of dimensions that are rotated, P pool slots, L positions. In latent attention: R width of a latent, K width of
+the rotated part of queries and keys, C = R + K. In mixtures: E experts, K experts that a row chooses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class QKRope:
     positions: torch.Tensor
     """[N] int64."""
     cos_LF: torch.Tensor
-    """[L, D / 2] float32 by position; dimension i is paired with i + D / 2."""
+    """float32 by position; dimension i is paired with i + F. A head's dimensions from 2 F on are not rotated."""
     sin_LF: torch.Tensor
     norms: torch.Tensor | None = None
     """[2 D] norm weights: for queries, then for keys."""

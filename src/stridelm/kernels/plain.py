@@ -109,10 +109,11 @@ def latent_rows(q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope) ->
 
 
 def rotate(x_NHD: torch.Tensor, rope: QKRope | LatentRope) -> torch.Tensor:
-    """Rotate each head of each row by its position's angles."""
+    """Rotate each head of each row by its position's angles, as far as there are angles for its dimensions."""
     cos, sin = (table[rope.positions][:, None].to(x_NHD.dtype) for table in (rope.cos_LF, rope.sin_LF))
-    low, high = x_NHD.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+    pairs = cos.shape[-1]
+    low, high, rest = x_NHD.split((pairs, pairs, x_NHD.shape[-1] - 2 * pairs), dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
 
 
 class PlainOps:

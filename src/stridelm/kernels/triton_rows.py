@@ -98,53 +98,59 @@ def _turn_kernel(
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
+    PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (N, blocks of HEADS of the X heads). A head is held as its low and its high half, which are rotated
-    together."""
+    """Grid (N, blocks of HEADS of the X heads). A head is held as D / 2 pairs, of which the first PAIRS are rotated;
+    the others are pairs only so that all dimensions are held alike."""
     wait_for_inputs(DEPENDENT)
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     head_K = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    dim_B = tl.arange(0, BLOCK)
-    real_B = dim_B < HALF
-    exists_KB = (head_K < H + 2 * G)[:, None] & real_B[None, :]
-    at_KB = qkv + (row * (H + 2 * G) + head_K)[:, None] * D + dim_B[None, :]
-    stored_low_KB = tl.load(at_KB, mask=exists_KB, other=0.0)
-    stored_high_KB = tl.load(at_KB + HALF, mask=exists_KB, other=0.0)
+    pair_B = tl.arange(0, BLOCK)
+    turned_B = pair_B < PAIRS
+    low_B = pair_B if PAIRS == HALF else tl.where(turned_B, pair_B, pair_B + PAIRS)
+    high_B = low_B + HALF if PAIRS == HALF else low_B + tl.where(turned_B, PAIRS, HALF - PAIRS)
+    exists_KB = (head_K < H + 2 * G)[:, None] & (pair_B < HALF)[None, :]
+    at_KB = qkv + (row * (H + 2 * G) + head_K)[:, None] * D
+    stored_low_KB = tl.load(at_KB + low_B[None, :], mask=exists_KB, other=0.0)
+    stored_high_KB = tl.load(at_KB + high_B[None, :], mask=exists_KB, other=0.0)
 
     low_KB, high_KB = stored_low_KB.to(tl.float32), stored_high_KB.to(tl.float32)
     if norms is not None:
-        weight_KB = norms + tl.where(head_K < H, 0, D)[:, None] + dim_B[None, :]
-        weight_low_KB = tl.load(weight_KB, mask=exists_KB, other=0.0).to(tl.float32)
-        weight_high_KB = tl.load(weight_KB + HALF, mask=exists_KB, other=0.0).to(tl.float32)
+        weight_KB = norms + tl.where(head_K < H, 0, D)[:, None]
+        weight_low_KB = tl.load(weight_KB + low_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
+        weight_high_KB = tl.load(weight_KB + high_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
         scale_K1 = _rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
         low_KB = low_KB * scale_K1 * weight_low_KB
         high_KB = high_KB * scale_K1 * weight_high_KB
     # Loaded again for each head, straight into the threads that need it: sharing one load would cost a barrier.
-    angle_KB = position * HALF + tl.broadcast_to(dim_B[None, :], [HEADS, BLOCK])
-    cos_KB = tl.load(cos + angle_KB, mask=real_B[None, :], other=0.0)
-    sin_KB = tl.load(sin + angle_KB, mask=real_B[None, :], other=0.0)
+    angle_KB = position * PAIRS + tl.broadcast_to(pair_B[None, :], [HEADS, BLOCK])
+    cos_KB = tl.load(cos + angle_KB, mask=turned_B[None, :], other=0.0)
+    sin_KB = tl.load(sin + angle_KB, mask=turned_B[None, :], other=0.0)
     roped_low_KB = low_KB * cos_KB - high_KB * sin_KB
     roped_high_KB = high_KB * cos_KB + low_KB * sin_KB
+    if PAIRS < HALF:
+        roped_low_KB = tl.where(turned_B[None, :], roped_low_KB, low_KB)
+        roped_high_KB = tl.where(turned_B[None, :], roped_high_KB, high_KB)
 
     # A block may hold query, key and value heads, each of which is stored in a different tensor.
-    at_KB = queries + (row * H + head_K)[:, None] * D + dim_B[None, :]
+    at_KB = queries + (row * H + head_K)[:, None] * D
     mine_KB = exists_KB & (head_K < H)[:, None]
-    tl.store(at_KB, roped_low_KB, mask=mine_KB)
-    tl.store(at_KB + HALF, roped_high_KB, mask=mine_KB)
-    at_KB = keys + (slot * G + head_K - H)[:, None] * D + dim_B[None, :]
+    tl.store(at_KB + low_B[None, :], roped_low_KB, mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], roped_high_KB, mask=mine_KB)
+    at_KB = keys + (slot * G + head_K - H)[:, None] * D
     mine_KB = exists_KB & ((head_K >= H) & (head_K < H + G))[:, None]
-    tl.store(at_KB, roped_low_KB, mask=mine_KB)
-    tl.store(at_KB + HALF, roped_high_KB, mask=mine_KB)
-    at_KB = values + (slot * G + head_K - H - G)[:, None] * D + dim_B[None, :]
+    tl.store(at_KB + low_B[None, :], roped_low_KB, mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], roped_high_KB, mask=mine_KB)
+    at_KB = values + (slot * G + head_K - H - G)[:, None] * D
     mine_KB = exists_KB & (head_K >= H + G)[:, None]
-    tl.store(at_KB, stored_low_KB, mask=mine_KB)
-    tl.store(at_KB + HALF, stored_high_KB, mask=mine_KB)
+    tl.store(at_KB + low_B[None, :], stored_low_KB, mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], stored_high_KB, mask=mine_KB)
 
 
 @triton.jit
@@ -248,7 +254,8 @@ class TritonOps:
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
         rows, heads, size = qkv_NXD.shape
-        assert heads == rope.heads + 2 * rope.kv_heads and size % 2 == 0
+        pairs = rope.cos_LF.shape[1]
+        assert heads == rope.heads + 2 * rope.kv_heads and size % 2 == 0 and pairs <= size // 2
         assert is_whole(keys_PGD) and is_whole(values_PGD)
         q_NHD = qkv_NXD.new_empty(rows, rope.heads, size)
         block = triton.next_power_of_2(size // 2)
@@ -266,6 +273,7 @@ class TritonOps:
             rope.heads,
             rope.kv_heads,
             size,
+            pairs,
             TURN_HEADS,
             block,
             num_warps=_warps(TURN_HEADS * block),

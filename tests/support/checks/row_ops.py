@@ -59,10 +59,16 @@ def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str,
     check_row_bits(lambda part: ops.gate(part, activation), x, counts=(1, 2, 3, rows))
 
 
+HEADS = [(6, 2, 64, 64), (3, 3, 16, 16), (8, 1, 80, 80), (4, 2, 24, 24), (6, 2, 64, 32), (8, 1, 80, 24), (4, 2, 24, 22)]
+"""(query heads, KV heads, head size, how many dimensions of a head are rotated)."""
+
+
 def check_turn(
-    ops: Ops, rows: int, heads: int, kv_heads: int, size: int, norms: bool, dtype: torch.dtype, device: str
+    ops: Ops, rows: int, sizes: tuple[int, int, int, int], norms: bool, dtype: torch.dtype, device: str
 ) -> None:
-    angles_of = Rope(RopeSpec(size, 10000.0), POSITIONS)
+    """sizes: as in HEADS."""
+    heads, kv_heads, size, turned = sizes
+    angles_of = Rope(RopeSpec(turned, 10000.0), POSITIONS)
     angles_of.prepare(device)
     qkv = noise(5, rows, heads + 2 * kv_heads, size, dtype=dtype, device=device)
     weights = noise(6, 2 * size, dtype=dtype, device=device) if norms else None
@@ -82,15 +88,17 @@ def check_turn(
         of_queries, of_keys = weights.double().view(2, size)
         weight = torch.cat((of_queries.expand(heads, -1), of_keys.expand(kv_heads, -1)))
         x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(0, size, 2, device=device).double() / size)
-    pairs = (
-        torch.complex(x[..., : size // 2], x[..., size // 2 :]) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    )
-    wanted = torch.cat((pairs.real, pairs.imag), -1)
+    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(0, turned, 2, device=device).double() / turned)
+    low, high, rest = x.split((turned // 2, turned // 2, size - turned), -1)
+    pairs = torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    wanted = torch.cat((pairs.real, pairs.imag, rest), -1)
     close = max(CLOSE[dtype], 1e-4) * max(1.0, float(wanted.abs().max()) / 4)
     assert float((q.double() - wanted[:, :heads]).abs().max()) <= close
     assert float((keys[slots].double() - wanted[:, heads:]).abs().max()) <= close
     assert torch.equal(values[slots], qkv[:, heads + kv_heads :])
+    if weights is None:  # what is not rotated is copied
+        assert torch.equal(q[..., turned:], qkv[:, :heads, turned:])
+        assert torch.equal(keys[slots][..., turned:], qkv[:, heads : heads + kv_heads, turned:])
     others = torch.ones(SLOTS, dtype=torch.bool, device=device).index_fill(0, slots, False)
     assert not bool(keys[others].any()) and not bool(values[others].any())
     for count in (1, 2, rows):

@@ -133,9 +133,8 @@ def build(config: Any) -> Decoder:
     dense, layers = dense_layers(config), []
     for layer, shape in zip(dense, LAYERS, strict=True):
         assert isinstance(layer.mixer, HeadsSpec)
-        mixer = MeanSpec(**shape) if "width" in shape else replace(layer.mixer, **shape)
-        if isinstance(mixer, HeadsSpec):
-            mixer = replace(mixer, rope=replace(mixer.rope, head_dim=mixer.head_dim))
+        rope = replace(layer.mixer.rope, dim=shape.get("head_dim", layer.mixer.head_dim))
+        mixer = MeanSpec(**shape) if "width" in shape else replace(layer.mixer, rope=rope, **shape)
         layers.append(LayerSpec(mixer, layer.mlp))
     return Decoder(DecoderSpec(**common_fields(config), layers=tuple(layers)))
 

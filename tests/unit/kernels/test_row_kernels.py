@@ -14,7 +14,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
-from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, noise
+from support.checks.row_ops import HEADS, check_gate, check_nan, check_norms, check_turn, noise
 from support.doubles.interpreter import INTERPRETED
 
 interpreted = INTERPRETED
@@ -41,10 +41,10 @@ def test_gate(dtype: torch.dtype, width: int, activation: str) -> None:
 @interpreted
 @every_dtype
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (3, 3, 16), (8, 1, 80), (4, 2, 24)])
-def test_turn(dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: bool) -> None:
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+def test_turn(dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool) -> None:
     """Programs whose heads are of one kind, two or three."""
-    check_turn(TritonOps(), 5, heads, kv_heads, size, norms, dtype, "cpu")
+    check_turn(TritonOps(), 5, sizes, norms, dtype, "cpu")
 
 
 @interpreted

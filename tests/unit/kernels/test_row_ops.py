@@ -12,7 +12,7 @@ from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
 from support.checks.experts import ROUTINGS, check_combine, check_route, check_route_shared, check_ties_and_nan
-from support.checks.row_ops import check_gate, check_latent, check_nan, check_norms, check_turn, sets
+from support.checks.row_ops import HEADS, check_gate, check_latent, check_nan, check_norms, check_turn, sets
 
 CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
 every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
@@ -33,9 +33,9 @@ def test_gate(name: str, dtype: torch.dtype, width: int, activation: str) -> Non
 
 @every_set
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (3, 3, 16), (8, 1, 80), (4, 2, 24)])
-def test_turn(name: str, dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: bool) -> None:
-    check_turn(OPS.get(name)(), 17, heads, kv_heads, size, norms, dtype, "cpu")
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+def test_turn(name: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool) -> None:
+    check_turn(OPS.get(name)(), 17, sizes, norms, dtype, "cpu")
 
 
 @every_set

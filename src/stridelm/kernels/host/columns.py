@@ -16,6 +16,7 @@ import torch
     QK_EPS,
     COS,
     SIN,
+    ROTATED,
     HEADS,
     KV_HEADS,
     HEAD_SIZE,
@@ -28,9 +29,9 @@ import torch
     ACTIVATION,
     DOWN,
     DOWN_BIAS,
-) = range(19)
+) = range(20)
 """Of a layer's weights. Products' weights are blocks (product.py); 0 where there is no bias, or are no norms of heads.
-ACTIVATION is the number in ACTIVATIONS."""
+ROTATED is how many of a head's dimensions are rotated, the first ones; ACTIVATION is the number in ACTIVATIONS."""
 KEYS, VALUES, KIND, WINDOW, SHARED, SCALE = range(6)
 """Of where a layer's entries are stored and how they are read: which row of the next table has its slots, how far back
 a row sees, query heads per KV head, and the scores' factor."""

@@ -50,6 +50,7 @@ from stridelm.kernels.host.columns import (
     QKV,
     QKV_BIAS,
     REALS,
+    ROTATED,
     ROWS,
     SCALE,
     SEEN_AT,
@@ -159,7 +160,8 @@ def _attention(team, phase, x_NC, about, stored, kinds_KF, sight, positions_N, s
 
     _multiply(team, phase, x_NC, about[QKV], about[QKV_BIAS], sums, projected.reshape((rows, both * size)))
     norms = halves(about[QK_NORMS], (2 if about[QK_NORMS] else 0, size))
-    cos, sin = floats(about[COS], (_MANY, size // 2)), floats(about[SIN], (_MANY, size // 2))
+    pairs = about[ROTATED] // 2
+    cos, sin = floats(about[COS], (_MANY, pairs)), floats(about[SIN], (_MANY, pairs))
     slots, eps = integers(kind[SLOTS], (rows,)), np.int32(about[QK_EPS]).view(np.float32)
     heads_NXD = projected.reshape((rows, both, size))
     for task in tasks_of(team, phase + 1, rows * kv_heads):

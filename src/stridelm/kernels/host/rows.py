@@ -1,6 +1,7 @@
 """The row-wise operations of a decoder on a CPU. Everything is computed in float32 and rounded once.
 
-Legend: N rows, C hidden width, I MLP width, H query heads, G KV heads, D head size, P pool slots.
+Legend: N rows, C hidden width, I MLP width, H query heads, G KV heads, D head size, F pairs that are rotated, P pool
+slots, L positions.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -120,10 +121,10 @@ GATES = {"silu": gate_silu, "gelu_tanh": gate_gelu_tanh, "gelu": gate_gelu}
 
 
 @in_order
-def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
+def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF, slots_N, q_NHD, keys_PGD, values_PGD):
     """`rope_and_store` of one row, for one KV head and the query heads that share it."""
     heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
-    half, shared = size // 2, heads // kv_heads
+    pairs, shared = cos_LF.shape[1], heads // kv_heads
     normalised = weights_2D.shape[0] > 0
     slot, position = slots_N[row], positions_N[row]
     lane = np.empty(size, np.float32)
@@ -137,26 +138,26 @@ def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD
             kind = 0 if is_query else 1
             for d in range(size):
                 lane[d] *= widen(weights_2D[kind, d])
-        for d in range(half):
-            low, high = lane[d], lane[half + d]
-            c, s = cos_LD[position, d], sin_LD[position, d]
-            a, b = low * c - high * s, high * c + low * s
+        for d in range(pairs):
+            low, high = lane[d], lane[pairs + d]
+            c, s = cos_LF[position, d], sin_LF[position, d]
+            lane[d], lane[pairs + d] = low * c - high * s, high * c + low * s
+        for d in range(size):
             if is_query:
-                q_NHD[row, head, d] = narrow(a, q_NHD)
-                q_NHD[row, head, half + d] = narrow(b, q_NHD)
+                q_NHD[row, head, d] = narrow(lane[d], q_NHD)
             else:
-                keys_PGD[slot, group, d] = narrow(a, keys_PGD)
-                keys_PGD[slot, group, half + d] = narrow(b, keys_PGD)
+                keys_PGD[slot, group, d] = narrow(lane[d], keys_PGD)
     for d in range(size):
         values_PGD[slot, group, d] = qkv_NXD[row, heads + kv_heads + group, d]
 
 
 @kernel
-def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD):
-    """Normalise queries and keys head by head (unless weights_2D is empty), rotate them by their row's position, and
-    write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G value heads."""
+def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF, slots_N, q_NHD, keys_PGD, values_PGD):
+    """Normalise queries and keys head by head (unless weights_2D is empty), rotate their first 2 F dimensions by their
+    row's position, and write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G
+    value heads."""
     for row in prange(qkv_NXD.shape[0]):
         for group in range(keys_PGD.shape[1]):
             rope_heads(
-                row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LD, sin_LD, slots_N, q_NHD, keys_PGD, values_PGD
+                row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF, slots_N, q_NHD, keys_PGD, values_PGD
             )

@@ -38,6 +38,11 @@ class HeadsSpec(MixerSpec):
             raise ValueError(
                 f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"
             )
+        if not 0 < self.rope.dim <= self.head_dim or self.rope.dim % 2:
+            raise ValueError(
+                f"head_dim {self.head_dim} and partial_rotary_factor give {self.rope.dim} rotated dimensions; rotation "
+                f"needs pairs of them, at least one and at most the whole head"
+            )
 
     @property
     def needs(self) -> Mapping[str, Any]:

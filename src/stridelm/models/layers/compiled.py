@@ -100,6 +100,7 @@ class _Parts:
             columns.QK_EPS: columns.bits(attention.eps),
             columns.COS: _address(rope.cos),
             columns.SIN: _address(rope.sin),
+            columns.ROTATED: rope.spec.dim,
             columns.HEADS: attention.heads,
             columns.KV_HEADS: attention.kv_heads,
             columns.HEAD_SIZE: attention.head_dim,

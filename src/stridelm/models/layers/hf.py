@@ -45,19 +45,23 @@ def dense_layers(
     o_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    partial_rotary: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ only in their windows. sees: each layer's window; if not given, `windows`.
+    """Layers that differ only in their windows. sees: each layer's window; if not given, `windows`. partial_rotary:
+    whether the architecture reads `partial_rotary_factor`.
 
     Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
     """
     check_sizes(num_layers=config.num_hidden_layers)
     mlp = gated_mlp(config, bias=mlp_bias)
-    heads = config.num_attention_heads
+    heads, rope = config.num_attention_heads, RopeSpec.of(config, head_dim(config))
+    if rope.dim != head_dim(config) and not partial_rotary:
+        raise ValueError("partial_rotary_factor other than 1 is not supported for this architecture")
     mixer = HeadsSpec(
         num_heads=heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=head_dim(config),
-        rope=RopeSpec.of(config, head_dim(config)),
+        rope=rope,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         qk_norm=qk_norm,

@@ -62,6 +62,8 @@ class LatentSpec(MixerSpec):
         )
         if self.rope_dim % 2:
             raise ValueError(f"qk_rope_head_dim {self.rope_dim} is odd; rotation needs pairs of dimensions")
+        if self.rope.dim != self.rope_dim:
+            raise ValueError("partial_rotary_factor other than 1 is not supported for latent attention")
 
     def state(self, shard: Shard = ONE) -> LatentKV:
         heads = shard.of("num_attention_heads", self.num_heads)

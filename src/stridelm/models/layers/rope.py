@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) and the ways of stretching it that checkpoints use.
 
 Frequencies follow transformers' `modeling_rope_utils`, which is the oracle. Rotation is in halves: dimension i is
-paired with i + D/2.
+paired with i + D/2, where D is how many dimensions are rotated. They are the first ones of a head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class RopeSpec:
     """A config's rotary embedding. `limit` is the longest context in which it is a pure function of position: dynamic
     scaling beyond the original length depends on the length of the call that came first."""
 
-    head_dim: int
+    dim: int
+    """How many dimensions are rotated."""
     theta: float
     kind: str = "default"
     parameters: Mapping[str, Any] | None = None
@@ -30,7 +31,8 @@ class RopeSpec:
 
     @classmethod
     def of(cls, config: Any, head_dim: int) -> RopeSpec:
-        """Read a transformers config (`rope_parameters`, or `rope_theta` with `rope_scaling`).
+        """Read a transformers config (`rope_parameters`, or `rope_theta` with `rope_scaling`). Of a head, the part
+        that `partial_rotary_factor` says is rotated.
 
         Raises ValueError for a rope type that is not supported.
         """
@@ -38,17 +40,18 @@ class RopeSpec:
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind not in ROPE_TYPES:
             raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError("partial_rotary_factor other than 1 is not supported for this architecture")
+        factor = parameters.get("partial_rotary_factor")
+        if factor is None:  # older configs have it beside the other fields
+            factor = getattr(config, "partial_rotary_factor", None) or 1.0
         theta = float(parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0)))
         original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
         parameters["original_max_position_embeddings"] = original
         limit = int(config.max_position_embeddings) if kind == "dynamic" else None
-        return cls(head_dim, theta, kind, parameters, limit)
+        return cls(int(head_dim * factor), theta, kind, parameters, limit)
 
     def frequencies(self) -> tuple[torch.Tensor, float]:
         """(inverse frequencies [D/2] float32, factor on cos and sin)."""
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
+        exponent = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
         base = 1.0 / self.theta**exponent
         p = self.parameters or {}
         if self.kind == "linear":
@@ -65,13 +68,13 @@ class RopeSpec:
 
         def dimension(rotations: float) -> float:
             """The (fractional) dimension that rotates `rotations` times over the original context."""
-            return self.head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+            return self.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
         low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
         if p.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, self.head_dim - 1)
-        ramp = (torch.arange(self.head_dim // 2).float() - low) / max(high - low, 1e-3)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        ramp = (torch.arange(self.dim // 2).float() - low) / max(high - low, 1e-3)
         keep = 1 - ramp.clamp(0, 1)
         scaled = base / factor * (1 - keep) + base * keep
         return scaled, _yarn_attention_factor(factor, p)
