@@ -164,7 +164,7 @@ def _trees() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "glm4_moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_identity(checkpoint: Callable[..., Path], dtype: str, kind: str, temperature: float) -> None:
     """Requests with different drafters in one batch, and after preemptions, emit what they emit alone."""

@@ -84,12 +84,28 @@ def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for changes, message in (
         ({"hidden_act": "relu"}, "relu.*supported: silu, swish, gelu_pytorch_tanh, gelu"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported for this architecture"),
         ({"model_type": "gpt2"}, "unknown model type 'gpt2'; choose one of: .*llama"),
         ({"num_key_value_heads": 3}, "no multiple"),
     ):
         (path / "config.json").write_text(json.dumps({**original, **changes}))
         with pytest.raises(ValueError, match=message):
             load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rotated"),
+    [({"head_dim": 10}, 5), ({"partial_rotary_factor": 0.01}, 0), ({"partial_rotary_factor": 1.25}, 20)],
+)
+def test_refused_rotations(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], rotated: int) -> None:
+    """Parts of heads that cannot be rotated."""
+    path = copied(checkpoint("glm4_moe"), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["rope_parameters"]["partial_rotary_factor"] = changes.get("partial_rotary_factor", 0.5)
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"give {rotated} rotated dimensions; rotation needs pairs"):
+        load_model(path)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +172,7 @@ def test_refused_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     for changes, message in (
         ({"num_key_value_heads": 2}, "num_key_value_heads 2 must equal num_attention_heads 4"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported for latent attention"),
         ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
         ({"kv_lora_rank": 0}, "kv_lora_rank must be at least 1"),
         ({"q_lora_rank": 0}, "q_lora_rank must be at least 1"),

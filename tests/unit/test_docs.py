@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from stridelm.models import MODELS
+
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 PICTURES = runpy.run_path(str(IMAGES / "architecture.py"))["pictures"]()
@@ -44,6 +46,13 @@ def anchors_of(document: Path) -> frozenset[str]:
     """As forges and Markdown's own `toc` derive them from headings."""
     headings = re.findall(r"^#+ (.+)$", text_of(document), re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/limits.md"])
+def test_every_model_type_is_named(document: str) -> None:
+    """Where users look whether theirs is supported."""
+    text = text_of(Path(document))
+    assert [kind for kind in MODELS if f"`{kind}`" not in text] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)

@@ -9,5 +9,16 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.registry import Registry
 
 MODELS: Registry[Callable[[Any], Decoder]] = Registry("model type")
-for _name in ("deepseek_v3", "kimi_k2", "llama", "mimo", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"):
+for _name in (
+    "deepseek_v3",
+    "glm4_moe",
+    "kimi_k2",
+    "llama",
+    "mimo",
+    "mistral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+):
     MODELS.add(_name, f"stridelm.models.{_name}:build")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stridelm.kernels.ops import Routing
@@ -20,14 +21,25 @@ ONLY = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc
 def build(config: Any) -> Decoder:
     """A decoder shaped by a transformers `DeepseekV3Config`, weights not yet loaded."""
     check_sizes(num_layers=config.num_hidden_layers)
+    refuse_unread(config)
+    layers = (LayerSpec(latent_mixer(config), gated_mlp(config)),) * config.num_hidden_layers
+    return Decoder(DecoderSpec(**common_fields(config), layers=after_dense(layers, config)))
+
+
+def refuse_unread(config: Any) -> None:
+    """Raise ValueError for a field of ONLY with another value."""
     for name, value in ONLY.items():
         if getattr(config, name, None) not in (None, value):
             raise ValueError(f"{name} {getattr(config, name)!r} is not supported; supported: {value!r}")
-    layers = (LayerSpec(latent_mixer(config), gated_mlp(config)),) * config.num_hidden_layers
+
+
+def after_dense(layers: Sequence[LayerSpec], config: Any) -> tuple[LayerSpec, ...]:
+    """The layers, all but the leading dense ones with a mixture of experts. Raises ValueError for numbers that do not
+    add up."""
     dense = config.first_k_dense_replace
-    if dense < config.num_hidden_layers:
-        layers = mixture_layers(layers, mixture(config), lambda layer: layer >= dense)
-    return Decoder(DecoderSpec(**common_fields(config), layers=layers))
+    if dense >= len(layers):
+        return tuple(layers)
+    return mixture_layers(layers, mixture(config), lambda layer: layer >= dense)
 
 
 def latent_mixer(config: Any) -> LatentSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,7 @@ SMALL: dict[str, Any] = {
 
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+GROUPED: dict[str, Any] = {
     "num_nextn_predict_layers": 0,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -48,8 +42,19 @@ LATENT: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5,
 }
+LATENT: dict[str, Any] = {
+    **GROUPED,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 SMALL_OF: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
+    "glm4_moe": GROUPED,
     "kimi_k2": LATENT,
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3_moe": EXPERTS,
@@ -83,7 +88,8 @@ def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) 
     torch.manual_seed(seed)
     own = SMALL_OF.get(model_type, {})
     base = {name: value for name, value in {**SMALL, **own}.items() if value is not None or name not in own}
-    config = AutoConfig.for_model(model_type, **{**base, **changes})
+    # A copy, because configs write into the dictionaries that they get.
+    config = AutoConfig.for_model(model_type, **copy.deepcopy({**base, **changes}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -42,6 +42,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0, "mscale_all_dim": 0.8}
         },
     },
+    "glm4_moe": {
+        "plain": {},
+        "all-dense": {"first_k_dense_replace": 2, "attention_bias": True},
+        "all-sparse": {"first_k_dense_replace": 0, "n_shared_experts": 1, "use_qk_norm": True},
+        "one-group": {"n_group": 1, "topk_group": 1, "attention_bias": True, "use_qk_norm": True},
+        "all-groups": {"n_group": 2, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
+        "three-eighths": {"partial_rotary_factor": 0.375, "num_key_value_heads": 1},
+        "whole-heads": {"partial_rotary_factor": 1.0, "head_dim": 24},
+        "one-pair": {"partial_rotary_factor": 0.125, "use_qk_norm": True, "head_dim": 20},
+        "rope-yarn": {"rope_parameters": YARN, "partial_rotary_factor": 0.75},
+        "rope-llama3": {"rope_parameters": LLAMA3},
+        "rope-dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    },
     "llama": {
         "plain": {},
         "one-kv-head": {"num_key_value_heads": 1},

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from stridelm import LLM, SamplingParams, Speculation
 from stridelm.config import EngineConfig
 from stridelm.llm import RequestOutput
+from stridelm.models import MODELS
 from stridelm.text_engine import TextEngine
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 48, "max_num_seqs": 4, "strict": True}
@@ -458,7 +459,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is binary": (file("config.json", b"\xff\xfe\x00"), "config.json cannot be read"),
     "no type": (edited(model_type=..., architectures=...), "config.json cannot be read"),
     "unknown type": (edited(model_type="crystal"), "config.json cannot be read"),
-    "unsupported type": (edited(model_type="gpt2"), "choose one of: deepseek_v3, kimi_k2, llama"),
+    "unsupported type": (edited(model_type="gpt2"), f"choose one of: {', '.join(MODELS)}"),
     "quantised": (edited(quantization_config={"quant_method": "fp8"}), "give the checkpoint that they"),
     "activation": (edited(hidden_act="relu"), "supported: silu"),
     "rope": (edited(rope_parameters={"rope_type": "spiral"}), "supported: default, linear"),

@@ -25,11 +25,18 @@ PROMPTS = [[5, 6, 7, 8, 9] * (n + 1) for n in range(5)]
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True, logprobs=4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in SMALL_OF])
-def test_compiled_blocks(kind: str, checkpoint: Callable[..., Path]) -> None:
+KINDS: list[tuple[str, dict[str, object]]] = [
+    *((kind, {}) for kind in MODELS if kind not in SMALL_OF),
+    ("glm4_moe", {"first_k_dense_replace": 2, "use_qk_norm": True, "attention_bias": True}),
+]
+"""Models whose layers are all attention over heads and a gated MLP."""
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_compiled_blocks(kind: str, options: dict[str, object], checkpoint: Callable[..., Path]) -> None:
     """Prompts of up to 25 rows, too many for one call, then five streams: the same tokens and log-probabilities, with
     one thread and with two, and whether all blocks are one call or each is."""
-    llm = LLM(model=str(checkpoint(kind, **SIZES)), dtype="bfloat16", skip_tokenizer_init=True, num_pages=64)
+    llm = LLM(model=str(checkpoint(kind, **SIZES, **options)), dtype="bfloat16", skip_tokenizer_init=True, num_pages=64)
     blocks = [module for module in llm.engine.loaded.model.modules() if isinstance(module, Block)]
     product = blocks[0].mixer.get_submodule("o").product
     if not (isinstance(product, PackedProduct) and product.few is not None):
