@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from support.checkpoints.heads import EagleForm, MtpForm, Tensors, config_of, default_aux_layers, tensors_of
@@ -112,8 +113,15 @@ class Layer:
         return self.linear("self_attn.o_proj", values.transpose(0, 1).flatten(1))
 
 
-class LatentLayer:
-    """The same for a deepseek_v3, whose own class in transformers computes it."""
+THEIRS: dict[str, tuple[Any, Any]] = {
+    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
+    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
+}
+"""transformers' block and rotation, of the model types whose modules are in a form that transformers reads."""
+
+
+class TheirLayer:
+    """The same for one of THEIRS, whose own class in transformers computes it."""
 
     def __init__(self, config: Any, tensors: Tensors) -> None:
         stacked = {name: tensor.float() for name, tensor in tensors.items() if ".experts." not in name}
@@ -128,11 +136,12 @@ class LatentLayer:
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"
         number = config.num_hidden_layers - 1  # of the last layer, which has experts if any has
-        self.layer = DeepseekV3DecoderLayer(config, number).eval()
+        block, rotary = THEIRS[config.model_type]
+        self.layer = block(config, number).eval()
         self.layer.load_state_dict(
             {name: tensor for name, tensor in stacked.items() if name in self.layer.state_dict()}
         )
-        self.rope = DeepseekV3RotaryEmbedding(config)
+        self.rope = rotary(config)
 
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.layer.get_submodule(name)(x)
@@ -251,7 +260,7 @@ def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int) -> Mod
         name: tensor.float() + (names.norm_offset if tensor.dim() == 1 and "norm" in name else 0.0)
         for name, tensor in under(tensors, prefix).items()
     }
-    kind = LatentLayer if hasattr(config, "kv_lora_rank") else Layer
+    kind = TheirLayer if config.model_type in THEIRS else Layer
     layer = kind(config, under(own, names.block.format(module=index)))
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,8 @@ HEADS = {
     "mimo-in-turn": mtp("mimo", 2),
     "latent": mtp("deepseek", 1, model_type="deepseek_v3", scale=3.0),
     "latent-in-turn": mtp("deepseek", 3, model_type="deepseek_v3", scale=3.0),
+    "partly-rotated": mtp("deepseek", 1, model_type="glm4_moe", scale=3.0, copies=True),
+    "partly-rotated-in-turn": mtp("deepseek", 3, model_type="glm4_moe", scale=3.0, use_qk_norm=True),
     "eagle1": eagle("eagle1"),
     "eagle1-own": eagle("eagle1", bias=True, embed="own", binary=True),
     "eagle3": eagle("eagle3", draft_vocab=4),

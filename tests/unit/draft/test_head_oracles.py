@@ -27,6 +27,7 @@ from support.checkpoints.heads import (
 )
 from support.checkpoints.models import write
 from support.oracles.heads import Drafted, Medusa, eagle, mtp
+from support.oracles.models import YARN
 
 CLOSE = 1e-4
 HAS_MODULES = pytest.mark.skipif(
@@ -53,6 +54,8 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"shard": "40KB"}),
     ("qwen3", {"tie_word_embeddings": True}),
     ("deepseek_v3", {"scale": 3.0}),
+    ("glm4_moe", {"scale": 3.0}),
+    ("glm4_moe", {"scale": 3.0, "use_qk_norm": True, "attention_bias": True, "rope_parameters": YARN}),
 ]
 
 
@@ -98,7 +101,7 @@ def test_transformers_drafts_the_same(layout: Any, modules: int, tmp_path: Path)
 
 
 @HAS_MODULES
-@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "glm4_moe"])
 @pytest.mark.parametrize("modules", [1, 2])
 def test_transformers_generates_the_same(
     kind: str, modules: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,6 +215,7 @@ def test_every_form_again_and_again(form: MtpForm, modules: int, tmp_path: Path)
         ("deepseek", {"modules": 2, "copies": True}),
         ("deepseek", {"model_type": "llama", "shard": "40KB"}),
         ("deepseek", {"tie_word_embeddings": True, "copies": True}),
+        ("deepseek", {"model_type": "glm4_moe", "modules": 2, "copies": True}),
         ("mimo", {"modules": 2}),
         ("mimo", {"shard": "40KB"}),
         ("qwen", {}),
