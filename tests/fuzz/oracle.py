@@ -36,6 +36,7 @@ class Oracle:
         self.path = path
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
+        options["experts_implementation"] = "eager"  # the only one in float64
         if self.config["model_type"] == "mimo":  # not in transformers; without its extra modules it is a qwen2
             fields = {name: value for name, value in self.config.items() if name != "model_type"}
             model = Qwen2ForCausalLM.from_pretrained(path, config=Qwen2Config(**fields), **options)

@@ -14,12 +14,21 @@ from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedSt
 from fuzz.random_requests import random_ask
 
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "deepseek_v3": ("plain", "all-sparse", "one-group", "queries-without-rank", "halves", "rope-yarn-mscale"),
+    "glm4_moe": ("plain", "all-sparse", "one-group", "all-groups", "three-eighths", "rope-yarn"),
     "llama": ("plain", "one-kv-head", "all-biases", "rope-llama3", "rope-yarn", "gelu-tanh", "three-queries-a-head"),
     "mistral": ("window", "no-window"),
     "mimo": ("plain",),
     "qwen2": ("plain", "some-layers-slide"),
     "qwen3": ("tied", "untied", "some-layers-slide"),
+    "qwen3_moe": ("plain", "renormalised", "some-layers-dense", "all-layers-slide"),
 }
+MODULES: dict[str, tuple[str, ...]] = {
+    "mimo": ("mimo1",),
+    "qwen3": ("deepseek1", "deepseek2", "qwen1"),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe"), ("deepseek1", "deepseek2")),
+}
+"""Modules that checkpoints of a family may have; others have "deepseek1"."""
 HEADS = (
     (),
     ("eagle3", "medusa", "model"),
@@ -28,7 +37,7 @@ HEADS = (
     ("modules", "medusa"),
     ("model",),
 )
-STOCK = 48
+STOCK = 72
 """Number of checkpoints that cases choose from."""
 
 
@@ -51,13 +60,12 @@ def random_case(seed: int, device: str = "cpu") -> Case:
 
 def random_checkpoint(rng: random.Random) -> Checkpoint:
     """Any family, variant and heads."""
-    family = rng.choice(("llama", "mistral", "mimo", "qwen2", "qwen3", "qwen3"))
+    family = rng.choice(("qwen3", *VARIANTS))
     variant = rng.choice(VARIANTS[family])
     heads = rng.choice(HEADS)
     modules = ""
     if rng.random() < 0.3 and "modules" not in heads:
-        able = {"mimo": ("mimo1",), "qwen3": ("deepseek1", "deepseek2", "qwen1")}.get(family, ("deepseek1",))
-        modules = rng.choice(able)
+        modules = rng.choice(MODULES.get(family, ("deepseek1",)))
     cyclic = rng.random() < 0.3 and variant in ("plain", "untied", "no-window", "window")
     if rng.random() < 0.3:
         plain = {"qwen3": "tied", "mistral": "window"}.get(family, "plain")

@@ -18,6 +18,7 @@ DRAFTERS: dict[str, tuple[dict[str, Any], ...]] = {
     "medusa": ({}, {"token_tree": ((0,), (1,), (2,), (0, 0), (1, 0))}, {"draft_sample_method": "greedy"}),
     "model": ({}, {"depth": 1}, {"draft_sample_method": "greedy"}, {"prompt_lookup_min": 1}),
 }
+FAMILIES = ("qwen3", "llama", "mistral", "qwen3_moe", "deepseek_v3", "glm4_moe")
 BRANCHING = ("draft_topk", "token_tree")
 PARAMS: tuple[dict[str, Any], ...] = (
     {},
@@ -44,7 +45,7 @@ def random_table(seed: int, device: str = "cpu") -> Table:
     learns = drafter in ("suffix", "ngram")
     return Table(
         {"drafter": drafter, "acceptance": rule, **options},
-        Checkpoint(rng.choice(("qwen3", "llama", "mistral")), "", scale=rng.choice((5.0, 8.0)), heads=heads),
+        Checkpoint(rng.choice(FAMILIES), "", scale=rng.choice((5.0, 8.0)), heads=heads),
         requests=3000,
         rounds=rng.choice((2, 4)) if learns else 1,
         params=rng.choice(PARAMS),
