@@ -94,17 +94,21 @@ def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "rotated"),
-    [({"head_dim": 10}, 5), ({"partial_rotary_factor": 0.01}, 0), ({"partial_rotary_factor": 1.25}, 20)],
+    ("changes", "message"),
+    [
+        ({"head_dim": 10}, "head_dim 10 and partial_rotary_factor give 5 rotated dimensions; rotation needs pairs"),
+        ({"partial_rotary_factor": 0.01}, "give 0 rotated dimensions"),
+        ({"partial_rotary_factor": 1.25}, "partial_rotary_factor must be a number above 0 to 1; got 1.25"),
+    ],
 )
-def test_refused_rotations(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], rotated: int) -> None:
+def test_refused_rotations(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """Parts of heads that cannot be rotated."""
     path = copied(checkpoint("glm4_moe"), tmp_path)
     config = json.loads((path / "config.json").read_text())
     config["rope_parameters"]["partial_rotary_factor"] = changes.get("partial_rotary_factor", 0.5)
     (path / "config.json").write_text(json.dumps({**config, **changes}))
     (path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=f"give {rotated} rotated dimensions; rotation needs pairs"):
+    with pytest.raises(ValueError, match=message):
         load_model(path)
 
 

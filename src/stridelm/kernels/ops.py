@@ -12,6 +12,8 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from stridelm.values import LARGEST, number
+
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 """Activations of a gate: x / (1 + e^-x); x Phi(x), with Phi the normal distribution function (Hendrycks and Gimpel
 2016, arXiv 1606.08415), approximated by tanh(sqrt(2 / pi) (x + 0.044715 x^3)); and the same by the error function."""
@@ -77,8 +79,9 @@ class Routing:
     def __post_init__(self) -> None:
         experts, chosen, groups, kept = self.num_experts, self.num_experts_per_tok, self.n_group, self.topk_group
         for name in ("num_experts", "num_experts_per_tok", "n_group", "topk_group"):
-            if (count := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1; got {count}")
+            if not isinstance(count := getattr(self, name), int) or count < 1:
+                raise ValueError(f"{name} must be at least 1, and a whole number; got {count!r}")
+        number("routed_scaling_factor", self.routed_scaling_factor, 0, LARGEST, open_low=True)
         if chosen > experts:
             raise ValueError(f"num_experts_per_tok {chosen} exceeds the {experts} experts")
         if experts % groups:

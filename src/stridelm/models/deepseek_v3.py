@@ -20,7 +20,7 @@ ONLY = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc
 
 def build(config: Any) -> Decoder:
     """A decoder shaped by a transformers `DeepseekV3Config`, weights not yet loaded."""
-    check_sizes(num_layers=config.num_hidden_layers)
+    check_sizes(num_hidden_layers=config.num_hidden_layers)
     refuse_unread(config)
     layers = (LayerSpec(latent_mixer(config), gated_mlp(config)),) * config.num_hidden_layers
     return Decoder(DecoderSpec(**common_fields(config), layers=after_dense(layers, config)))
@@ -37,6 +37,7 @@ def after_dense(layers: Sequence[LayerSpec], config: Any) -> tuple[LayerSpec, ..
     """The layers, all but the leading dense ones with a mixture of experts. Raises ValueError for numbers that do not
     add up."""
     dense = config.first_k_dense_replace
+    check_sizes(0, first_k_dense_replace=dense)
     if dense >= len(layers):
         return tuple(layers)
     return mixture_layers(layers, mixture(config), lambda layer: layer >= dense)
@@ -79,7 +80,9 @@ def mixture(config: Any) -> MixtureSpec:
     """Experts as such configs describe them. Raises ValueError for numbers that do not add up."""
     activation, width = activation_of(config), config.moe_intermediate_size
     shared = None
+    check_sizes(n_routed_experts=config.n_routed_experts, moe_intermediate_size=width)
     if config.n_shared_experts:
+        check_sizes(n_shared_experts=config.n_shared_experts)
         shared = GatedMLPSpec(
             name="shared_experts", intermediate_size=width * config.n_shared_experts, activation=activation
         )

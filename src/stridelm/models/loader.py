@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.products import bfloat16_is_native
+from stridelm.models.layers.quantised import FIELDS, refuse_unread
 from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
@@ -61,7 +62,11 @@ EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>
 
 
 def load_config(path: str | Path) -> Any:
-    """The transformers config of a checkpoint directory. Raises ValueError if it is missing or cannot be read."""
+    """The transformers config of a checkpoint directory.
+
+    Raises ValueError if it is missing or cannot be read, and for what is not supported: model types, and weights that
+    are quantised.
+    """
     from transformers import AutoConfig
 
     path = Path(path)
@@ -69,20 +74,50 @@ def load_config(path: str | Path) -> Any:
         raise ValueError(f"no model at {path}: give a directory with config.json and *.safetensors")
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
+    stated = _json(path / "config.json")
+    _make_known(stated, path)
+    for quantisation in (*(stated.get(name) for name in FIELDS), _beside(path)):
+        refuse_unread(quantisation, str(path))
     try:
-        _make_known(json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type"))
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        # Left open, transformers would ask on a terminal whether to run what `auto_map` refers to.
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     # A broken file makes transformers raise all kinds of errors; the user needs the file's name in each case.
     except Exception as error:
         raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
 
 
-def _make_known(model_type: Any) -> None:
-    """Import an architecture's file, which registers its config class, if transformers has none for it."""
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read, copy it from the model again: {error}") from error
+    if not isinstance(stated, dict):
+        raise ValueError(f"{file} cannot be read, copy it from the model again: it holds no object")
+    return stated
+
+
+def _make_known(stated: Mapping[str, Any], path: Path) -> None:
+    """Import an architecture's file, which registers its config class, if transformers has none for it. Raises
+    ValueError for an unknown architecture."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if isinstance(model_type, str) and model_type in MODELS and model_type not in CONFIG_MAPPING:
-        MODELS.get(model_type)
+    kind = stated.get("model_type")
+    if not isinstance(kind, str) or kind not in MODELS:
+        code = "; the code of its own that its auto_map names is not run" if stated.get("auto_map") else ""
+        raise ValueError(
+            f"{path}/config.json has the unknown model type {kind!r}; choose one of: {', '.join(MODELS)}{code}"
+        )
+    if kind not in CONFIG_MAPPING:
+        MODELS.get(kind)
+
+
+def _beside(path: Path) -> Any:
+    """What a file beside config.json says about quantisation: ModelOpt wrote one before it wrote a field."""
+    file = path / "hf_quant_config.json"
+    stated = _json(file).get("quantization") if file.is_file() else None
+    if not isinstance(stated, dict) or stated.get("quant_algo") is None:
+        return None
+    return {"quant_method": "modelopt", **stated}
 
 
 def build_empty(config: Any, path: str | Path, shard: Shard = ONE) -> Decoder:

@@ -67,6 +67,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-yarn": {"rope_parameters": YARN},
         "rope-yarn-untruncated": {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0, "beta_slow": 2.0}},
         "rope-yarn-mscale": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+        "rope-yarn-by-lengths": {"rope_parameters": {**YARN, "factor": None}},
         "rope-yarn-factor": {"rope_parameters": {**YARN, "attention_factor": 1.2}},
         "rope-dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
         "gelu": {"hidden_act": "gelu"},

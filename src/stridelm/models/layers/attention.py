@@ -33,7 +33,8 @@ class HeadsSpec(MixerSpec):
     """Queries and keys are normalised head by head before they are rotated."""
 
     def __post_init__(self) -> None:
-        check_sizes(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        check_sizes(num_attention_heads=self.num_heads, num_key_value_heads=self.num_kv_heads, head_dim=self.head_dim)
+        check_sizes(sliding_window=1 if self.window is None else self.window)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"

@@ -216,8 +216,8 @@ class Block(ModelPart):
         yield from self._inner("mlp", f"{theirs}{self.spec.mlp.name}.")
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for a size below 1."""
+def check_sizes(at_least: int = 1, /, **sizes: Any) -> None:
+    """Raise ValueError for a size that is not a whole number, or too small."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1; got {size}")
+        if not isinstance(size, int) or size < at_least:
+            raise ValueError(f"{name} must be at least {at_least}, and a whole number; got {size!r}")

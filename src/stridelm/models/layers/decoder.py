@@ -22,6 +22,7 @@ from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import OVERRUN
+from stridelm.values import number
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
@@ -54,9 +55,10 @@ class DecoderSpec:
         check_sizes(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            max_length=self.max_length,
+            num_hidden_layers=self.num_layers,
+            max_position_embeddings=self.max_length,
         )
+        number("rms_norm_eps", self.norm_eps, 0, 1)
 
     @property
     def num_layers(self) -> int:

@@ -11,6 +11,7 @@ from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.block import LayerSpec, check_sizes
 from stridelm.models.layers.experts import MixtureSpec
 from stridelm.models.layers.mlp import GatedMLPSpec
+from stridelm.models.layers.quantised import FIELDS, refuse_unread
 from stridelm.models.layers.rope import RopeSpec
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -23,17 +24,19 @@ EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_l
 def common_fields(config: Any) -> dict[str, Any]:
     """DecoderSpec's fields except the layers, which llama, mistral, qwen2 and qwen3 spell the same way.
 
-    Raises ValueError for quantised weights.
+    Raises ValueError for quantised weights that cannot be read, and for senseless numbers of modules.
     """
-    if getattr(config, "quantization_config", None):
-        raise ValueError("quantised weights are not supported; give the checkpoint that they were quantised from")
+    for name in FIELDS:
+        refuse_unread(getattr(config, name, None), "this config.json")
+    modules = {name: getattr(config, name, None) or 0 for name in EXTRA_MODULES}
+    check_sizes(0, **modules)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "norm_eps": config.rms_norm_eps,
         "max_length": RopeSpec.of(config, head_dim(config)).limit or config.max_position_embeddings,
         "tied": bool(config.tie_word_embeddings),
-        "extra_modules": max(int(getattr(config, name, None) or 0) for name in EXTRA_MODULES),
+        "extra_modules": max(modules.values()),
     }
 
 
@@ -52,14 +55,15 @@ def dense_layers(
 
     Raises ValueError for an activation that is not in ACTIVATIONS, and for what LayerSpec's parts refuse.
     """
-    check_sizes(num_layers=config.num_hidden_layers)
+    check_sizes(num_hidden_layers=config.num_hidden_layers)
     mlp = gated_mlp(config, bias=mlp_bias)
     heads, rope = config.num_attention_heads, RopeSpec.of(config, head_dim(config))
+    kv_heads = getattr(config, "num_key_value_heads", None)
     if rope.dim != head_dim(config) and not partial_rotary:
         raise ValueError("partial_rotary_factor other than 1 is not supported for this architecture")
     mixer = HeadsSpec(
         num_heads=heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        num_kv_heads=heads if kv_heads is None else kv_heads,
         head_dim=head_dim(config),
         rope=rope,
         qkv_bias=qkv_bias,
@@ -113,7 +117,13 @@ def activation_of(config: Any) -> str:
 
 
 def head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Raises ValueError if it is to be computed for no heads."""
+    stated: int | None = getattr(config, "head_dim", None)
+    if stated is not None:
+        return stated
+    check_sizes(num_attention_heads=config.num_attention_heads)
+    width: int = config.hidden_size // config.num_attention_heads
+    return width
 
 
 def windows(config: Any) -> tuple[int | None, ...]:

@@ -14,7 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+from stridelm.values import number
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+"""The rope types that are supported, and the numbers without which they say nothing."""
+OPTIONAL = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that rope types have values of their own for."""
+LARGEST = 10**12
+"""Of any of these numbers, to refuse what cannot be meant."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +47,23 @@ class RopeSpec:
         """Read a transformers config (`rope_parameters`, or `rope_theta` with `rope_scaling`). Of a head, the part
         that `partial_rotary_factor` says is rotated.
 
-        Raises ValueError for a rope type that is not supported.
+        Raises ValueError for a rope type that is not supported, and for numbers that it cannot have.
         """
         parameters = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in ROPE_TYPES:
-            raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-        factor = parameters.get("partial_rotary_factor")
-        if factor is None:  # older configs have it beside the other fields
-            factor = getattr(config, "partial_rotary_factor", None) or 1.0
-        theta = float(parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0)))
-        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        if kind not in NEEDED:
+            raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(NEEDED)}")
+        part = parameters.get("partial_rotary_factor")
+        if part is None:  # older configs have it beside the other fields
+            part = getattr(config, "partial_rotary_factor", None) or 1.0
+        theta = parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0))
+        longest = number("max_position_embeddings", config.max_position_embeddings, 1, LARGEST, whole=True)
+        original = parameters.get("original_max_position_embeddings") or longest
         parameters["original_max_position_embeddings"] = original
-        limit = int(config.max_position_embeddings) if kind == "dynamic" else None
-        return cls(int(head_dim * factor), theta, kind, parameters, limit)
+        if kind == "yarn" and parameters.get("factor") is None:
+            parameters["factor"] = longest / original
+        _check(kind, {**parameters, "rope_theta": theta, "partial_rotary_factor": part})
+        return cls(int(head_dim * part), float(theta), kind, parameters, int(longest) if kind == "dynamic" else None)
 
     def frequencies(self) -> tuple[torch.Tensor, float]:
         """(inverse frequencies [D/2] float32, factor on cos and sin)."""
@@ -78,6 +94,16 @@ class RopeSpec:
         keep = 1 - ramp.clamp(0, 1)
         scaled = base / factor * (1 - keep) + base * keep
         return scaled, _yarn_attention_factor(factor, p)
+
+
+def _check(kind: str, numbers: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number that a rope type needs and does not have, or that cannot be computed with."""
+    for name in ("rope_theta", "original_max_position_embeddings", *NEEDED[kind]):
+        number(name, numbers.get(name), 0, LARGEST, open_low=True)
+    number("partial_rotary_factor", numbers["partial_rotary_factor"], 0, 1, open_low=True)
+    for name in OPTIONAL:
+        if numbers.get(name) is not None:
+            number(name, numbers[name], 0, LARGEST)
 
 
 def yarn_scale(factor: float, m: float = 1.0) -> float:
