@@ -99,7 +99,7 @@ def _shape(model: Decoder) -> dict[str, Any]:
         "kv_heads": _of(mixers, "num_kv_heads"),
         "head_dim": _of(mixers, "head_dim"),
         "latent_dim": _of(mixers, "rank"),
-        "rope_dim": _of(mixers, "rope_dim"),
+        "rope_dim": _of([rope.spec for rope in model.ropes], "dim"),
         "vocab_size": spec.vocab_size,
         "tied_embeddings": spec.tied,
         "rope": _of([rope.spec for rope in model.ropes], "kind"),
@@ -178,7 +178,8 @@ def _model_table(facts: dict[str, Any]) -> Table:
         if facts["num_experts"]
         else "none",
         "attention": f"{facts['heads']} heads on {_stored(facts)}" + (f", sliding window {windows}" if windows else ""),
-        "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE",
+        "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE"
+        + (f" of {facts['rope_dim']} dimensions a head" if facts["rope_dim"] != facts["head_dim"] else ""),
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
         "weights": f"{size(facts['weight_bytes'])}: {stored}",

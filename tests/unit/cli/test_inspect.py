@@ -53,7 +53,8 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert (facts["layers"], facts["heads"]) == (2, 4)
     latent = "kv_lora_rank" in SMALL_OF.get(model_type, {})
     assert (facts["kv_heads"], facts["head_dim"]) == ((None, None) if latent else (2, 16))
-    assert (facts["latent_dim"], facts["rope_dim"]) == ((32, 8) if latent else (None, None))
+    partly = model_type == "glm4_moe"
+    assert (facts["latent_dim"], facts["rope_dim"]) == ((32, 8) if latent else (None, 8 if partly else 16))
     assert (facts["vocab_size"], facts["context"], facts["tied_embeddings"]) == (64, 256, tied)
     assert facts["stored"] == {"float32": len(load_file(path / "model.safetensors"))}
     assert facts["weight_bytes"] == 4 * facts["parameters"]
@@ -100,12 +101,15 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
     assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
 
 
-def test_latent_rows_on_the_screen(
+def test_latent_rows_and_partial_rotation_on_the_screen(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert entry_point.main(["inspect", str(checkpoint("deepseek_v3"))]) == 0
     assert "4 heads on latent rows of 32 + 8" in capsys.readouterr().out
+    assert entry_point.main(["inspect", str(checkpoint("glm4_moe"))]) == 0
+    out = capsys.readouterr().out
+    assert "2 KV heads of 16" in out and "default RoPE of 8 dimensions a head" in out
 
 
 def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
