@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from stridelm.kernels.host.product import FewRows
 from stridelm.models.layers import products
-from stridelm.models.layers.linear import DENSE, Linear, WeightFormat, set_products
+from stridelm.models.layers.linear import DENSE, Linear, Stack, WeightFormat, bias_of, bias_slots, set_products
 from stridelm.models.layers.products import (
     PACKED,
     PIECES,
@@ -212,21 +212,26 @@ FUSED = {"q": 16, "k": 8, "v": 8}
 class RowScaled:
     """Rows in eight bits, each with a scale: a format with two tensors per matrix."""
 
+    name = "row-scaled"
+    replaceable: ClassVar[bool] = False
     kept = frozenset(("weight", "weight_scale"))
 
-    def parameters(self, in_features: int, out_features: int, bias: bool) -> dict[str, nn.Parameter | None]:
+    def parameters(self, stack: Stack) -> dict[str, nn.Parameter | None]:
+        out_features, in_features = stack.out_features, stack.in_features
         return {
             "weight": nn.Parameter(torch.empty(out_features, in_features, dtype=torch.int8), requires_grad=False),
             "weight_scale": nn.Parameter(torch.empty(out_features, 1, dtype=torch.float32)),
-            "bias": nn.Parameter(torch.empty(out_features)) if bias else None,
+            "bias": bias_of(stack),
         }
 
-    def slots(self, layer: Linear, start: int, stop: int) -> Slots:
-        of_rows = layer.split if layer.split.dim == 0 else WHOLE
-        yield "weight", WeightSlot("weight", start, stop, layer.split)
+    def slots(self, stack: Stack, start: int, stop: int) -> Slots:
+        of_rows = stack.split if stack.split.dim == 0 else WHOLE
+        yield "weight", WeightSlot("weight", start, stop, stack.split)
         yield "weight_scale", WeightSlot("weight_scale", start, stop, of_rows)
-        if layer.bias is not None:
-            yield "bias", WeightSlot("bias", start, stop, of_rows)
+        yield from bias_slots(stack, start, stop)
+
+    def check(self, device: torch.device) -> None:
+        pass
 
     @staticmethod
     def plain(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -4,6 +4,7 @@ several."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -11,24 +12,47 @@ import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
-from stridelm.models.layers.products import InOrderProduct, PackedProduct, Product, chosen
+from stridelm.models.layers.products import GatedProduct, PackedProduct, Product, chosen
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
 
 
-class WeightFormat(Protocol):
-    """How a matrix is stored and multiplied. One object serves any number of layers."""
+@dataclass(frozen=True)
+class Stack:
+    """Matrices that are applied to the same rows, one below the other, or a share of each. Sizes are the share's."""
 
+    in_features: int
+    outs: tuple[int, ...]
+    """Output features of each matrix."""
+    bias: bool = False
+    split: Split = WHOLE
+
+    @property
+    def out_features(self) -> int:
+        return sum(self.outs)
+
+
+class WeightFormat(Protocol):
+    """How matrices are stored and multiplied. One object serves any number of layers."""
+
+    name: str
+    """For descriptions of a checkpoint."""
+    replaceable: ClassVar[bool]
+    """Whether a layer that was built in this format may be given another (`store_as`)."""
     kept: frozenset[str]
     """Parameters that stay in the dtype in which they are created; others take the model's."""
 
-    def parameters(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, nn.Parameter | None]:
-        """A layer's parameters by name, in the order in which products take them. Every format includes "bias", which
-        is None without `bias`."""
+    def parameters(self, stack: Stack) -> Mapping[str, nn.Parameter | None]:
+        """A stack's parameters by name, in the order in which products take them: first "weight", and last "bias",
+        which is None if the stack has none. Raises ValueError for shares that this format cannot have."""
         ...
 
-    def slots(self, layer: Linear, start: int, stop: int) -> Slots:
-        """The checkpoint tensors of one matrix, whose output features are `start` to `stop` of the layer's: each with
-        its name after the matrix's prefix and its slot, which has the layer's split if that cuts the tensor."""
+    def slots(self, stack: Stack, start: int, stop: int) -> Slots:
+        """The checkpoint tensors of one matrix, whose output features are `start` to `stop` of the stack's: each with
+        its name after the matrix's prefix and its slot, which has the stack's split if that cuts the tensor."""
+        ...
+
+    def check(self, device: torch.device) -> None:
+        """Raise ValueError if the device cannot multiply by such weights."""
         ...
 
     @property
@@ -45,20 +69,23 @@ class WeightFormat(Protocol):
 class DenseFormat:
     """Weights stored in the dtype in which they are multiplied."""
 
+    name = "dense"
+    replaceable: ClassVar[bool] = True
     kept: frozenset[str] = frozenset()
 
     @property
     def plain(self) -> Product:
         return F.linear
 
-    def parameters(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, nn.Parameter | None]:
-        weight = nn.Parameter(torch.empty(out_features, in_features))
-        return {"weight": weight, "bias": nn.Parameter(torch.empty(out_features)) if bias else None}
+    def parameters(self, stack: Stack) -> Mapping[str, nn.Parameter | None]:
+        return {"weight": nn.Parameter(torch.empty(stack.out_features, stack.in_features)), "bias": bias_of(stack)}
 
-    def slots(self, layer: Linear, start: int, stop: int) -> Slots:
-        yield "weight", WeightSlot("weight", start, stop, layer.split)
-        if layer.bias is not None:
-            yield "bias", WeightSlot("bias", start, stop, layer.split if layer.split.dim == 0 else WHOLE)
+    def slots(self, stack: Stack, start: int, stop: int) -> Slots:
+        yield "weight", WeightSlot("weight", start, stop, stack.split)
+        yield from bias_slots(stack, start, stop)
+
+    def check(self, device: torch.device) -> None:
+        pass
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
         product = chosen(layer.weight, layer.bias is not None, deterministic=deterministic)
@@ -68,6 +95,16 @@ class DenseFormat:
 
 
 DENSE = DenseFormat()
+
+
+def bias_of(stack: Stack) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(stack.out_features)) if stack.bias else None
+
+
+def bias_slots(stack: Stack, start: int, stop: int) -> Slots:
+    """The slot of a matrix's bias, if there is one."""
+    if stack.bias:
+        yield "bias", WeightSlot("bias", start, stop, stack.split if stack.split.dim == 0 else WHOLE)
 
 
 class Linear(ModelPart):
@@ -93,15 +130,27 @@ class Linear(ModelPart):
         Products of shares by columns are summed, so only the first share has the bias.
         """
         super().__init__()
-        self.format, self.split = weight_format, split
         outs = {"": out_features} if isinstance(out_features, int) else out_features
         self._outs = {f"{name}." if name else "": split.share(0, size) for name, size in outs.items()}
         bias = bias and (split.dim == 0 or split.rank == 0)
-        tensors = weight_format.parameters(split.share(1, in_features), sum(self._outs.values()), bias)
+        self.stack = Stack(split.share(1, in_features), tuple(self._outs.values()), bias, split)
+        self._take(weight_format)
+
+    def _take(self, weight_format: WeightFormat) -> None:
+        tensors = weight_format.parameters(self.stack)
         for name, tensor in tensors.items():
             self.register_parameter(name, tensor)
-        self._names = tuple(tensors)
+        self.format, self._names = weight_format, tuple(tensors)
         self.product: Product = weight_format.plain
+
+    def store_as(self, weight_format: WeightFormat) -> None:
+        """Take another format, before weights are loaded. Raises ValueError for shares that it cannot have."""
+        assert self.format.replaceable
+        device = self.weight.device
+        for name in self._names:
+            delattr(self, name)
+        with device:
+            self._take(weight_format)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
@@ -109,15 +158,16 @@ class Linear(ModelPart):
 
     def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2], fused into one kernel if there is one."""
-        if isinstance(self.product, InOrderProduct) and self.product.is_ours(x, gated=True):
-            return self.product(x, self.weight, self.bias, activation)
+        if isinstance(self.product, GatedProduct) and self.product.fuses_gate(x):
+            own = self._parameters
+            return self.product(x, *[own[name] for name in self._names], activation)
         return ops.gate(self(x), activation)
 
     def slots(self, theirs: str = "") -> Slots:
         stop = 0
         for matrix, size in self._outs.items():
             start, stop = stop, stop + size
-            for name, slot in self.format.slots(self, start, stop):
+            for name, slot in self.format.slots(self.stack, start, stop):
                 yield theirs + matrix + name, slot
 
     def kept(self) -> list[nn.Parameter]:

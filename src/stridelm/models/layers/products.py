@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,19 @@ Product = Callable[..., torch.Tensor]
 """Takes rows and a matrix's tensors: here a weight and a bias, which may be None."""
 Way = Callable[[torch.Tensor], Product]
 """Makes a product for a weight."""
+
+
+@runtime_checkable
+class GatedProduct(Protocol):
+    """A product that can apply the gate of an MLP to what it computes (`Ops.gate`)."""
+
+    def fuses_gate(self, x: torch.Tensor) -> bool:
+        """Whether it should, for these rows: it is then at least as fast as a launch for each."""
+        ...
+
+    def __call__(self, x: torch.Tensor, /, *tensors: Any) -> torch.Tensor:
+        """tensors: as a Product takes them, and then the activation, None for no gate."""
+        ...
 
 
 def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -105,6 +118,9 @@ class InOrderProduct:
 
         rows = x.shape[0]
         return any(rows in some for some in GATED_ROWS) if gated else 0 < rows <= FEW_ROWS
+
+    def fuses_gate(self, x: torch.Tensor) -> bool:
+        return self.is_ours(x, gated=True)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None

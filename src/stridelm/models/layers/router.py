@@ -18,6 +18,8 @@ class WideFormat(DenseFormat):
     """Dense weights whose products are returned as they are summed, in float32 (float64 for float64): rounded to 16
     bits, scores of different experts would become equal."""
 
+    replaceable: ClassVar[bool] = False
+
     @property
     def plain(self) -> Product:
         return wide_product

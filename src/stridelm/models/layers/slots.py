@@ -58,6 +58,18 @@ class WeightSlot:
     start: int
     stop: int
     split: Split = WHOLE
+    repeat: int = 1
+    """How many of those rows each row of the tensor fills; the last one fills what is left. Such a tensor is whole."""
+
+    def stored_shape(self, filled: torch.Size) -> torch.Size:
+        """The shape of the checkpoint's tensor, from that of the rows to be filled."""
+        assert self.repeat == 1 or self.split.world == 1
+        return self.split.whole(torch.Size((-(-filled[0] // self.repeat), *filled[1:])))
+
+    def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows to be filled, from the checkpoint's tensor."""
+        share = self.split.of(tensor)
+        return share if self.repeat == 1 else share.repeat_interleave(self.repeat, 0)[: self.stop - self.start]
 
 
 Slots = Iterator[tuple[str, WeightSlot]]
