@@ -1,0 +1,231 @@
+"""Matrix products of eight-bit floats (e4m3), and the quantisation of their rows.
+
+A weight has a scale for every G rows and every 128 columns, and a row of x one for every 128 columns: the products of
+128 columns are summed by the tensor cores, multiplied by both scales and added in float32, first block to last. Or a
+weight has one scale for each of its rows, and x one for each of its own; then sums are multiplied at the end, but still
+taken 128 columns at a time, since some tensor cores keep fewer bits of a sum than float32 has.
+
+Every tile adds in the same order, and a row is quantised by itself, so a row's bits do not depend on the rows beside it
+(as in products.py; tests/gpu/test_gpu_fp8.py checks that all tiles agree). There is no other, faster mode.
+
+Legend: N rows, I input width, O output width, S scales of a weight's columns, C of them a program's; in kernels B
+outputs of a tile, R rows of a tile, K columns of a block.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.plain_fp8 import BLOCK, LARGEST, LEAST, rows_per_scale
+from stridelm.kernels.processors import multiprocessors
+from stridelm.kernels.products import GENERATIONS, VECTOR_BYTES, Tile
+from stridelm.kernels.triton_rows import gated
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Of rows and results."""
+_LARGEST, _LEAST = tl.constexpr(LARGEST), tl.constexpr(LEAST)
+FUSED_ROWS = 64
+"""Up to this many rows the gated product is one launch."""
+COLUMNS = 1024
+"""That a program quantises at once."""
+
+
+@triton.jit
+def _quantise_blocks_kernel(
+    x, q, scales, rows, inputs, blocks, C: tl.constexpr, K: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid (rows, groups of C blocks). Scales are stored block by block, as tiles of rows read them."""
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    block_C = tl.program_id(1) * C + tl.arange(0, C)
+    column_CK = block_C[:, None] * K + tl.arange(0, K)[None, :]
+    exists_CK = column_CK < inputs
+    x_CK = tl.load(x + row * inputs + column_CK, mask=exists_CK, other=0.0).to(tl.float32)
+    scale_C = tl.div_rn(tl.maximum(tl.max(tl.abs(x_CK), 1), _LEAST), _LARGEST)
+    tl.store(q + row * inputs + column_CK, tl.div_rn(x_CK, scale_C[:, None]).to(tl.float8e4nv), mask=exists_CK)
+    tl.store(scales + block_C.to(tl.int64) * rows + row, scale_C, mask=block_C < blocks)
+
+
+@triton.jit
+def _quantise_rows_kernel(x, q, scales, inputs, K: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid (rows,): one scale for the whole row, which is read twice."""
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    column_K = tl.arange(0, K)
+    largest_K = tl.zeros([K], tl.float32)
+    for start in range(0, inputs, K):
+        exists_K = start + column_K < inputs
+        x_K = tl.load(x + row * inputs + start + column_K, mask=exists_K, other=0.0).to(tl.float32)
+        largest_K = tl.maximum(largest_K, tl.abs(x_K))
+    scale = tl.div_rn(tl.maximum(tl.max(largest_K, 0), _LEAST), _LARGEST)
+    for start in range(0, inputs, K):
+        exists_K = start + column_K < inputs
+        x_K = tl.load(x + row * inputs + start + column_K, mask=exists_K, other=0.0).to(tl.float32)
+        scaled_K = tl.div_rn(x_K, tl.zeros([K], tl.float32) + scale)
+        tl.store(q + row * inputs + start + column_K, scaled_K.to(tl.float8e4nv), mask=exists_K)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _product_kernel(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    y,
+    rows,
+    inputs,
+    outputs,
+    blocks,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (tiles of outputs, tiles of rows). ACTIVATION: as in products.py."""
+    wait_for_inputs(DEPENDENT)
+    first = tl.program_id(0) * B
+    first_row = tl.program_id(1) * R
+    output_B = first + tl.arange(0, B)
+    row_R = first_row + tl.arange(0, R)
+    exists_B, exists_R = output_B < outputs, row_R < rows
+    scales_B = weight_scales + output_B // G * blocks
+    up_scales_B = weight_scales + (outputs + output_B) // G * blocks
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    for k in range(0, inputs, K):
+        block = k // K
+        x_KR = x.load([first_row, k]).T
+        part_BR = tl.dot(weight.load([first, k]), x_KR)
+        if BY_BLOCK:
+            scale_R = tl.load(x_scales + block * rows + row_R, mask=exists_R, other=0.0)
+            part_BR *= _scale(weight_scales, scales_B, first // G * blocks, block, exists_B, B, G) * scale_R[None, :]
+        sum_BR += part_BR
+        if ACTIVATION is not None:
+            part_BR = tl.dot(weight.load([outputs + first, k]), x_KR)
+            if BY_BLOCK:
+                at = (outputs + first) // G * blocks
+                part_BR *= _scale(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+            up_BR += part_BR
+    if not BY_BLOCK:
+        scale_R = tl.load(x_scales + row_R, mask=exists_R, other=0.0)
+        sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+        if ACTIVATION is not None:
+            up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+    if bias is not None:
+        sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION is not None:
+            up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        dtype = y.dtype.element_ty
+        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
+    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+
+
+@triton.jit
+def _scale(scales, scales_B, at, block, exists_B, B: tl.constexpr, G: tl.constexpr):
+    """[1 or B, 1]: the scales of a tile's outputs, one for all of them if they lie in one group."""
+    if G % B == 0:
+        scale = tl.full([1, 1], 1.0, tl.float32) * tl.load(scales + at + block)
+    else:
+        scale = tl.load(scales_B + block, mask=exists_B, other=0.0)[:, None]
+    return scale
+
+
+def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels support this weight, with rows of `dtype`, on its device."""
+    if weight_OI.is_cuda and torch.cuda.get_device_capability(weight_OI.device)[0] not in GENERATIONS:
+        return False
+    aligned = weight_OI.data_ptr() % VECTOR_BYTES == 0 and weight_OI.stride(0) % VECTOR_BYTES == 0
+    return dtype in DTYPES and weight_OI.dtype == torch.float8_e4m3fn and weight_OI.stride(1) == 1 and aligned
+
+
+def quantise(x_NI: torch.Tensor, by_block: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x / scales in e4m3 [N, I], scales [S, N] in float32): of every BLOCK columns, or [1, N] of whole rows."""
+    rows, inputs = x_NI.shape
+    x_NI = x_NI.contiguous()
+    q_NI = torch.empty_like(x_NI, dtype=torch.float8_e4m3fn)
+    options = dependent(x_NI.device)
+    if not by_block:
+        scales = x_NI.new_empty(1, rows, dtype=torch.float32)
+        width = min(4 * COLUMNS, triton.next_power_of_2(inputs))
+        _quantise_rows_kernel[(rows,)](x_NI, q_NI, scales, inputs, width, num_warps=8, **options)
+        return q_NI, scales
+    blocks = triton.cdiv(inputs, BLOCK)
+    scales = x_NI.new_empty(blocks, rows, dtype=torch.float32)
+    each = min(COLUMNS // BLOCK, triton.next_power_of_2(blocks))
+    grid = (rows, triton.cdiv(blocks, each))
+    _quantise_blocks_kernel[grid](x_NI, q_NI, scales, rows, inputs, blocks, each, BLOCK, num_warps=4, **options)
+    return q_NI, scales
+
+
+def product(
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    activation: str | None = None,
+    *,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is. With an activation (of Ops.gate), O = 2 U and
+    the result is the gated product, [N, U].
+
+    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. tile: if not given, `choose_tile`.
+    """
+    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
+    y = x_NI.new_empty(rows, outputs)
+    if not rows:
+        return y
+    blocks = scale.shape[1]
+    q_NI, scales = quantise(x_NI, by_block := blocks > 1)
+    tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
+    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
+    _product_kernel[grid](
+        TensorDescriptor(q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
+        scales,
+        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, BLOCK]),
+        scale,
+        bias_O,
+        y,
+        rows,
+        inputs,
+        outputs,
+        blocks,
+        tile.outputs,
+        tile.rows,
+        BLOCK,
+        rows_per_scale(weight_OI.shape[0], scale.shape[0]),
+        by_block,
+        activation,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dependent(x_NI.device),
+    )
+    return y
+
+
+@cache
+def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
+    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory."""
+    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    many = outputs >= 128 * multiprocessors(device)
+    if height == 128 and is_gated:
+        return Tile(64, height, BLOCK, warps=4, stages=3)
+    if height == 128:
+        return Tile(128 if many or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
+    if is_gated:
+        return Tile(64, height, BLOCK, warps=4, stages=4)
+    return Tile(128 if many else 64, height, BLOCK, warps=4, stages=4 if many else 8)

@@ -1,0 +1,80 @@
+"""The arithmetic of weights in eight-bit floats (e4m3: Micikevicius et al. 2022, arXiv 2209.05433), in torch.
+
+A number's scale is the largest magnitude beside it over 448, e4m3's largest, in float32. Rows are quantised as they
+come, each by itself: every 128 columns, or the whole row, as the weight is. Products are summed in float32.
+
+Legend: N rows, I input width, O output width; Q rows of scales and S columns of them; K columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = torch.finfo(E4M3).max
+LEAST = 1e-12
+"""What the largest magnitude counts as at least, so that zeros have a scale."""
+BLOCK = 128
+CHUNK = 1 << 24
+"""Numbers of a weight that the plain product widens at once."""
+
+
+def plain_product(
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale_QS: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    by: Callable[..., torch.Tensor] = F.linear,
+) -> torch.Tensor:
+    """x W^T + b in x's dtype, with x quantised and both widened to float32 (float64 if x is). Runs on any device.
+
+    by: multiplies the widened matrices; a row's bits are as independent of other rows as this product's.
+    """
+    wide = torch.promote_types(x_NI.dtype, torch.float32)
+    x = quantised_rows(x_NI, by_block=scale_QS.shape[1] > 1, dtype=wide)
+    outputs, inputs = weight_OI.shape
+    step = max(1, CHUNK // (inputs * BLOCK)) * BLOCK
+    group = rows_per_scale(outputs, scale_QS.shape[0])
+    parts = [
+        by(x, widened(weight_OI[at : at + step], scale_QS[at // group :], group, dtype=wide), None)
+        for at in range(0, outputs, step)
+    ]
+    y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return (y if bias_O is None else y + bias_O.to(wide)).to(x_NI.dtype)
+
+
+def quantised_rows(x_NI: torch.Tensor, *, by_block: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What is left of x after quantisation. Scales are of BLOCK columns or of whole rows."""
+    width = x_NI.shape[1]
+    x = x_NI.float()
+    x_NSK = F.pad(x, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK)) if by_block else x[:, None]
+    scale = x_NSK.abs().amax(-1, keepdim=True).clamp_min(LEAST) / LARGEST
+    return ((x_NSK / scale).to(E4M3).to(dtype) * scale.to(dtype)).flatten(1)[:, :width]
+
+
+def widened(
+    weight_OI: torch.Tensor, scale_QS: torch.Tensor, group: int = BLOCK, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The matrix that a weight and its scales stand for; `group` rows share a row of scales."""
+    outputs, inputs = weight_OI.shape
+    scale = scale_QS[: -(-outputs // group)].to(dtype).repeat_interleave(group, 0)[:outputs]
+    if scale.shape[1] > 1:
+        scale = scale.repeat_interleave(BLOCK, 1)[:, :inputs]
+    return weight_OI.to(dtype) * scale
+
+
+def quantised(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weight, scales) by block of a matrix."""
+    outputs, inputs = weight_OI.shape
+    padded = F.pad(weight_OI.float(), (0, -inputs % BLOCK, 0, -outputs % BLOCK))
+    x_QKSL = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scale = x_QKSL.abs().amax((1, 3), keepdim=True).clamp_min(LEAST) / LARGEST
+    return (x_QKSL / scale).to(E4M3).reshape(padded.shape)[:outputs, :inputs], scale[:, 0, :, 0]
+
+
+def rows_per_scale(rows: int, scales: int) -> int:
+    """How many rows of a weight share a row of scales: a power of two up to BLOCK."""
+    return next(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if -(-rows // size) == scales)

@@ -1,0 +1,129 @@
+"""Models in eight bits by definition: transformers' own in float64, in which a matrix that a checkpoint stores in eight
+bits is widened, and its rows are quantised before they meet it."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from support.checkpoints.fp8 import BLOCK, SCALES
+from support.doubles.stand import Stand
+from support.oracles.heads import rms_norm
+from support.oracles.models import CLOSE, PROMPT, engine_logits
+
+ABSORBED = "kv_b_proj"
+"""Part of a latent's projection that meets no rows: it is widened, and its rows are not quantised."""
+
+
+def rows_by_definition(x: torch.Tensor, form: str) -> torch.Tensor:
+    """What quantisation leaves of rows [..., I]."""
+    parts = []
+    for part in x.float().split(BLOCK if form == "block" else x.shape[-1], -1):
+        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+        parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
+    return torch.cat(parts, -1).to(x.dtype)
+
+
+def widened(weight: torch.Tensor, scale: torch.Tensor, form: str) -> torch.Tensor:
+    """[O, I] float64."""
+    height, width = (BLOCK, BLOCK) if form == "block" else (1, weight.shape[1])
+    whole = scale.double().repeat_interleave(height, 0)[: weight.shape[0]].repeat_interleave(width, 1)
+    return weight.double() * whole[:, : weight.shape[1]]
+
+
+class Quantising(nn.Module):
+    """A linear layer whose rows are quantised first."""
+
+    def __init__(self, inner: nn.Linear, form: str) -> None:
+        super().__init__()
+        self.inner, self.form = inner, form
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(rows_by_definition(x, self.form))
+        return made
+
+
+class QuantisingExperts(nn.Module):
+    """A mixture's experts, one after another."""
+
+    def __init__(self, inner: Any, form: str) -> None:
+        super().__init__()
+        self.inner, self.form = inner, form
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(x)
+        for row, (experts, scales) in enumerate(zip(chosen.tolist(), weights)):
+            for expert, scale in zip(experts, scales):
+                read = rows_by_definition(x[row : row + 1], self.form)
+                gate, up = (read @ self.inner.gate_up_proj[expert].t()).chunk(2, -1)
+                inner = rows_by_definition(self.inner.act_fn(gate) * up, self.form)
+                total[row] += (inner @ self.inner.down_proj[expert].t())[0] * scale
+        return total
+
+
+class Norm(nn.Module):
+    """transformers' own computes in float32, and then a number may be rounded to another one of e4m3."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.inner.weight, self.inner.variance_epsilon)
+
+
+def wide_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x.softmax(dim)
+
+
+def oracle(path: Path, form: str) -> Any:
+    tensors = load_file(path / "model.safetensors")
+    eight = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn}
+    for name in eight:
+        scale = tensors.pop(f"{name}.{SCALES[form]}")
+        tensors[f"{name}.weight"] = widened(tensors[f"{name}.weight"], scale, form)
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization_config"]
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config))
+        save_file(
+            {name: tensor.double() for name, tensor in tensors.items()},
+            Path(directory) / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float64)
+    quantising = 0
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            model.set_submodule(name, Norm(module))
+        elif name in eight and ABSORBED not in name:
+            model.set_submodule(name, Quantising(module, form))
+            quantising += 1
+        elif f"{name}.0.down_proj" in eight:
+            model.set_submodule(name, QuantisingExperts(module, form))
+            quantising += 1
+    assert quantising
+    return model.eval()
+
+
+@torch.inference_mode()
+def check_fp8(path: Path, form: str, chunk: int, device: str = "cpu", **settings: Any) -> None:
+    """Prefill in chunks, then decoding: every position's logits are those of the definition, in float64."""
+    stand = Stand(path, "float64", device)
+    rng = random.Random(chunk)
+    prompt = [rng.randrange(stand.target.vocab_size) for _ in range(PROMPT)]
+    ids, ours = engine_logits(stand, prompt, max_num_batched_tokens=chunk, **settings)
+    with mock.patch.object(nn.functional, "softmax", wide_softmax):
+        wanted = oracle(path, form)(torch.tensor([ids])).logits[0, :-1].float()
+    worst = float((ours - wanted).abs().max())
+    assert worst <= CLOSE * max(1.0, float(wanted.abs().max())), worst
+    assert float(wanted.std()) > 0.1, "logits too flat for a meaningful comparison"

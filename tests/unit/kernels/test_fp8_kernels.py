@@ -1,0 +1,115 @@
+"""Products in eight bits: in torch, and in Triton through its interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from stridelm.kernels.fp8 import can_multiply, choose_tile, product
+from stridelm.kernels.plain_fp8 import plain_product, quantised, rows_per_scale
+from stridelm.models.layers.products import tiled_product
+from support.checkpoints.fp8 import FORMS, by_definition
+from support.checks.fp8 import Case, check_gated, check_product, check_quantised, check_tiles
+from support.checks.linear import check_row_bits
+from support.checks.row_ops import noise
+from support.doubles.interpreter import INTERPRETED
+
+SHAPES = [(1, 128, (96,)), (5, 336, (130,)), (17, 48, (64, 40)), (33, 256, (256, 128, 72)), (3, 1296, (128, 128))]
+"""Rows, inputs, matrices: whole blocks and partial ones, and matrices that end within a block."""
+by_form = pytest.mark.parametrize("form", FORMS)
+by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("count", "inputs"), [(1, 128), (5, 200), (3, 2064), (2, 9000)])
+def test_quantised_rows(count: int, inputs: int, dtype: torch.dtype, form: str) -> None:
+    check_quantised(count, inputs, form, dtype, "cpu")
+
+
+@by_form
+@by_shape
+def test_plain(shape: tuple[int, int, tuple[int, ...]], form: str) -> None:
+    """With the library's product and in tiles; a weight that is widened in several pieces too."""
+    case = Case(*shape, form, torch.float32)
+    for by in (torch.nn.functional.linear, tiled_product):
+        check_product(case, partial(plain_product, by=by))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stridelm.kernels.plain_fp8.CHUNK", 1)
+        check_product(case, plain_product)
+
+
+@by_form
+@by_shape
+def test_plain_rows_are_their_own(shape: tuple[int, int, tuple[int, ...]], form: str) -> None:
+    case = Case(40, *shape[1:], form, torch.float32)
+    check_row_bits(lambda x: plain_product(x, case.weight, case.scale, case.bias, tiled_product), case.x)
+
+
+@INTERPRETED
+@by_form
+@by_shape
+def test_product(shape: tuple[int, int, tuple[int, ...]], form: str) -> None:
+    check_product(Case(*shape, form, torch.float32))
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("out", [128, 96, 20])
+def test_gated(out: int, form: str) -> None:
+    """Gate and up with scales of their own, whatever their height."""
+    check_gated(Case(5, 336, (out, out), form, torch.float32), "silu")
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("outs", [(192, 192), (128, 128)])
+def test_tiles(outs: tuple[int, ...], form: str) -> None:
+    check_tiles(Case(131, 208, outs, form, torch.float32))
+
+
+@INTERPRETED
+@by_form
+def test_rows_are_their_own(form: str) -> None:
+    """Whatever tile is chosen for the rows beside it."""
+    case = Case(70, 272, (96,), form, torch.float16)
+    run = partial(product, weight_OI=case.weight, scale=case.scale, bias_O=case.bias)
+    check_row_bits(run, case.x, counts=(1, 2, 16, 17, 33, 64, 65, 70))
+    assert run(case.x[:0]).shape == (0, 96)
+
+
+def test_quantised_while_loading() -> None:
+    """A matrix is quantised as the definition says."""
+    for shape in ((128, 128), (200, 336), (5, 40)):
+        matrix = noise(1, *shape, dtype=torch.float32, device="cpu").bfloat16()
+        for got, wanted in zip(quantised(matrix), by_definition(matrix, "block")):
+            assert got.dtype == wanted.dtype and torch.equal(got.float(), wanted.float())
+    stored, scale = quantised(torch.zeros(3, 4))
+    assert not bool(stored.float().any()) and bool((scale > 0).all())
+
+
+def test_rows_per_scale() -> None:
+    assert [rows_per_scale(576, 5), rows_per_scale(280, 35), rows_per_scale(7, 7)] == [128, 8, 1]
+
+
+def test_what_can_be_multiplied() -> None:
+    """Rows of a multiple of 16 numbers; float64 rows would lose bits."""
+    weight = torch.zeros(4, 48, dtype=torch.float8_e4m3fn)
+    assert can_multiply(weight, torch.bfloat16)
+    assert not can_multiply(weight, torch.float64)
+    assert not can_multiply(weight[:, :40].contiguous(), torch.bfloat16)
+    assert not can_multiply(weight.bfloat16(), torch.bfloat16)
+
+
+def test_tiles_fit_the_shared_memory_of_a_processor() -> None:
+    for count in (1, 16, 17, 33, 64, 65, 5000):
+        for outputs in (64, 4096, 28672, 128256):
+            for is_gated in (False, True):
+                tile = choose_tile(count, outputs, is_gated, torch.device("cpu"))
+                stage = (tile.outputs * (1 + is_gated) + tile.rows) * tile.inputs
+                assert stage * tile.stages <= 227 * 1024
