@@ -50,6 +50,11 @@ class EngineConfig:
         "directory with such a file, whose max_new_tokens is also a limit",
     )
     load_format: str = option("auto", "auto: the checkpoint's safetensors; dummy: random weights, to measure speed")
+    quantization: str | None = option(
+        None,
+        "fp8: store a dense checkpoint's matrices in 8 bits while it loads, with scales for blocks of 128 x 128; "
+        "quantised checkpoints are recognised without it",
+    )
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     attention: str = option(
@@ -105,6 +110,8 @@ class EngineConfig:
             raise ValueError(f"generation_config is auto, vllm or a directory; got {self.generation_config!r}")
         if self.load_format not in ("auto", "dummy"):
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
+        if self.quantization not in (None, "fp8"):
+            raise ValueError(f"unknown quantization {self.quantization!r}; choose fp8, or leave it out")
         for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):
             check_flag(name, getattr(self, name))
         if self.capture not in ("startup", "lazy"):

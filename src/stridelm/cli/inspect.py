@@ -54,22 +54,22 @@ def describe(config: EngineConfig) -> dict[str, Any]:
 
     from stridelm.builtin import builtin_path
     from stridelm.engine.load import describe_target
-    from stridelm.models.loader import build_empty, fill, ignorable, load_config, read_headers
+    from stridelm.models.loader import build_stored, check_headers, format_names, load_config, read_headers
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
     path = builtin_path() if config.model is None else Path(config.model)
     hf_config = load_config(path)
     target = describe_target(config, hf_config, path, torch.device("cpu"))
-    model = build_empty(hf_config, path)
+    model, loading = build_stored(hf_config, path)
     weights = dict(read_headers(path))
-    # On the meta device this compares names and shapes and copies nothing.
-    fill(model, iter(weights.items()), path, lambda name: ignorable(name, model))
+    check_headers(model, loading, path)
     return {
         "model": str(path),
         "architecture": (getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
         "model_type": hf_config.model_type,
         **_shape(model),
         "context": target.max_length,
+        "weight_formats": format_names(model),
         "stored": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
         "weight_bytes": sum(tensor.nbytes for tensor in weights.values()),
         "kv_bytes_per_token": _kv_bytes(model),
@@ -182,7 +182,7 @@ def _model_table(facts: dict[str, Any]) -> Table:
         + (f" of {facts['rope_dim']} dimensions a head" if facts["rope_dim"] != facts["head_dim"] else ""),
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
-        "weights": f"{size(facts['weight_bytes'])}: {stored}",
+        "weights": f"{size(facts['weight_bytes'])}: {stored}; {', '.join(facts['weight_formats'])}",
         "KV per token": kv,
     }
     table = Table(title=Text(facts["model"]), title_justify="left", show_header=False)

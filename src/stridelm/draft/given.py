@@ -45,11 +45,14 @@ class Given:
         return config
 
     @cached_property
+    def headers(self) -> dict[str, torch.Tensor]:
+        """Every tensor without its data, by name."""
+        return dict(read_headers(self.path)) if self._is_safe else self._unpickled("meta")
+
+    @cached_property
     def shapes(self) -> dict[str, torch.Size]:
         """Shape of every tensor, by name."""
-        if self._is_safe:
-            return {name: header.shape for name, header in read_headers(self.path)}
-        return {name: tensor.shape for name, tensor in self._unpickled("meta").items()}
+        return {name: header.shape for name, header in self.headers.items()}
 
     def tensors(
         self, device: torch.device, wanted: Callable[[str], bool] = lambda name: True

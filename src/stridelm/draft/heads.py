@@ -14,13 +14,15 @@ from torch import nn
 
 from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerStates
+from stridelm.draft.given import Given
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.slots import ModelPart
-from stridelm.models.loader import fill, fill_randomly, screaming
+from stridelm.models.loader import fill, fill_randomly, formats_of, screaming
+from stridelm.models.storage import Loading, storage_of, store
 from stridelm.run.heads import TargetRuntime
 from stridelm.types import States
 
@@ -81,16 +83,21 @@ def load_head(
     tensors: Callable[[torch.device], Iterator[tuple[str, torch.Tensor]]] | None,
     runtime: TargetRuntime,
     ignorable: Callable[[str], bool] = lambda name: False,
+    loading: Loading | None = None,
 ) -> L:
     """Fill a head that was built on the meta device, and make it ready to serve.
 
     tensors: yields the head's tensors, on the device; None fills it with small random numbers instead. path: where they
-    come from, for messages. Raises ValueError for tensors that are missing, unexpected, misshapen or not finite.
+    come from, for messages. loading: what is done to quantised ones. Raises ValueError for tensors that are missing,
+    unexpected, misshapen or not finite, and for a format that the device cannot multiply by.
     """
     device = runtime.model.norm.device
+    for form in formats_of(head):
+        form.check(device)
     head = screaming(head, runtime.dtype, device)
     if tensors is not None:
-        fill(head, tensors(device), path, ignorable)
+        read = tensors(device)
+        fill(head, read if loading is None else loading.stream(read), path, ignorable)
         check_finite(head, path)
     else:
         fill_randomly(head, lambda done: None)
@@ -101,8 +108,20 @@ def load_head(
     return head
 
 
+def store_as_in(head: LoadableModule, source: Given, weighted: bool) -> Loading | None:
+    """Give a head on the meta device the formats in which a directory stores it, and return what is done to its
+    tensors on the way; None if nothing. weighted: whether its files count. Raises ValueError for quantised weights that
+    are not supported."""
+    storage = storage_of(source.config)
+    return None if storage is None else store(head, storage, source.headers if weighted else None)
+
+
 def check_finite(head: nn.Module, path: Path) -> None:
     """Raise ValueError naming the parameters that hold NaN or infinity."""
-    wrong = [name for name, parameter in head.named_parameters() if not bool(torch.isfinite(parameter).all())]
+    wrong = [name for name, parameter in head.named_parameters() if not _is_finite(parameter)]
     if wrong:
         raise ValueError(f"the head in {path} has weights that are not finite: {', '.join(wrong[:8])}; copy it again")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor if tensor.itemsize > 1 else tensor.float()).all())

@@ -22,7 +22,15 @@ from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
 from stridelm.draft.whose import heads_of
 from stridelm.models.layers.decoder import Decoder, ModelInput
-from stridelm.models.loader import build_empty, load_config, load_model, resolve_dtype, weight_bytes
+from stridelm.models.loader import (
+    build_empty,
+    build_stored,
+    format_names,
+    load_config,
+    load_model,
+    resolve_dtype,
+    weight_bytes,
+)
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
@@ -69,7 +77,7 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     assert chosen is not None
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
-    empty = build_empty(hf_config, path, shard)
+    empty, _ = build_stored(hf_config, path, shard, config.quantization)
     attention.check(empty.layer_states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:
@@ -79,7 +87,13 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     if device.type == "cpu":
         keep_large_blocks()
     model = load_model(
-        path, dtype=dtype, device=device, deterministic=deterministic, load_format=config.load_format, shard=shard
+        path,
+        dtype=dtype,
+        device=device,
+        deterministic=deterministic,
+        load_format=config.load_format,
+        quantization=config.quantization,
+        shard=shard,
     )
     model.spec.prepare(model.ops, dtype)
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
@@ -91,11 +105,12 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     if FULL not in pages and drafts_with_kv(target):  # page ids for KV of drafters other than the default
         pages[FULL] = _useful_pages(config, {FULL: None}, target.max_length)[FULL]
     logger.info(
-        "model %s on %s in %s: weights %s, activations %s, KV %s, %s pages of %d tokens",
+        "model %s on %s in %s: weights %s (%s), activations %s, KV %s, %s pages of %d tokens",
         path,
         device,
         dtype,
         size(weight_bytes(empty, dtype)),  # of the empty model, since the loaded one's may be packed by now
+        ", ".join(format_names(empty)),
         size(activations) if device.type == "cuda" else "not measured",
         size(sum(pages[state.group] * config.page_size * state.bytes_per_token(dtype) for state in model.layer_states)),
         pages,

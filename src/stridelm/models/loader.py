@@ -19,10 +19,11 @@ from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.layers.linear import set_products
+from stridelm.models.layers.linear import WeightFormat, set_products
 from stridelm.models.layers.products import bfloat16_is_native
-from stridelm.models.layers.quantised import FIELDS, refuse_unread
+from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
+from stridelm.models.storage import METHODS, Loading, Storable, storage_of, store
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 
@@ -54,9 +55,11 @@ STORED = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""safetensors' names of dtypes. Of these, only DTYPES can hold plain weights."""
+"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights."""
 SHOWN_BYTES = 2**30
 """Minimum bytes of weights whose loading shows a bar: fewer are loaded before one could be read."""
+DRAWN_ROWS = 4096
+"""Of an eight-bit matrix that is drawn at random, at once."""
 EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>\d+)\.")
 """How checkpoints name the tensors of MTP modules: separately, or as layers after the last one."""
 
@@ -76,7 +79,8 @@ def load_config(path: str | Path) -> Any:
         raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
     stated = _json(path / "config.json")
     _make_known(stated, path)
-    for quantisation in (*(stated.get(name) for name in FIELDS), _beside(path)):
+    refuse_unread(stated.get("quantization_config"), str(path), METHODS)
+    for quantisation in (stated.get("compression_config"), _beside(path)):  # once compressed-tensors', and ModelOpt's
         refuse_unread(quantisation, str(path))
     try:
         # Left open, transformers would ask on a terminal whether to run what `auto_map` refers to.
@@ -135,6 +139,22 @@ def build_empty(config: Any, path: str | Path, shard: Shard = ONE) -> Decoder:
         raise ValueError(f"{path}/config.json does not describe a model that can be run: {error}") from error
 
 
+def build_stored(
+    config: Any, path: str | Path, shard: Shard = ONE, quantization: str | None = None
+) -> tuple[Decoder, Loading | None]:
+    """The same, with its matrices in the formats in which the checkpoint's files store them or, with `quantization`,
+    in which they are stored once loaded; and what is done to its tensors on the way, None if nothing.
+
+    Raises ValueError also for quantised weights that are not supported, and for files that cannot be read.
+    """
+    storage = storage_of(config, quantization)
+    model = build_empty(config, path, shard)
+    if storage is None:
+        return model, None
+    has_weights = any(Path(path).glob("*.safetensors"))
+    return model, store(model, storage, dict(read_headers(Path(path))) if has_weights else None)
+
+
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     """The serving dtype. "auto" is, on a GPU, the checkpoint's own dtype (bfloat16 if it is none of DTYPES) and, on a
     CPU, bfloat16 if it is multiplied natively, else float32. Raises ValueError for an unknown name."""
@@ -156,17 +176,23 @@ def load_model(
     serving: bool = True,
     deterministic: bool = True,
     load_format: str = "auto",
+    quantization: str | None = None,
     shard: Shard = ONE,
 ) -> Decoder:
     """Build the model that config.json names, or a rank's share of it, and fill it from the directory's safetensors.
 
     load_format: "dummy" reads no weights and fills it with small random numbers, to measure speed.
+    quantization: one of storage.QUANTIZATIONS, in which dense matrices are stored once loaded.
     serving: freeze it and choose row products (layers.linear.set_products) and kernels; otherwise leave it trainable.
-    Raises ValueError for an unsupported architecture, weights that do not fit the device's memory, an unreadable file,
-    or missing, unexpected or misshapen tensors.
+    Raises ValueError for an unsupported architecture, quantisation or device for it, weights that do not fit the
+    device's memory, an unreadable file, or missing, unexpected or misshapen tensors.
     """
     path, device = Path(path), torch.device(device)
-    model = build_empty(load_config(path), path, shard)
+    model, loading = build_stored(load_config(path), path, shard, quantization)
+    for form in formats_of(model):
+        form.check(device)
+    if loading is not None and load_format == "auto":  # before memory is filled: a lost scale shows in the headers
+        check_headers(model, loading, path)
     check_room(model, dtype, device)
     model = materialise(model, dtype, device)
     if load_format == "dummy":
@@ -177,13 +203,31 @@ def load_model(
         tensors = read_tensors(path, model.norm.device)
         stored = sum(header.nbytes for _, header in read_headers(path))
         with bar("loading weights", stored, "bytes", least=SHOWN_BYTES) as advance:
-            fill(model, _counted(tensors, advance), path, lambda name: ignorable(name, model))
+            read = _counted(tensors, advance)
+            fill(model, read if loading is None else loading.stream(read), path, lambda name: ignorable(name, model))
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
         model.ops = ops_for(device, dtype)
         compile_blocks(model)
     return model
+
+
+def formats_of(model: nn.Module) -> list[WeightFormat]:
+    """The formats of its layers, each once, in the order in which they first occur."""
+    return list(dict.fromkeys(part.format for part in model.modules() if isinstance(part, Storable)))
+
+
+def format_names(model: nn.Module) -> list[str]:
+    """What `formats_of` are called."""
+    return list(dict.fromkeys(form.name for form in formats_of(model)))
+
+
+def check_headers(model: Decoder, loading: Loading | None, path: Path) -> None:
+    """Raise ValueError for a checkpoint whose tensors do not fit a model on the meta device, by their names, shapes and
+    dtypes."""
+    headers = read_headers(path)
+    fill(model, headers if loading is None else loading.stream(headers), path, lambda name: ignorable(name, model))
 
 
 def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
@@ -296,10 +340,14 @@ def _weight_files(path: Path) -> list[Path]:
 
 @torch.no_grad()
 def fill_randomly(model: nn.Module, advance: Callable[[int], None]) -> None:
-    """Fill matrices with variance 1 / width, so that states neither vanish nor explode, and vectors with 1. `advance`
-    gets the bytes of each."""
+    """Fill matrices with variance 1 / width, so that states neither vanish nor explode; vectors, and what has a fixed
+    dtype such as scales, with 1. `advance` gets the bytes of each."""
+    fixed = _fixed_dtype_ids(model)
     for parameter in model.parameters():
-        if parameter.ndim == 1:
+        if parameter.itemsize == 1:  # it cannot be drawn itself; in pieces, since what is drawn takes twice its memory
+            for piece in parameter.split(DRAWN_ROWS):
+                piece.copy_(torch.empty_like(piece, dtype=torch.bfloat16).normal_(0.0, parameter.shape[1] ** -0.5))
+        elif parameter.ndim == 1 or id(parameter) in fixed:
             parameter.fill_(1.0)
         else:
             parameter.normal_(0.0, parameter.shape[1] ** -0.5)
@@ -328,14 +376,15 @@ def fill(
         slot = slots[name]
         target = parameters[slot.name][slot.start : slot.stop]
         waiting.discard(name)
-        whole = slot.split.whole(target.shape)
+        whole = slot.stored_shape(target.shape)
         if whole != tensor.shape:
             misshapen.append(f"{name} is {list(tensor.shape)}, config.json says {list(whole)}")
             continue
         if tensor.dtype != target.dtype and not {tensor.dtype, target.dtype} <= {*DTYPES.values()}:
             unsupported.append(f"{name} ({tensor.dtype})")
             continue
-        target.copy_(slot.split.of(tensor))
+        if not target.is_meta:
+            target.copy_(slot.rows_of(tensor))
     kinds = {
         "missing": sorted(waiting),
         "unexpected": unexpected,

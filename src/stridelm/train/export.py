@@ -13,6 +13,7 @@ import torch
 
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_config, load_model
+from stridelm.models.storage import storage_of
 from stridelm.train.objective import Trainable
 from stridelm.train.weights import write_weights
 
@@ -68,9 +69,12 @@ def checkpoint_tensors(model: Trainable, dtype: torch.dtype) -> dict[str, torch.
 def load_for_training(path: Path, device: torch.device | str = "cpu") -> tuple[Decoder, Any]:
     """(trainable float32 decoder, its transformers config) of a Hugging Face directory.
 
-    Raises ValueError for a checkpoint that cannot be read or is not a Qwen3, the only family that `export` writes.
+    Raises ValueError for a checkpoint that cannot be read, is quantised or is not a Qwen3, the only family that
+    `export` writes.
     """
     config = load_config(path)
+    if storage_of(config) is not None:
+        raise ValueError(f"{path} is quantised; training starts from the checkpoint that it was quantised from")
     if config.model_type != "qwen3":
         raise ValueError(f"{path} is a {config.model_type}; training starts from a qwen3 checkpoint")
     return load_model(path, dtype=torch.float32, device=device, serving=False), config

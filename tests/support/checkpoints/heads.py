@@ -145,7 +145,8 @@ _MODULES = {"deepseek": _deepseek, "mimo": _mimo, "qwen": _qwen}
 
 
 def _block(draws: Draws, target: Tensors, prefix: str) -> Tensors:
-    """A block of the kind of the target's last, with other weights."""
+    """A block of the kind of the target's last, with other weights, which are dense."""
+    target = {name: tensor for name, tensor in target.items() if "weight_scale" not in name}
     layers = {int(name.split(".")[2]) for name in target if name.startswith("model.layers.")}
     last = f"model.layers.{max(layers)}."
     return draws.like({prefix + name.removeprefix(last): t for name, t in target.items() if name.startswith(last)})
@@ -359,8 +360,9 @@ def write_akin(path: Path, target_path: Path, *, noise: float = 0.1, seed: int =
     generator = torch.Generator().manual_seed(seed)
     tensors = tensors_of(target_path)
     for name, tensor in tensors.items():
-        if tensor.dim() > 1:
-            tensors[name] = tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1 and "scale" not in name:
+            drawn = noise * tensor.float().std() * torch.randn(tensor.shape, generator=generator)
+            tensors[name] = (tensor.float() + drawn).to(tensor.dtype)  # a matrix may be in eight bits
     return _write_head(path, config_of(target_path), tensors, "model.safetensors")
 
 

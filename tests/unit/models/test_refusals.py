@@ -97,7 +97,6 @@ def test_senseless_numbers(written: Written, kind: str, changes: dict[str, Any])
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (quant_algo NVFP4)"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, "bitsandbytes (bnb_4bit_quant_type nf4)"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "(format pack-quantized)"),
         ({"bits": 4}, "a method without a name (bits 4)"),
         ("awq", "a method without a name"),
     ],
@@ -106,8 +105,15 @@ def test_quantised_weights(written: Written, stated: Any, shown: str) -> None:
     """The format has a name in the error, and the remedy is there, under either of the fields."""
     for field in ("quantization_config", "compression_config"):
         text = refused(written("qwen3", **{field: stated}))
-        assert f"quantised by {shown}" in text or f"quantised by compressed-tensors {shown}" in text
+        assert f"quantised by {shown}" in text
         assert "give the checkpoint that they were quantised from" in text
+
+
+def test_a_format_that_is_read_has_one_field(written: Written) -> None:
+    stated = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    assert "quantised by compressed-tensors (format float-quantized)" in refused(
+        written("qwen3", compression_config=stated)
+    )
 
 
 def test_a_format_that_is_stated_beside_config(written: Written) -> None:

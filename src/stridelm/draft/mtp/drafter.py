@@ -14,7 +14,7 @@ import torch
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given, given
 from stridelm.draft.head_drafter import HeadDrafter
-from stridelm.draft.heads import DraftHead, load_head
+from stridelm.draft.heads import DraftHead, load_head, store_as_in
 from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
@@ -63,7 +63,9 @@ class MtpDrafter(HeadDrafter):
         def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
             return source.tensors(device, lambda name: name.startswith(prefixes))
 
-        return load_head(head, source.path, tensors if self.target.weighted else None, runtime, head.is_copy)
+        weighted = self.target.weighted
+        loading = store_as_in(head, source, weighted)
+        return load_head(head, source.path, tensors if weighted else None, runtime, head.is_copy, loading)
 
 
 def _source(target: TargetInfo) -> Given:

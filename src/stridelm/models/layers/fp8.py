@@ -1,0 +1,126 @@
+"""Weights in eight bits with scales, and products of rows that are quantised as they come (kernels/plain_fp8.py).
+
+- by block: a scale for every 128 x 128 numbers of a matrix, and one for every 128 columns of a row (DeepSeek-V3, arXiv
+  2412.19437, section 3.3);
+- by channel: a scale for every output feature, and one for a whole row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import gcd
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from stridelm.kernels.plain_fp8 import BLOCK, E4M3, plain_product
+from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
+from stridelm.models.layers.products import Product, tiled_product
+from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
+
+CAPABILITY = (8, 9)
+"""The first whose tensor cores multiply such numbers."""
+
+
+class FP8Format:
+    """Parameters: weight [O, I], weight_scale [Q, S] and bias. By block, the rows of `G` consecutive outputs share a
+    row of scales: 128, or the largest power of two that divides all matrices of a stack but the last."""
+
+    replaceable: ClassVar[bool] = False
+    kept = frozenset(("weight", "weight_scale"))
+
+    def __init__(self, name: str, scale: str, *, by_block: bool) -> None:
+        """scale: what checkpoints call a weight's scales."""
+        self.name, self.scale, self.by_block = name, scale, by_block
+
+    def parameters(self, stack: Stack) -> Mapping[str, nn.Parameter | None]:
+        """Raises ValueError for shares that would cut a block, or rows that are quantised whole."""
+        self._check_split(stack)
+        weight = torch.empty(stack.out_features, stack.in_features, dtype=E4M3)
+        columns = self.scales_of(weight.shape)[1]
+        scale = torch.empty(-(-stack.out_features // self._group(stack)), columns, dtype=torch.float32)
+        return {
+            "weight": nn.Parameter(weight, requires_grad=False),
+            "weight_scale": nn.Parameter(scale, requires_grad=False),
+            "bias": bias_of(stack),
+        }
+
+    def slots(self, stack: Stack, start: int, stop: int) -> Slots:
+        group = self._group(stack)
+        split = stack.split if self.by_block or stack.split.dim == 0 else WHOLE
+        repeat = BLOCK // group if self.by_block else 1
+        yield "weight", WeightSlot("weight", start, stop, stack.split)
+        yield self.scale, WeightSlot("weight_scale", start // group, -(-stop // group), split, repeat)
+        yield from bias_slots(stack, start, stop)
+
+    def scales_of(self, shape: torch.Size) -> torch.Size:
+        """The shape of the scales of one matrix in a checkpoint."""
+        outputs, inputs = shape
+        return torch.Size((-(-outputs // BLOCK), -(-inputs // BLOCK)) if self.by_block else (outputs, 1))
+
+    def _group(self, stack: Stack) -> int:
+        """G."""
+        return gcd(BLOCK, *stack.outs[:-1]) if self.by_block else 1
+
+    def _check_split(self, stack: Stack) -> None:
+        if stack.split.world == 1 or (stack.split.dim == 0 and not self.by_block):
+            return
+        sizes = stack.outs if stack.split.dim == 0 else (stack.in_features,)
+        if not self.by_block or any(size % BLOCK for size in sizes):
+            what = f"blocks of {BLOCK} features" if self.by_block else "whole rows"
+            shares = ", ".join(map(str, sorted(set(sizes))))
+            raise ValueError(f"{self.name} has scales for {what}, which shares of {shares} features would cut")
+
+    def check(self, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+            raise ValueError(
+                f"{self.name} weights need a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later; give "
+                "the checkpoint that they were quantised from, without quantization, or another device"
+            )
+
+    @property
+    def plain(self) -> Product:
+        return plain_product
+
+    def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
+        assert not shared
+        return chosen(layer.weight, deterministic=deterministic)
+
+
+BY_BLOCK = FP8Format("FP8 by block", "weight_scale_inv", by_block=True)
+BY_CHANNEL = FP8Format("FP8 by channel", "weight_scale", by_block=False)
+
+
+def chosen(weight_OI: torch.Tensor, *, deterministic: bool) -> Product:
+    """The fastest product for the weight's device."""
+    if weight_OI.is_cuda:
+        from stridelm.kernels.fp8 import can_multiply
+
+        if can_multiply(weight_OI, torch.bfloat16):
+            return FP8Product()
+    return partial(plain_product, by=tiled_product) if deterministic else plain_product
+
+
+class FP8Product:
+    """Our kernels (kernels/fp8.py), in which a row's bits do not depend on the rows beside it."""
+
+    def fuses_gate(self, x: torch.Tensor) -> bool:
+        from stridelm.kernels.fp8 import FUSED_ROWS
+
+        return 0 < x.shape[0] <= FUSED_ROWS and x.dtype != torch.float64
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None = None,
+    ) -> torch.Tensor:
+        from stridelm.kernels.fp8 import product
+
+        if x.dtype == torch.float64:
+            return plain_product(x, weight, scale, bias, by=tiled_product)
+        return product(x, weight, scale, bias, activation)

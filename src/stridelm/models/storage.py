@@ -1,0 +1,202 @@
+"""How a checkpoint stores its matrices: dense, or quantised, as its config.json and its files' headers say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from stridelm.kernels.plain_fp8 import BLOCK, E4M3, quantised, widened
+from stridelm.models.layers.block import Block
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
+from stridelm.models.layers.linear import WeightFormat
+from stridelm.models.layers.quantised import refuse_unread
+from stridelm.models.layers.slots import ModelPart
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
+WEIGHT = ".weight"
+METHODS = ("fp8", "compressed-tensors")
+"""Values of `quant_method` whose weights can be read."""
+REMEDY = "give the checkpoint that they were quantised from"
+QUANTIZATIONS = {"fp8": BY_BLOCK}
+"""What `quantization` may be set to, and the format in which matrices are then stored while they are loaded."""
+
+
+@runtime_checkable
+class Storable(Protocol):
+    """A module whose matrices may be stored in another format than it was built with."""
+
+    @property
+    def format(self) -> WeightFormat: ...
+
+    def store_as(self, weight_format: WeightFormat) -> None:
+        """Before weights are loaded. Raises ValueError for shares that the format cannot have."""
+        ...
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The quantised format of a checkpoint's matrices; a tensor's dtype says which of them have it."""
+
+    form: FP8Format
+    excluded: tuple[str, ...] = ()
+    """Modules whose matrices are dense, as config.json lists them."""
+    quantises: bool = False
+    """Whether the checkpoint is dense, and its matrices are quantised while they are loaded."""
+
+    def excludes(self, module: str) -> bool:
+        """Whether config.json lists a module: by its name, the end or the beginning of it, or a pattern."""
+        for listed in self.excluded:
+            pattern = listed.removeprefix("re:")
+            if pattern != listed:
+                if re.match(pattern, module):
+                    return True
+            elif module == listed or module.startswith(f"{listed}.") or module.endswith(f".{listed}"):
+                return True
+        return False
+
+
+def storage_of(config: Any, quantization: str | None = None) -> Storage | None:
+    """What a config.json says of quantisation; None if all weights are dense and stay so.
+
+    config: a transformers config or a mapping. quantization: one of QUANTIZATIONS, to quantise dense weights. Raises
+    ValueError for a way of quantising that is not supported, and for `quantization` of a quantised checkpoint.
+    """
+    field = "quantization_config"
+    said = config.get(field) if isinstance(config, Mapping) else getattr(config, field, None)
+    if not said:
+        return None if quantization is None else Storage(QUANTIZATIONS[quantization], quantises=True)
+    if quantization is not None:
+        raise ValueError(f"quantization={quantization!r} would have no effect on weights that are quantised; {REMEDY}")
+    said = said if isinstance(said, Mapping) else said.to_dict()
+    refuse_unread(said, "this config.json", METHODS)
+    return _by_block(said) if said["quant_method"] == "fp8" else _by_channel(said)
+
+
+def _by_block(said: Mapping[str, Any]) -> Storage:
+    only = {
+        "weight_block_size": ([BLOCK, BLOCK],),
+        "activation_scheme": ("dynamic", None),
+        "fmt": ("e4m3", None),
+        "scale_fmt": ("float", None),
+    }
+    for field, values in only.items():
+        value = said.get(field)
+        if (list(value) if isinstance(value, tuple) else value) not in values:
+            raise _unsupported(f"FP8 with {field} {value!r}", repr(values[0]))
+    return Storage(BY_BLOCK, tuple(said.get("modules_to_not_convert") or ()))
+
+
+def _by_channel(said: Mapping[str, Any]) -> Storage:
+    if said.get("format") != "float-quantized":
+        raise _unsupported(f"compressed-tensors in format {said.get('format')!r}", "'float-quantized'")
+    groups = list((said.get("config_groups") or {}).values())
+    for group in groups or [{}]:
+        weights, rows = group.get("weights") or {}, group.get("input_activations") or {}
+        for which, part, strategy, dynamic in (
+            ("weights", weights, "channel", False),
+            ("input_activations", rows, "token", True),
+        ):
+            wanted = {"num_bits": 8, "type": "float", "strategy": strategy}
+            found = {field: part.get(field) for field in wanted}
+            if found != wanted or bool(part.get("dynamic")) != dynamic or part.get("symmetric") is False:
+                raise _unsupported(
+                    f"compressed-tensors with {which} {dict(part)}",
+                    f"{wanted}, symmetric and {'dynamic' if dynamic else 'not dynamic'}",
+                )
+    if said.get("kv_cache_scheme"):
+        raise _unsupported("a quantised KV cache (kv_cache_scheme)", "none")
+    return Storage(BY_CHANNEL, tuple(said.get("ignore") or ()))
+
+
+def _unsupported(what: str, supported: str) -> ValueError:
+    return ValueError(f"quantised weights: {what} is not supported; supported: {supported}; otherwise {REMEDY}")
+
+
+class Loading:
+    """What is done to a checkpoint's tensors on their way into a model: what `store` returns."""
+
+    def __init__(self, form: FP8Format, quantises: Collection[str], widens: Collection[str]) -> None:
+        """Names of weights: of those that are quantised, and of those that are widened."""
+        self.form, self.quantises = form, frozenset(quantises)
+        self.widens = frozenset(widens)
+
+    def stream(self, tensors: Tensors) -> Tensors:
+        """The tensors as the model's slots expect them. Raises ValueError for scales that do not fit, or are
+        missing."""
+        waiting: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors:
+            weight = f"{name.rpartition('.')[0]}{WEIGHT}"
+            if name in self.quantises:
+                stored, scale = quantised(tensor)
+                yield name, stored
+                yield self._scale_of(name), scale
+            elif weight in self.widens and name in (weight, self._scale_of(weight)):
+                pair = waiting.setdefault(weight, {})
+                pair["weight" if name == weight else "scale"] = tensor
+                if len(pair) == 2:
+                    yield weight, self._widened(weight, **waiting.pop(weight))
+            else:
+                yield name, tensor
+        if waiting:
+            missing = ", ".join(sorted(self._scale_of(name) for name in waiting))
+            raise ValueError(
+                f"scales are missing, or the weights of which they are: {missing}; copy the checkpoint again"
+            )
+
+    def _scale_of(self, weight: str) -> str:
+        return f"{weight.removesuffix(WEIGHT)}.{self.form.scale}"
+
+    def _widened(self, name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wanted = self.form.scales_of(weight.shape)
+        if scale.shape != wanted:
+            have = f"{self._scale_of(name)} is {list(scale.shape)}"
+            raise ValueError(f"{have}, but {self.form.name} has {list(wanted)}; copy the checkpoint again")
+        return widened(weight, scale, BLOCK if self.form.by_block else 1)
+
+
+def store(model: ModelPart, storage: Storage, headers: Mapping[str, torch.Tensor] | None) -> Loading:
+    """Give the model's matrices, which have no memory yet, the formats in which the checkpoint stores them.
+
+    headers: the checkpoint's tensors without data; without them, config.json's list decides. A matrix that is stored
+    quantised, and which its module must have dense, is widened while it is loaded. Raises ValueError if matrices that
+    are multiplied as one are stored differently, or if the shares of a rank would cut what shares a scale.
+    """
+    quantises: list[str] = []
+    widens: list[str] = []
+    inside = {id(part) for block in model.modules() if isinstance(block, Block) for part in block.modules()}
+    for module, names in _matrices(model):
+        replaceable = isinstance(module, Storable) and module.format.replaceable
+        if storage.quantises or headers is None:
+            chosen = replaceable and id(module) in inside and not _any_excluded(storage, names)
+            quantises += names if chosen and storage.quantises else ()
+        else:
+            eight = [name for name in names if name in headers and headers[name].dtype == E4M3]
+            others = sorted(name for name in names if name in headers and name not in eight)
+            chosen = replaceable and bool(eight)
+            if chosen and others:
+                raise ValueError(
+                    f"{eight[0]} is quantised and {others[0]} is not, but both are multiplied at once; {REMEDY}"
+                )
+            widens += () if chosen else eight
+        if chosen:
+            assert isinstance(module, Storable)
+            module.store_as(storage.form)
+    return Loading(storage.form, quantises, widens)
+
+
+def _any_excluded(storage: Storage, names: Sequence[str]) -> bool:
+    return any(storage.excludes(name.removesuffix(WEIGHT)) for name in names)
+
+
+def _matrices(model: ModelPart) -> list[tuple[nn.Module, list[str]]]:
+    """Every module with the checkpoint's names of its weights."""
+    found: dict[str, list[str]] = {}
+    for stored, slot in model.slots():
+        if stored.endswith(WEIGHT):
+            found.setdefault(slot.name.rpartition(".")[0], []).append(stored)
+    return [(model.get_submodule(path), names) for path, names in found.items()]

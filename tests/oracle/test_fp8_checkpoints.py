@@ -1,0 +1,209 @@
+"""Checkpoints in eight bits against their definition, and the refusal of those that are not supported or broken."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stridelm import LLM
+from stridelm.cli.main import main
+from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
+from stridelm.train.export import load_for_training
+from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, write_fp8
+from support.oracles.fp8 import check_fp8
+
+Checkpoint = Callable[..., Path]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-whole-blocks": ("llama", {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_size": 160, "intermediate_size": 200}),
+    "qwen3-partial-blocks": ("qwen3", {"hidden_size": 200, "intermediate_size": 328, "head_dim": 20}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+}
+by_form = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.fixture
+def stored(checkpoint: Checkpoint, tmp_path: Path) -> Callable[..., Path]:
+    """stored(variant, form): its checkpoint in eight bits."""
+
+    def get(variant: str, form: str, **options: Any) -> Path:
+        kind, changes = VARIANTS[variant]
+        return write_fp8(tmp_path / f"{variant}-{form}", checkpoint(kind, scale=3.0, **changes), form, **options)
+
+    return get
+
+
+@by_form
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits(stored: Callable[..., Path], variant: str, form: str) -> None:
+    """Prefill, chunks and decode steps give the logits of the definition within 1e-5, with products of either kind."""
+    path = stored(variant, form)
+    check_fp8(path, form, 7)
+    check_fp8(path, form, 1024, deterministic=False)
+
+
+@by_form
+def test_modules_that_stay_dense(stored: Callable[..., Path], form: str) -> None:
+    """Where a tensor is stored without scales it is dense, whether config.json lists it or not."""
+
+    def leaves(name: str) -> bool:
+        return ".0.mlp.down_proj" in name or ".1.self_attn" in name
+
+    path = stored("llama-whole-blocks", form, leaves=leaves)
+    check_fp8(path, form, 1024)
+    model = load_model(path)
+    dense = [
+        name for name, part in model.named_modules() if getattr(part, "format", None) and part.format.name == "dense"
+    ]
+    assert dense == ["blocks.0.mlp.down", "blocks.1.mixer.qkv", "blocks.1.mixer.o", "head"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_quantised_while_loading(checkpoint: Checkpoint, stored: Callable[..., Path], variant: str) -> None:
+    """A dense checkpoint loaded with quantization='fp8' is the model that its quantised copy is."""
+    kind, changes = VARIANTS[variant]
+    ours = load_model(checkpoint(kind, scale=3.0, **changes), quantization="fp8", serving=False).state_dict()
+    theirs = load_model(stored(variant, "block"), serving=False).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor.float(), theirs[name].float()) for name, tensor in ours.items())
+
+
+@by_form
+def test_bytes(stored: Callable[..., Path], form: str) -> None:
+    """The profile of memory counts scales, and eight bits for a matrix."""
+    path = stored("llama-biases", form)
+    model, _ = build_stored(load_config(path), path)
+    loaded = load_model(path, dtype=torch.bfloat16, serving=False)
+    assert weight_bytes(model, torch.bfloat16) == sum(parameter.nbytes for parameter in loaded.parameters())
+    assert loaded.get_parameter("blocks.0.mlp.down.weight").itemsize == 1
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_random_weights(checkpoint: Checkpoint, stored: Callable[..., Path], quantization: str | None) -> None:
+    """A model to measure speed with: the formats are those of the config, and its logits are finite."""
+    path = checkpoint("llama", scale=3.0) if quantization else stored("llama-whole-blocks", "block")
+    if not quantization:
+        (path / "model.safetensors").unlink()
+    model = load_model(path, load_format="dummy", quantization=quantization, dtype=torch.bfloat16)
+    assert format_names(model.blocks) == ["FP8 by block"] and model.head.format.name == "dense"
+    out = LLM(str(path), load_format="dummy", quantization=quantization, skip_tokenizer_init=True, num_pages=20)
+    assert len(out.generate([5, 6, 7])[0].outputs[0].token_ids) > 0
+
+
+def test_inspect(stored: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """The format is named."""
+    assert main(["inspect", str(stored("llama-biases", "block")), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["weight_formats"] == ["FP8 by block", "dense"]
+    assert facts["stored"]["float8_e4m3fn"] == 14
+
+
+# What is refused
+
+
+def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    made = copy.deepcopy(config)
+    for name, value in changes.items():
+        part: Any = made
+        *path, last = name.split("__")
+        for step in path:
+            part = part[step]
+        part[last] = value
+    return made
+
+
+GROUP = "config_groups__group_0__"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "block size": (changed(BLOCK_CONFIG, weight_block_size=[64, 128]), "weight_block_size [64, 128] is not supported"),
+    "per tensor": (changed(BLOCK_CONFIG, weight_block_size=None), "weight_block_size None is not supported"),
+    "static": (changed(BLOCK_CONFIG, activation_scheme="static"), "activation_scheme 'static' is not supported"),
+    "e5m2": (changed(BLOCK_CONFIG, fmt="e5m2"), "fmt 'e5m2' is not supported; supported: 'e4m3'"),
+    "ue8m0": (changed(BLOCK_CONFIG, scale_fmt="ue8m0"), "scale_fmt 'ue8m0' is not supported"),
+    "packed": (changed(CHANNEL_CONFIG, format="pack-quantized"), "format 'pack-quantized' is not supported"),
+    "four bits": (changed(CHANNEL_CONFIG, **{f"{GROUP}weights__num_bits": 4}), "with weights"),
+    "per tensor rows": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations__strategy": "tensor"}), "with input_act"),
+    "static rows": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations__dynamic": False}), "with input_activations"),
+    "weights alone": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations": None}), "with input_activations {}"),
+    "no groups": (changed(CHANNEL_CONFIG, config_groups=None), "with weights {}"),
+    "KV": (changed(CHANNEL_CONFIG, kv_cache_scheme={"num_bits": 8}), "quantised KV cache"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) -> None:
+    """Before any file of weights is opened, with what is supported and a way out."""
+    entry, message = REFUSED[case]
+    config = json.loads((checkpoint("llama", scale=3.0) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load_model(tmp_path)
+    assert "otherwise give the checkpoint that they were quantised from" in str(error.value)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+DOWN = "model.layers.0.mlp.down_proj."
+SPOILED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "no scale": (lambda t: t.pop(f"{DOWN}weight_scale_inv"), rf"missing: {DOWN}weight_scale_inv"),
+    "no weight": (lambda t: t.pop(f"{DOWN}weight"), rf"missing: {DOWN}weight; unexpected: {DOWN}weight_scale_inv"),
+    "short scale": (
+        lambda t: t.update({f"{DOWN}weight_scale_inv": torch.ones(1, 3)}),
+        rf"misshapen: {DOWN}weight_scale_inv is \[1, 3\], config.json says \[2, 3\]",
+    ),
+    "a scale in eight bits": (
+        lambda t: t.update({f"{DOWN}weight_scale_inv": torch.ones(2, 3).to(torch.float8_e4m3fn)}),
+        rf"of a dtype that weights cannot have: {DOWN}weight_scale_inv",
+    ),
+    "a dense tensor in a fused matrix": (
+        lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(384, 256)}),
+        r"gate_proj.weight is quantised and model.layers.1.mlp.up_proj.weight is not, .* give the checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_broken_checkpoints(
+    stored: Callable[..., Path], case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Headers show it: no tensor is read, and `stride inspect` says the same."""
+    change, message = SPOILED[case]
+    path = rewritten(stored("llama-whole-blocks", "block"), change)
+    monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
+    assert main(["inspect", str(path)]) != 0
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_quantization_without_effect(stored: Callable[..., Path]) -> None:
+    path = stored("llama-biases", "channel")
+    with pytest.raises(ValueError, match=r"quantization='fp8' would have no effect .* give the checkpoint that they"):
+        LLM(str(path), quantization="fp8", skip_tokenizer_init=True)
+    with pytest.raises(ValueError, match=r"unknown quantization 'int4'; choose fp8"):
+        LLM(str(path), quantization="int4", skip_tokenizer_init=True)
+
+
+def test_cards_without_eight_bits(stored: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An A100 is refused before weights are read, with what to do."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
+    with pytest.raises(ValueError, match=r"need a GPU of compute capability 8\.9 or later; give the checkpoint"):
+        load_model(stored("llama-biases", "block"), device="cuda:0")
+
+
+def test_training_starts_from_dense_weights(stored: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="is quantised; training starts from the checkpoint that"):
+        load_for_training(stored("qwen3-tied", "block"))
