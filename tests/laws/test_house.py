@@ -180,7 +180,8 @@ def test_registries_choose_kernels() -> None:
         if package_of(path) != "kernels" and isinstance(node, functions)
         if any(name.startswith("stridelm.kernels") for name in imports(path, node))
     }
-    assert choosing <= {"models/layers/products.py", "models/layers/expert_products.py"}
+    layers = ("products", "expert_products", "fp8", "fp8_experts")
+    assert choosing <= {f"models/layers/{name}.py" for name in layers}
 
 
 def test_no_cache_of_the_process_holds_tensors() -> None:

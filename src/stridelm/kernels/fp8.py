@@ -110,13 +110,15 @@ def _product_kernel(
         part_BR = tl.dot(weight.load([first, k]), x_KR)
         if BY_BLOCK:
             scale_R = tl.load(x_scales + block * rows + row_R, mask=exists_R, other=0.0)
-            part_BR *= _scale(weight_scales, scales_B, first // G * blocks, block, exists_B, B, G) * scale_R[None, :]
+            part_BR *= (
+                scale_of_tile(weight_scales, scales_B, first // G * blocks, block, exists_B, B, G) * scale_R[None, :]
+            )
         sum_BR += part_BR
         if ACTIVATION is not None:
             part_BR = tl.dot(weight.load([outputs + first, k]), x_KR)
             if BY_BLOCK:
                 at = (outputs + first) // G * blocks
-                part_BR *= _scale(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+                part_BR *= scale_of_tile(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
             up_BR += part_BR
     if not BY_BLOCK:
         scale_R = tl.load(x_scales + row_R, mask=exists_R, other=0.0)
@@ -135,7 +137,7 @@ def _product_kernel(
 
 
 @triton.jit
-def _scale(scales, scales_B, at, block, exists_B, B: tl.constexpr, G: tl.constexpr):
+def scale_of_tile(scales, scales_B, at, block, exists_B, B: tl.constexpr, G: tl.constexpr):
     """[1 or B, 1]: the scales of a tile's outputs, one for all of them if they lie in one group."""
     if G % B == 0:
         scale = tl.full([1, 1], 1.0, tl.float32) * tl.load(scales + at + block)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 BLOCK = 128
 FORMS = ("block", "channel")
 SCALES = {"block": "weight_scale_inv", "channel": "weight_scale"}
-LEAVES = ("embed_tokens", "lm_head", ".gate.", "shared_expert_gate", "eh_proj", "norm")
+LEAVES = ("embed_tokens", "lm_head", ".gate.", "shared_expert_gate", "eh_proj", "input_proj", "norm")
 """Parts of the names of matrices that published checkpoints leave dense."""
 BLOCK_CONFIG: dict[str, Any] = {
     "quant_method": "fp8",
@@ -52,7 +52,7 @@ CONFIGS = {"block": BLOCK_CONFIG, "channel": CHANNEL_CONFIG}
 
 def is_quantised(name: str) -> bool:
     """Whether published checkpoints quantise a tensor of this name."""
-    return name.endswith("proj.weight") and not any(part in name for part in LEAVES)
+    return "_proj" in name and name.endswith(".weight") and not any(part in name for part in LEAVES)
 
 
 def by_definition(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from stridelm.kernels.fp8 import product, quantise
+from stridelm.kernels.ops import Ops, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import quantised_rows
 from stridelm.kernels.products import Tile
-from support.checkpoints.fp8 import BLOCK, by_definition
+from stridelm.models.layers.block import Site
+from stridelm.models.layers.expert_products import ExpertProducts
+from stridelm.models.layers.experts import Experts, MixtureSpec
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL
+from stridelm.models.layers.rope import Ropes
+from stridelm.models.loader import fill, screaming
+from support.checkpoints.fp8 import BLOCK, SCALES, by_definition
 from support.checks.linear import rows
 from support.checks.row_ops import noise
 from support.oracles.fp8 import rows_by_definition, widened
@@ -101,3 +110,51 @@ def check_tiles(case: Case) -> None:
         if tile.outputs == 64:
             again = product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile)
             assert torch.equal(again, gated), tile
+
+
+class ExpertsCase:
+    """Random rows, choices, and experts' matrices by definition, in a layer of a mixture."""
+
+    def __init__(
+        self, count: int, experts: int, each: int, width: int, inner: int, form: str, dtype: torch.dtype, device: str
+    ) -> None:
+        self.form, self.dtype, self.device = form, dtype, device
+        spec = MixtureSpec(moe_intermediate_size=inner, routing=Routing(num_experts=experts, num_experts_per_tok=each))
+        with torch.device("meta"):
+            layer = Experts(spec, Site(0, width, 1e-6, Ropes(1)))
+        layer.store_as(BY_BLOCK if form == "block" else BY_CHANNEL)
+        self.layer = screaming(layer, dtype, torch.device(device)).requires_grad_(False)
+        self.matrices: dict[str, torch.Tensor] = {}
+        tensors = {}
+        for seed, (name, slot) in enumerate(self.layer.slots()):
+            if not name.endswith(".weight"):
+                continue
+            shape = (slot.stop - slot.start, inner if slot.name == "down" else width)
+            matrix = noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[1] ** -0.5 * (1 + seed % 3)
+            stored, scale = by_definition(matrix, form)
+            tensors[name], tensors[name.removesuffix("weight") + SCALES[form]] = stored, scale
+            self.matrices[name.removesuffix(".weight")] = widened(stored, scale, form)
+        fill(self.layer, iter(tensors.items()), Path("x"))
+        self.x = rows(1, count, width, dtype, device)
+        scores = noise(4, count, experts, dtype=torch.float32, device="cpu")
+        scores[: count // 2, : max(each, experts // 8)] += 100  # skewed
+        self.chosen = scores.topk(each).indices.to(device)
+
+    def run(self, products: ExpertProducts, ops: Ops, part: Any = slice(None)) -> torch.Tensor:
+        return products(self.x[part], self.chosen[part], self.layer.gate_up, self.layer.down, ops, "silu")
+
+    def check_parts(self, products: ExpertProducts, ops: Ops) -> None:
+        """Each part is its expert's product by definition of what the gate made, and a row's bits are its own."""
+        got = self.run(products, ops)
+        assert got.dtype == self.dtype
+        for row, expert in [(0, 0), (len(self.x) // 2, 1), (len(self.x) - 1, 0)]:
+            name = str(int(self.chosen[row, expert]))
+            x = rows_by_definition(self.x[row : row + 1].cpu().double(), self.form)
+            gate, up = ((x @ self.matrices[f"{name}.{part}_proj"].t()).to(self.dtype) for part in ("gate", "up"))
+            inner = PlainOps().gate(torch.cat((gate, up), 1), "silu").double()
+            wanted = rows_by_definition(inner, self.form) @ self.matrices[f"{name}.down_proj"].t()
+            # A number of the gate's may be rounded to the next one of e4m3, a sixteenth away.
+            torch.testing.assert_close(got[row, expert].cpu().double(), wanted[0], rtol=0, atol=0.02)
+        count = len(self.x)
+        for part in (slice(1), slice(count - 1, count), slice(0, count, 2), slice(count // 3, count // 2 + 1)):
+            assert torch.equal(self.run(products, ops, part), got[part]), part

@@ -10,10 +10,13 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.fp8 import can_multiply, choose_tile, product
+from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import plain_product, quantised, rows_per_scale
+from stridelm.models.layers.expert_products import of_every_expert
+from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
 from support.checkpoints.fp8 import FORMS, by_definition
-from support.checks.fp8 import Case, check_gated, check_product, check_quantised, check_tiles
+from support.checks.fp8 import Case, ExpertsCase, check_gated, check_product, check_quantised, check_tiles
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import noise
 from support.doubles.interpreter import INTERPRETED
@@ -81,6 +84,19 @@ def test_rows_are_their_own(form: str) -> None:
     run = partial(product, weight_OI=case.weight, scale=case.scale, bias_O=case.bias)
     check_row_bits(run, case.x, counts=(1, 2, 16, 17, 33, 64, 65, 70))
     assert run(case.x[:0]).shape == (0, 96)
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("sizes", [(160, 64), (128, 256), (80, 48)], ids=str)
+@pytest.mark.parametrize("count", [3, 40])
+def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
+    """One after another, all through each, and in few launches."""
+    case = ExpertsCase(count, 5, 2, *sizes, form, torch.float32, "cpu")
+    for products in (FP8Experts(case.layer, tiled_product), GroupedFP8Experts(case.layer)):
+        case.check_parts(products, PlainOps())
+    every = of_every_expert(case.x, case.chosen, 5, lambda expert, x: x + expert)
+    assert torch.equal(every, case.x[:, None] + case.chosen[..., None])
 
 
 def test_quantised_while_loading() -> None:

@@ -12,6 +12,8 @@ from torch import nn
 
 from stridelm.kernels.host.product import FewRows
 from stridelm.models.layers import products
+from stridelm.models.layers.expert_products import ExpertProducts
+from stridelm.models.layers.experts import Experts
 from stridelm.models.layers.linear import DENSE, Linear, Stack, WeightFormat, bias_of, bias_slots, set_products
 from stridelm.models.layers.products import (
     PACKED,
@@ -243,6 +245,12 @@ class RowScaled:
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
         return self.tiled if deterministic else self.plain
+
+    def plain_experts(self, layer: Experts) -> ExpertProducts:
+        raise NotImplementedError
+
+    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+        raise NotImplementedError
 
 
 class Loose(RowScaled):

@@ -74,7 +74,7 @@ class ExpertsInTurn:
             inner = ops.gate(self.product(x, gate_up, None), inputs.activation)
             return self.product(inner, down, None)
 
-        return _in_turn(inputs, len(matrices), run)
+        return in_turn(inputs, len(matrices), run)
 
 
 class PackedExperts:
@@ -94,7 +94,7 @@ class PackedExperts:
             inner = ops.gate(self.gate_up[expert](x, inputs.gate_up_QH, None), inputs.activation)
             return self.down[expert](inner, inputs.down_RI, None)
 
-        return _in_turn(inputs, len(self.down), run)
+        return in_turn(inputs, len(self.down), run)
 
 
 def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> FewRowsOfExperts | None:
@@ -107,7 +107,7 @@ def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> Few
     return FewRowsOfExperts(*few)
 
 
-def _in_turn(inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def in_turn(inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """[N, K, H] of `run(expert, its rows)`."""
     x_NH, (rows, each) = inputs.x_NH, inputs.chosen_NK.shape
     flat_P = inputs.chosen_NK.flatten()
@@ -137,13 +137,26 @@ class EveryExpert:
         self.product = product
 
     def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
-        x_NH, chosen_NK = inputs.x_NH, inputs.chosen_NK
-        parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
-        for expert, (gate_up, down) in enumerate(inputs.matrices):
-            inner = ops.gate(self.product(x_NH, gate_up, None), inputs.activation)
-            made_NH = self.product(inner, down, None)
-            parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
-        return parts_NKH
+        matrices = inputs.matrices
+
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            gate_up, down = matrices[expert]
+            inner = ops.gate(self.product(x, gate_up, None), inputs.activation)
+            return self.product(inner, down, None)
+
+        return of_every_expert(inputs, len(matrices), run)
+
+
+def of_every_expert(
+    inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """[N, K, H] of `run(expert, all rows)`: nothing is read on the host."""
+    x_NH, chosen_NK = inputs.x_NH, inputs.chosen_NK
+    parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
+    for expert in range(experts):
+        made_NH = run(expert, x_NH)
+        parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
+    return parts_NKH
 
 
 def chosen_experts(

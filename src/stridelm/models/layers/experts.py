@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +12,11 @@ from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops, Routing
 from stridelm.models.layers.block import Site, check_sizes
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn, chosen_experts
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
+from stridelm.models.layers.linear import Stack, WeightFormat
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.router import Router
-from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
+from stridelm.models.layers.slots import ModelPart, Slots, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,36 @@ class Experts(ModelPart):
     def __init__(self, spec: MixtureSpec, site: Site) -> None:
         super().__init__()
         self.count, self.activation = spec.routing.num_experts, spec.activation
-        self.rows, self.columns = Split.rows(site.shard), Split.columns(site.shard)
-        self.width, self.inner = site.width, self.rows.share(0, spec.moe_intermediate_size)
-        self.gate_up = nn.Parameter(torch.empty(self.count * 2 * self.inner, self.width))
-        self.down = nn.Parameter(torch.empty(self.count * self.width, self.inner))
-        self.products: ExpertProducts = ExpertsInTurn()
+        rows, columns = Split.rows(site.shard), Split.columns(site.shard)
+        self.width, self.inner = site.width, rows.share(0, spec.moe_intermediate_size)
+        self.stacks = {
+            "gate_up": Stack(self.width, (self.inner,) * 2 * self.count, split=rows),
+            "down": Stack(self.inner, (self.width,) * self.count, split=columns),
+        }
+        self._take(site.weight_format)
+
+    gate_up: nn.Parameter
+    down: nn.Parameter
+
+    def _take(self, weight_format: WeightFormat) -> None:
+        """Parameters are called after their stack, and what comes beside a weight as in the format."""
+        self._kept: list[str] = []
+        for name, stack in self.stacks.items():
+            for part, tensor in weight_format.parameters(stack).items():
+                if tensor is not None:
+                    self.register_parameter(_named(name, part), tensor)
+                    self._kept += [_named(name, part)] if part in weight_format.kept else []
+        self.format = weight_format
+        self.products: ExpertProducts = weight_format.plain_experts(self)
+
+    def store_as(self, weight_format: WeightFormat) -> None:
+        """Take another format, before weights are loaded. Raises ValueError for shares that it cannot have."""
+        assert self.format.replaceable
+        device = self.gate_up.device
+        for name in list(self._parameters):
+            delattr(self, name)
+        with device:
+            self._take(weight_format)
 
     def forward(self, x: torch.Tensor, chosen_NK: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, K, width]: what each chosen expert makes of the row, as far as this rank has its matrices."""
@@ -93,16 +119,26 @@ class Experts(ModelPart):
     def choose_products(self, *, deterministic: bool) -> None:
         """Choose the products for serving, by device, dtype and whether equal bits are promised. They may keep the
         weights in a form of their own; the parameters are empty then."""
-        self.products = chosen_experts(self.gate_up, self.down, self.count, deterministic=deterministic)
+        self.products = self.format.experts(self, deterministic=deterministic)
         if self.products.packs:
             for name in ("gate_up", "down"):
                 empty = self.get_parameter(name).new_empty(0)
                 setattr(self, name, nn.Parameter(empty, requires_grad=False))
 
+    def kept(self) -> list[nn.Parameter]:
+        return [self.get_parameter(name) for name in self._kept]
+
     def slots(self, theirs: str = "") -> Slots:
         for expert in range(self.count):
-            prefix, at = f"{theirs}{expert}.", 2 * expert * self.inner
-            yield f"{prefix}gate_proj.weight", WeightSlot("gate_up", at, at + self.inner, self.rows)
-            yield f"{prefix}up_proj.weight", WeightSlot("gate_up", at + self.inner, at + 2 * self.inner, self.rows)
-            at = expert * self.width
-            yield f"{prefix}down_proj.weight", WeightSlot("down", at, at + self.width, self.columns)
+            at = 2 * expert * self.inner
+            yield from self._matrix(f"{theirs}{expert}.gate_proj.", "gate_up", at, self.inner)
+            yield from self._matrix(f"{theirs}{expert}.up_proj.", "gate_up", at + self.inner, self.inner)
+            yield from self._matrix(f"{theirs}{expert}.down_proj.", "down", expert * self.width, self.width)
+
+    def _matrix(self, theirs: str, name: str, start: int, size: int) -> Slots:
+        for stored, slot in self.format.slots(self.stacks[name], start, start + size):
+            yield theirs + stored, replace(slot, name=_named(name, slot.name))
+
+
+def _named(stack: str, part: str) -> str:
+    return stack + part.removeprefix("weight")

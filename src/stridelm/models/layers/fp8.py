@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import gcd
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, plain_product
+from stridelm.models.layers.expert_products import ExpertProducts
+from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
 from stridelm.models.layers.products import Product, tiled_product
 from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
+
+if TYPE_CHECKING:
+    from stridelm.models.layers.experts import Experts
 
 CAPABILITY = (8, 9)
 """The first whose tensor cores multiply such numbers."""
@@ -62,7 +67,7 @@ class FP8Format:
 
     def _group(self, stack: Stack) -> int:
         """G."""
-        return gcd(BLOCK, *stack.outs[:-1]) if self.by_block else 1
+        return gcd(BLOCK, stack.unit) if self.by_block else 1
 
     def _check_split(self, stack: Stack) -> None:
         if stack.split.world == 1 or (stack.split.dim == 0 and not self.by_block):
@@ -87,6 +92,12 @@ class FP8Format:
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
         assert not shared
         return chosen(layer.weight, deterministic=deterministic)
+
+    def plain_experts(self, layer: Experts) -> ExpertProducts:
+        return FP8Experts(layer)
+
+    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+        return chosen_fp8_experts(layer, deterministic=deterministic)
 
 
 BY_BLOCK = FP8Format("FP8 by block", "weight_scale_inv", by_block=True)

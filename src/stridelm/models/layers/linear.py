@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from functools import cached_property
+from math import gcd
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, chosen_experts
 from stridelm.models.layers.products import GatedProduct, PackedProduct, Product, chosen
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
+
+if TYPE_CHECKING:
+    from stridelm.models.layers.experts import Experts
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,11 @@ class Stack:
     @property
     def out_features(self) -> int:
         return sum(self.outs)
+
+    @cached_property
+    def unit(self) -> int:
+        """The largest number that divides where each matrix begins; 0 if there is but one."""
+        return gcd(*self.outs[:-1])
 
 
 class WeightFormat(Protocol):
@@ -65,6 +76,14 @@ class WeightFormat(Protocol):
         keeps equal bits. It may replace the layer's weight by its own copy, unless another module shares the weight."""
         ...
 
+    def plain_experts(self, layer: Experts) -> ExpertProducts:
+        """As `plain`, for a mixture's experts."""
+        ...
+
+    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+        """As `product`, for a mixture's experts."""
+        ...
+
 
 class DenseFormat:
     """Weights stored in the dtype in which they are multiplied."""
@@ -92,6 +111,12 @@ class DenseFormat:
         if isinstance(product, PackedProduct) and not shared:
             layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
         return product
+
+    def plain_experts(self, layer: Experts) -> ExpertProducts:
+        return ExpertsInTurn()
+
+    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+        return chosen_experts(layer.gate_up, layer.down, layer.count, deterministic=deterministic)
 
 
 DENSE = DenseFormat()

@@ -1,0 +1,172 @@
+"""Products of rows with the matrices, in eight bits, of the experts that they have chosen, on a GPU.
+
+Pairs of a row and an expert are sorted and tiled as in experts.py, and rows are quantised and products added as in
+fp8.py: once for all experts of a row, and again between the two products. Every tile has at least 64 outputs, which is
+what one kind of instruction takes, so that all tiles give the same bits.
+
+Legend: as in experts.py and fp8.py.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.experts import Sorted, sort_pairs
+from stridelm.kernels.fp8 import quantise, scale_of_tile
+from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
+from stridelm.kernels.products import Tile
+from stridelm.kernels.triton_rows import gated
+
+
+@triton.jit
+def _product_kernel(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    pairs,
+    experts,
+    y,
+    rows,
+    inputs,
+    outputs,
+    blocks,
+    each,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    SORTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (tiles of outputs, T). As in experts.py; x has `rows` rows or places."""
+    wait_for_inputs(DEPENDENT)
+    tile = tl.program_id(1)
+    expert = tl.load(experts + tile).to(tl.int32)
+    if expert < 0:
+        return
+    entry_R = tl.arange(0, R)
+    if SORTED:
+        place_R = tile * R + entry_R
+        pair_R = tl.load(pairs + place_R)
+    else:
+        place_R = tile + entry_R
+        pair_R = tl.where(entry_R == 0, tile, -1)
+    exists_R = pair_R >= 0
+    first = tl.program_id(0) * B
+    output_B = first + tl.arange(0, B)
+    exists_B = output_B < outputs
+    top = expert * outputs
+    source_R, target_R = place_R, pair_R
+    if ACTIVATION is not None:
+        top += expert * outputs
+        source_R, target_R = pair_R // each, place_R
+    scales_B = weight_scales + (top + output_B).to(tl.int64) // G * blocks
+    up_scales_B = weight_scales + (top + outputs + output_B).to(tl.int64) // G * blocks
+    input_K = tl.arange(0, K)
+    x_RK = x + source_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    for k in range(0, inputs, K):
+        block = k // K
+        loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
+        part_BR = tl.dot(weight.load([top + first, k]), loaded_RK.T)
+        if BY_BLOCK:
+            scale_R = tl.load(x_scales + block * rows + source_R, mask=exists_R, other=0.0)
+            at = (top + first).to(tl.int64) // G * blocks
+            part_BR *= scale_of_tile(weight_scales, scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+        sum_BR += part_BR
+        if ACTIVATION is not None:
+            part_BR = tl.dot(weight.load([top + outputs + first, k]), loaded_RK.T)
+            if BY_BLOCK:
+                at = (top + outputs + first).to(tl.int64) // G * blocks
+                part_BR *= scale_of_tile(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+            up_BR += part_BR
+    if not BY_BLOCK:
+        scale_R = tl.load(x_scales + source_R, mask=exists_R, other=0.0)
+        sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+        if ACTIVATION is not None:
+            up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+    if ACTIVATION is not None:
+        dtype = y.dtype.element_ty
+        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
+    at_BR = y + target_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+
+
+def choose_tile(order: Sorted, is_gated: bool) -> Tile:
+    """All give the same bits."""
+    height = order.height
+    if height < 128:
+        return Tile(64, height, BLOCK, warps=4, stages=4 if is_gated else 6)
+    return Tile(64 if is_gated else 128, height, BLOCK, warps=8, stages=3)
+
+
+def expert_parts(
+    x_NH: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    gate_up: tuple[torch.Tensor, torch.Tensor],
+    down: tuple[torch.Tensor, torch.Tensor],
+    activation: str,
+) -> torch.Tensor:
+    """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts (`ExpertProducts`).
+
+    gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
+    """
+    (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down[0].shape[1])
+    parts_NKH = x_NH.new_empty(rows, each, width)
+    if not rows:
+        return parts_NKH
+    order = sort_pairs(chosen_NK.contiguous(), down[0].shape[0] // width)
+    inner_TI = x_NH.new_empty(order.places, inner)
+    multiply(x_NH, *gate_up, order, each, inner_TI, activation)
+    multiply(inner_TI, *down, order, each, parts_NKH.view(-1, width), None)
+    return parts_NKH
+
+
+def multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    order: Sorted,
+    each: int,
+    y: torch.Tensor,
+    activation: str | None,
+    tile: Tile | None = None,
+) -> None:
+    """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
+    Places without a pair are quantised too, whatever they hold, and read by nobody."""
+    outputs, blocks = y.shape[1], scale.shape[1]
+    q, scales = quantise(x, by_block := blocks > 1)
+    tile = tile or choose_tile(order, activation is not None)
+    _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
+        q,
+        scales,
+        TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [tile.outputs, BLOCK]),
+        scale,
+        order.pairs,
+        order.experts,
+        y,
+        x.shape[0],
+        x.shape[1],
+        outputs,
+        blocks,
+        each,
+        tile.outputs,
+        tile.rows,
+        BLOCK,
+        rows_per_scale(weight.shape[0], scale.shape[0]),
+        by_block,
+        order.pairs.shape[0] > 0,
+        activation,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dependent(x.device),
+    )

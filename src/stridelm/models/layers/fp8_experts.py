@@ -1,0 +1,64 @@
+"""Products with the matrices of experts in eight bits, in the ways of expert_products.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.kernels.ops import Ops
+from stridelm.kernels.plain_fp8 import plain_product
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, in_turn, of_every_expert
+from stridelm.models.layers.products import Product, tiled_product
+
+if TYPE_CHECKING:
+    from stridelm.models.layers.experts import Experts
+
+
+class FP8Experts:
+    """One expert after another; on a GPU all rows through each, since what was chosen is not known on the host.
+
+    The weights and scales are read from the layer, whose tensors are replaced when it is loaded.
+    """
+
+    packs: ClassVar[bool] = False
+
+    def __init__(self, layer: Experts, by: Product = F.linear) -> None:
+        self.layer, self.by = layer, by
+
+    def tensors(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """Weights and scales of gate above up, and of down."""
+        layer, scale = self.layer, self.layer.get_parameter
+        return (layer.gate_up, scale("gate_up_scale")), (layer.down, scale("down_scale"))
+
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        experts = self.layer.count
+        gate_ups, downs = (list(zip(weight.chunk(experts), scale.chunk(experts))) for weight, scale in self.tensors())
+
+        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
+            inner = ops.gate(plain_product(x, *gate_ups[expert], None, self.by), inputs.activation)
+            return plain_product(inner, *downs[expert], None, self.by)
+
+        return (of_every_expert if inputs.x_NH.is_cuda else in_turn)(inputs, experts, run)
+
+
+class GroupedFP8Experts(FP8Experts):
+    """All experts in a few launches (kernels/fp8_experts.py)."""
+
+    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
+        from stridelm.kernels.fp8_experts import expert_parts
+
+        if inputs.x_NH.dtype == torch.float64:
+            return super().__call__(inputs, ops)
+        return expert_parts(inputs.x_NH, inputs.chosen_NK, *self.tensors(), inputs.activation)
+
+
+def chosen_fp8_experts(layer: Experts, *, deterministic: bool) -> ExpertProducts:
+    """The fastest for the weights' device; if equal bits are promised, among those that keep them."""
+    if layer.gate_up.is_cuda:
+        from stridelm.kernels.fp8 import can_multiply
+
+        if all(can_multiply(weight, torch.bfloat16) for weight in (layer.gate_up, layer.down)):
+            return GroupedFP8Experts(layer, tiled_product)
+    return FP8Experts(layer, tiled_product if deterministic else F.linear)
