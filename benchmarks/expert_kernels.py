@@ -155,8 +155,10 @@ def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
     return found
 
 
-def expert_tiles_table(found: list[dict[str, Any]]) -> Table:
-    table = right_table("experts: (outputs, pairs, inputs, warps, stages)", "rows", "product", "as chosen", "best five")
+def expert_tiles_table(
+    found: list[dict[str, Any]], title: str = "experts: (outputs, pairs, inputs, warps, stages)"
+) -> Table:
+    table = right_table(title, "rows", "product", "as chosen", "best five")
     for rows, stage in dict.fromkeys((trial["rows"], trial["stage"]) for trial in found):
         trials = [trial for trial in found if (trial["rows"], trial["stage"]) == (rows, stage)]
         trials.sort(key=lambda trial: trial["us"])

@@ -56,7 +56,7 @@ from stridelm.params import SamplingParams, Speculation
 
 DEFAULT_MODEL = next(iter(SHAPES))
 ROUTINGS = ("random", "skewed")
-FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0]}
+FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0], "quantization": None}
 """What the first runs recorded do not name."""
 SKEW = 20.0
 """Standard deviation of what a skewed router adds to the scores of an eighth of its experts, or subtracts from them.
@@ -80,6 +80,7 @@ class Settings:
     bandwidth: float
     model: str = DEFAULT_MODEL
     routing: str = "random"
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument(
         "--routing", choices=ROUTINGS, default=ROUTINGS[0], help="skewed: half of the rows to an eighth of the experts"
     )
+    parser.add_argument("--quantization", choices=("fp8",), help="how weights are stored; without it, in bfloat16")
     parser.add_argument("--batch", default="1,4,16,64,128,256")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--output", type=int, default=256, help="output tokens")
@@ -154,6 +156,7 @@ def main() -> int:
         args.bandwidth,
         args.model,
         args.routing,
+        args.quantization,
     )
     if args.routing == "skewed" and "num_experts" not in SHAPES[args.model].config:
         parser.error(f"{args.model} has no experts: leave out --routing")
@@ -175,7 +178,8 @@ def main() -> int:
             del engine  # the next mode needs the memory
             gc.collect()
             torch.cuda.empty_cache()
-    console.print(as_table(rows, shape.title))
+    weights = "bfloat16" if settings.quantization is None else f"weights in {settings.quantization}"
+    console.print(as_table(rows, f"{shape.title}'s shape, {weights}"))
     if args.json:
         append_result(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
     if args.plot:
@@ -189,6 +193,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
     config = EngineConfig(
         model=folder,
         load_format="dummy",
+        quantization=settings.quantization,
         dtype="bfloat16",
         device="cuda",
         drafter="none",
@@ -249,7 +254,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             gap_ms=gap,
             prefill_per_s=measured.prefill_per_s,
             over_plain=None if plain is None else tokens_per_s / plain,
-            over_vllm=over_vllm(tokens_per_s, decoding, batch, settings.model),
+            over_vllm=over_vllm(tokens_per_s, decoding, batch, settings),
             mode=mode,
         )
         console.print(
@@ -265,8 +270,10 @@ def synthetic_length(decoding: str) -> float | None:
     return float(length) if rule.startswith("synthetic") else None
 
 
-def over_vllm(tokens_per_s: float, decoding: str, batch: int, model: str) -> float | None:
-    theirs = SHAPES[model].vllm.get(decoding, {}).get(batch)
+def over_vllm(tokens_per_s: float, decoding: str, batch: int, settings: Settings) -> float | None:
+    if settings.quantization is not None:  # vLLM's figures are for bfloat16
+        return None
+    theirs = SHAPES[settings.model].vllm.get(decoding, {}).get(batch)
     return None if theirs is None else tokens_per_s / theirs
 
 
@@ -376,7 +383,7 @@ def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
 
 
 def as_table(rows: list[Row], title: str) -> Table:
-    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {title}'s shape, bfloat16")
+    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {title}")
     names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms/step", "floor")
     for column in (*names, *PARTS, "gap", "prefill/s"):
         table.add_column(column, justify="right")

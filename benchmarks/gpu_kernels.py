@@ -29,6 +29,14 @@ latent_shapes, the same decode steps with other block sizes and numbers of progr
 expert_tiles, the products of `experts` with other tiles (outputs, pairs, inputs, warps, stages), sorted and unsorted:
 the default choice and the five best.
 
+fp8, products with weights in eight bits, scales by block, shapes of Llama-3.1-8B and of Qwen3-30B-A3B, in microseconds:
+  dense     the rows' quantisation and the product, gated where the model's is, beside the same in bfloat16 as served.
+            TB/s is the weight's bytes over the time of both, and its share of the given bandwidth.
+  experts   all launches of a mixture's products but the router's, beside those of `experts` in bfloat16.
+
+fp8_tiles, the dense products of `fp8` with other tiles (outputs, rows, inputs, warps, stages): the default choice and
+the five best.
+
 shapes, the launches of `attention` with other block sizes and numbers of programs: the default choice and the five
 best. A choice is good if it is near the best everywhere.
 """
@@ -45,6 +53,7 @@ from typing import Any
 import torch
 from attention_kernels import attention, shapes
 from expert_kernels import expert_tiles, experts
+from fp8_kernels import fp8, fp8_tiles
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_shapes
 from rich.console import Console
@@ -56,9 +65,11 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "attention": attention,
     "experts": experts,
     "latent": latent,
+    "fp8": fp8,
     "shapes": shapes,
     "expert_tiles": expert_tiles,
     "latent_shapes": latent_shapes,
+    "fp8_tiles": fp8_tiles,
 }
 
 

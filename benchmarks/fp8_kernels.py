@@ -1,0 +1,142 @@
+"""Groups of gpu_kernels.py: products with weights in eight bits, and the dense ones with other tiles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+import torch
+from expert_kernels import EACH, EXPERT_CALLS, EXPERTS, INNER, WIDTH, expert_tiles_table
+from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
+from rich.table import Table
+from timing import graph_us
+
+FP8_SHAPES = {
+    "8B qkv": (6144, 4096, None),
+    "8B o": (4096, 4096, None),
+    "8B gate and up": (28672, 4096, "silu"),
+    "8B down": (4096, 14336, None),
+    "30B qkv": (5120, 2048, None),
+    "30B o": (2048, 4096, None),
+}
+"""Outputs, inputs, and the activation of a gated product."""
+FP8_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+
+
+def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weight, scales by block)."""
+    drawn = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    scale = torch.full((-(-outputs // group), -(-inputs // 128)), inputs**-0.5, device="cuda")
+    return drawn.to(torch.float8_e4m3fn), scale
+
+
+def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[[], object]]]:
+    """Calls over copies of the weight that exceed the cache: ours, the rows' quantisation alone, and bfloat16's."""
+    from stridelm.kernels.fp8 import FUSED_ROWS, product, quantise
+    from stridelm.kernels.triton_rows import TritonOps
+    from stridelm.models.layers.products import InOrderProduct
+
+    outputs, inputs, activation = FP8_SHAPES[shape]
+    copies = min(MAX_CALLS, max(4, -(-L2_BYTES // (outputs * inputs))))
+    weights = [drawn_fp8(outputs, inputs) for _ in range(copies)]
+    wide = [weight.bfloat16() for weight, _ in weights[: max(4, copies // 2)]]
+    x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()
+
+    def ours(weight: torch.Tensor, scale: torch.Tensor) -> object:
+        if activation is None or rows <= FUSED_ROWS:
+            return product(x, weight, scale, None, activation, **options)
+        return ops.gate(product(x, weight, scale, None, **options), activation)
+
+    def theirs(weight: torch.Tensor) -> object:
+        if activation is None or dense.fuses_gate(x):
+            return dense(x, weight, None, activation)
+        return ops.gate(dense(x, weight, None), activation)
+
+    return {
+        "fp8": [partial(ours, *pair) for pair in weights],
+        "quantise": [partial(quantise, x, True) for _ in weights],
+        "bfloat16": [partial(theirs, weight) for weight in wide],
+    }
+
+
+def fp8(settings: Settings) -> Section:
+    found = []
+    for shape, rows in itertools.product(FP8_SHAPES, FP8_ROWS):
+        outputs, inputs, _ = FP8_SHAPES[shape]
+        us = {name: graph_us(calls, settings.replays) for name, calls in fp8_calls(shape, rows).items()}
+        speed = outputs * inputs / us["fp8"] / 1e6
+        found.append(
+            {
+                "shape": shape,
+                "rows": rows,
+                "us": us,
+                "tb_per_s": speed,
+                "of_bandwidth": speed / settings.bandwidth,
+                "tflop_per_s": 2 * rows * outputs * inputs / us["fp8"] / 1e6,
+            }
+        )
+    for rows in settings.expert_rows:
+        us = {name: graph_us(calls, settings.replays) for name, calls in fp8_expert_calls(rows).items()}
+        rate = 6 * rows * EACH * WIDTH * INNER / us["fp8"] / 1e6
+        found.append({"shape": "30B experts", "rows": rows, "us": us, "tflop_per_s": rate})
+    return Section([fp8_table(found)], found)
+
+
+def fp8_expert_calls(rows: int) -> dict[str, list[Callable[[], object]]]:
+    from stridelm.kernels import experts, fp8_experts
+
+    gate_up, down = drawn_fp8(EXPERTS * 2 * INNER, WIDTH), drawn_fp8(EXPERTS * WIDTH, INNER)
+    wide_gate_up, wide_down = gate_up[0].bfloat16(), down[0].bfloat16()
+    x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
+    choices = [torch.randn(rows, EXPERTS, device="cuda").topk(EACH).indices for _ in range(EXPERT_CALLS)]
+    return {
+        "fp8": [partial(fp8_experts.expert_parts, x, chosen, gate_up, down, "silu") for chosen in choices],
+        "bfloat16": [partial(experts.expert_parts, x, chosen, wide_gate_up, wide_down, "silu") for chosen in choices],
+    }
+
+
+def fp8_table(found: list[dict[str, Any]]) -> Table:
+    columns = ("quantise us", "fp8 us", "bfloat16 us", "ratio", "TB/s", "of bandwidth", "TFLOP/s")
+    table = right_table("fp8", "product", "rows", *columns)
+    for row in found:
+        us = row["us"]
+        table.add_row(
+            row["shape"],
+            str(row["rows"]),
+            f"{us['quantise']:.1f}" if "quantise" in us else "-",
+            f"{us['fp8']:.1f}",
+            f"{us['bfloat16']:.1f}",
+            f"{us['bfloat16'] / us['fp8']:.2f}x",
+            f"{row['tb_per_s']:.2f}" if "tb_per_s" in row else "-",
+            f"{row['of_bandwidth']:.0%}" if "of_bandwidth" in row else "-",
+            f"{row['tflop_per_s']:.0f}",
+        )
+    return table
+
+
+def fp8_tiles(settings: Settings) -> Section:
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels.products import Tile
+
+    found = []
+    for shape, rows in itertools.product(FP8_SHAPES, (1, 16, 64, 256, 2048)):
+        height = next((size for size in (16, 32, 64) if rows <= size), 128)
+        tiles: list[Tile | None] = [None]
+        for outputs, warps, stages in itertools.product((64, 128), (4, 8), (3, 4, 6, 8)):
+            tiles += [Tile(outputs, rows_of, 128, warps, stages) for rows_of in {height, max(16, height // 2)}]
+        for tile in tiles:
+            try:
+                us = graph_us(fp8_calls(shape, rows, tile=tile)["fp8"], 2)
+            except (RuntimeError, OutOfResources):  # too much shared memory
+                continue
+            name = "as chosen" if tile is None else str(astuple(tile))
+            found.append({"rows": rows, "stage": shape, "form": name, "us": us})
+    return Section([expert_tiles_table(found, "fp8: (outputs, rows, inputs, warps, stages)")], found)
+
+
+def mode_name(deterministic: bool) -> str:
+    return "deterministic" if deterministic else "fast"
