@@ -52,6 +52,7 @@ def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict
         {"drafter": "none", "deterministic": True},
         {"drafter": "ngram", "acceptance": "rejection"},
         {"drafter": "suffix"},
+        {"drafter": "none", "quantization": "fp8"},
         {"drafter": "eagle", "depth": 3},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
@@ -68,10 +69,13 @@ def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, o
     assert found["left"] == 0
 
 
-@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
-def test_a_mixture_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "quantization"), [("qwen2_moe", None), ("qwen3_moe", None), ("qwen3_moe", "fp8")])
+def test_a_mixture_is_rehearsed(
+    checkpoint: Callable[..., Path], tmp_path: Path, kind: str, quantization: str | None
+) -> None:
     """Which experts are chosen is not known, and nothing asks."""
-    found = rehearse(tmp_path, {"model": str(checkpoint(kind)), "drafter": "none", "deterministic": True})
+    options = {"drafter": "none", "deterministic": True, "quantization": quantization}
+    found = rehearse(tmp_path, {"model": str(checkpoint(kind)), **options})
     assert found["launched"] > 50
     assert found["left"] == 0
 
