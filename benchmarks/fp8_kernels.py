@@ -136,7 +136,3 @@ def fp8_tiles(settings: Settings) -> Section:
             name = "as chosen" if tile is None else str(astuple(tile))
             found.append({"rows": rows, "stage": shape, "form": name, "us": us})
     return Section([expert_tiles_table(found, "fp8: (outputs, rows, inputs, warps, stages)")], found)
-
-
-def mode_name(deterministic: bool) -> str:
-    return "deterministic" if deterministic else "fast"

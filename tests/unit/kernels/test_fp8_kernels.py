@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.fp8 import can_multiply, choose_tile, product
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.plain_fp8 import plain_product, quantised, rows_per_scale
+from stridelm.kernels.plain_fp8 import plain_product, quantised, rows_per_scale, widened
 from stridelm.models.layers.expert_products import of_every_expert
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
@@ -107,6 +113,40 @@ def test_quantised_while_loading() -> None:
             assert got.dtype == wanted.dtype and torch.equal(got.float(), wanted.float())
     stored, scale = quantised(torch.zeros(3, 4))
     assert not bool(stored.float().any()) and bool((scale > 0).all())
+
+
+def test_transformers_agrees() -> None:
+    """Its own code widens a weight to the same numbers, and quantises one to the same within a rounding of scales."""
+    theirs = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    matrix = noise(1, 256, 384, dtype=torch.float32, device="cpu")
+    stored, scale = quantised(matrix)
+    if hasattr(theirs, "_dequantize_fp8_weight"):
+        again = theirs._dequantize_fp8_weight(stored, scale, [128, 128], torch.float32)
+        assert torch.equal(again, widened(stored, scale))
+    settings = SimpleNamespace(weight_block_size=(128, 128), scale_fmt="float")
+    made = theirs.Fp8Quantize(SimpleNamespace(quantization_config=settings)).convert({"x.weight": matrix})
+    torch.testing.assert_close(made["x.weight_scale_inv"], scale, rtol=1e-6, atol=0)
+    same = (made["x.weight"].float() == stored.float()).float().mean()
+    assert float(same) > 0.999
+
+
+def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
+    """For compute capability 9.0 all products compile to instructions on e4m3, and no register is spilt."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "support.checks.fp8_compiles"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    kernels = json.loads(run.stdout.splitlines()[-1])
+    products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
+    assert len(products) == 15 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
+    assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
+    assert not any(kernel["spills"] for kernel in kernels)
 
 
 def test_rows_per_scale() -> None:

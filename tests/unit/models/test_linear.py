@@ -12,8 +12,7 @@ from torch import nn
 
 from stridelm.kernels.host.product import FewRows
 from stridelm.models.layers import products
-from stridelm.models.layers.expert_products import ExpertProducts
-from stridelm.models.layers.experts import Experts
+from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.linear import DENSE, Linear, Stack, WeightFormat, bias_of, bias_slots, set_products
 from stridelm.models.layers.products import (
     PACKED,
@@ -246,10 +245,10 @@ class RowScaled:
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product | None:
         return self.tiled if deterministic else self.plain
 
-    def plain_experts(self, layer: Experts) -> ExpertProducts:
+    def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         raise NotImplementedError
 
-    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+    def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
         raise NotImplementedError
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.products import PackedProduct, Product, chosen, runs_in_order, tiled_product
@@ -49,6 +50,18 @@ class ExpertsInput:
         """Gate and up, and down, of each expert."""
         experts = len(self.down_RI) // self.x_NH.shape[1]
         return list(zip(self.gate_up_QH.chunk(experts), self.down_RI.chunk(experts), strict=True))
+
+
+class StoredExperts(Protocol):
+    """What products may know of a mixture's experts."""
+
+    count: int
+    gate_up: nn.Parameter
+    down: nn.Parameter
+
+    def get_parameter(self, target: str, /) -> nn.Parameter:
+        """What a format stores beside them, such as "down_scale"."""
+        ...
 
 
 class ExpertProducts(Protocol):

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, plain_product
-from stridelm.models.layers.expert_products import ExpertProducts
+from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
 from stridelm.models.layers.products import Product, tiled_product
 from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
-
-if TYPE_CHECKING:
-    from stridelm.models.layers.experts import Experts
 
 CAPABILITY = (8, 9)
 """The first whose tensor cores multiply such numbers."""
@@ -93,10 +90,10 @@ class FP8Format:
         assert not shared
         return chosen(layer.weight, deterministic=deterministic)
 
-    def plain_experts(self, layer: Experts) -> ExpertProducts:
+    def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         return FP8Experts(layer)
 
-    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+    def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
         return chosen_fp8_experts(layer, deterministic=deterministic)
 
 

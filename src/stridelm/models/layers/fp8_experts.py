@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain_fp8 import plain_product
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, in_turn, of_every_expert
+from stridelm.models.layers.expert_products import (
+    ExpertProducts,
+    ExpertsInput,
+    StoredExperts,
+    in_turn,
+    of_every_expert,
+)
 from stridelm.models.layers.products import Product, tiled_product
-
-if TYPE_CHECKING:
-    from stridelm.models.layers.experts import Experts
 
 
 class FP8Experts:
@@ -24,7 +27,7 @@ class FP8Experts:
 
     packs: ClassVar[bool] = False
 
-    def __init__(self, layer: Experts, by: Product = F.linear) -> None:
+    def __init__(self, layer: StoredExperts, by: Product = F.linear) -> None:
         self.layer, self.by = layer, by
 
     def tensors(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -54,7 +57,7 @@ class GroupedFP8Experts(FP8Experts):
         return expert_parts(inputs.x_NH, inputs.chosen_NK, *self.tensors(), inputs.activation)
 
 
-def chosen_fp8_experts(layer: Experts, *, deterministic: bool) -> ExpertProducts:
+def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
     """The fastest for the weights' device; if equal bits are promised, among those that keep them."""
     if layer.gate_up.is_cuda:
         from stridelm.kernels.fp8 import can_multiply

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, chosen_experts
-from stridelm.models.layers.products import GatedProduct, PackedProduct, Product, chosen
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, StoredExperts, chosen_experts
+from stridelm.models.layers.products import PackedProduct, Product, chosen
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
-
-if TYPE_CHECKING:
-    from stridelm.models.layers.experts import Experts
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,11 @@ class WeightFormat(Protocol):
         keeps equal bits. It may replace the layer's weight by its own copy, unless another module shares the weight."""
         ...
 
-    def plain_experts(self, layer: Experts) -> ExpertProducts:
+    def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         """As `plain`, for a mixture's experts."""
         ...
 
-    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+    def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
         """As `product`, for a mixture's experts."""
         ...
 
@@ -112,10 +109,10 @@ class DenseFormat:
             layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
         return product
 
-    def plain_experts(self, layer: Experts) -> ExpertProducts:
+    def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         return ExpertsInTurn()
 
-    def experts(self, layer: Experts, *, deterministic: bool) -> ExpertProducts:
+    def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
         return chosen_experts(layer.gate_up, layer.down, layer.count, deterministic=deterministic)
 
 
@@ -183,7 +180,8 @@ class Linear(ModelPart):
 
     def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2], fused into one kernel if there is one."""
-        if isinstance(self.product, GatedProduct) and self.product.fuses_gate(x):
+        fuses_gate = getattr(self.product, "fuses_gate", None)
+        if fuses_gate is not None and fuses_gate(x):
             own = self._parameters
             return self.product(x, *[own[name] for name in self._names], activation)
         return ops.gate(self(x), activation)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -36,22 +36,11 @@ MAX_TRIED = 1 << 25
 """Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
 
 Product = Callable[..., torch.Tensor]
-"""Takes rows and a matrix's tensors: here a weight and a bias, which may be None."""
+"""Takes rows and a matrix's tensors: here a weight and a bias, which may be None. One with a method `fuses_gate(rows)`
+also takes an activation after them, to apply an MLP's gate (`Ops.gate`) to the product, where that method returns
+True because it is at least as fast as a launch for each."""
 Way = Callable[[torch.Tensor], Product]
 """Makes a product for a weight."""
-
-
-@runtime_checkable
-class GatedProduct(Protocol):
-    """A product that can apply the gate of an MLP to what it computes (`Ops.gate`)."""
-
-    def fuses_gate(self, x: torch.Tensor) -> bool:
-        """Whether it should, for these rows: it is then at least as fast as a launch for each."""
-        ...
-
-    def __call__(self, x: torch.Tensor, /, *tensors: Any) -> torch.Tensor:
-        """tensors: as a Product takes them, and then the activation, None for no gate."""
-        ...
 
 
 def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

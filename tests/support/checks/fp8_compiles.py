@@ -1,0 +1,69 @@
+"""Compiles the kernels of weights in eight bits for an H100 that is not there, and prints as JSON what they became.
+
+Run as a process of its own, since it changes Triton for good: python -m support.checks.fp8_compiles
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from stridelm.kernels.fp8 import product
+from stridelm.kernels.fp8_experts import expert_parts
+from support.doubles.absent_gpu import Driver
+
+DENSE = [(1, 6144, None), (16, 28672, "silu"), (64, 28672, "silu"), (40, 4096, None), (300, 4096, None)]
+DENSE += [(2048, 28672, None)]
+"""Rows, outputs and activation, of 4,096 inputs."""
+FOUND: list[dict[str, Any]] = []
+
+
+def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
+    def launch(*args: Any, **options: Any) -> None:
+        made = kernel.warmup(*args, grid=grid, **{**options, "DEPENDENT": True, "launch_pdl": True})
+        if kernel.__name__ == "_sort_kernel":
+            return
+        code = made.asm["ptx"]
+        FOUND.append(
+            {
+                "name": kernel.__name__,
+                "shared": made.metadata.shared,
+                "instructions": len(re.findall(r"wgmma\.mma_async\S*e4m3\.e4m3", code)),
+                "others": len(re.findall(r"\bmma\.sync", code)),
+                "spills": len(re.findall(r"(ld|st)\.local", code)),
+            }
+        )
+
+    return launch
+
+
+def empty(*shape: int, eight: bool = True) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float8_e4m3fn if eight else torch.float32)
+
+
+def main() -> None:
+    driver.set_active(Driver())
+    JITFunction.__getitem__ = compile_only
+    for by_block in (True, False):
+        for rows, outputs, activation in DENSE if by_block else DENSE[::2]:
+            x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+            scale = empty(outputs // 128, 32, eight=False) if by_block else empty(outputs, 1, eight=False)
+            product(x, empty(outputs, 4096), scale, None, activation)
+    for rows in (1, 16, 4096):
+        x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
+        gate_up, down = (
+            (empty(8 * 256, 256), empty(16, 2, eight=False)),
+            (empty(8 * 256, 128), empty(16, 1, eight=False)),
+        )
+        expert_parts(x, chosen, gate_up, down, "silu")
+    print(json.dumps(FOUND))
+
+
+if __name__ == "__main__":
+    main()
