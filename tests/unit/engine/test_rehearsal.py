@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import stridelm
+from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import write_eagle
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -76,6 +77,15 @@ def test_a_mixture_is_rehearsed(
     """Which experts are chosen is not known, and nothing asks."""
     options = {"drafter": "none", "deterministic": True, "quantization": quantization}
     found = rehearse(tmp_path, {"model": str(checkpoint(kind)), **options})
+    assert found["launched"] > 50
+    assert found["left"] == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, form: str) -> None:
+    """Its headers say which matrices are in eight bits, although no weights are read."""
+    path = write_fp8(tmp_path / "stored", checkpoint("deepseek_v3"), form)
+    found = rehearse(tmp_path, {"model": str(path), "drafter": "none"})
     assert found["launched"] > 50
     assert found["left"] == 0
 
