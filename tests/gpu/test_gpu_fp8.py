@@ -116,7 +116,7 @@ def test_captured_experts(count: int, form: str) -> None:
     products, chosen_NK = GroupedFP8Experts(case.layer), case.chosen.clone()
 
     def call(chosen: torch.Tensor) -> torch.Tensor:
-        return products(case.x, chosen, case.layer.gate_up, case.layer.down, TritonOps(), "silu")
+        return products(case.inputs(chosen), TritonOps())
 
     call(chosen_NK)
     torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import quantised_rows
 from stridelm.kernels.products import Tile
 from stridelm.models.layers.block import Site
-from stridelm.models.layers.expert_products import ExpertProducts
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL
 from stridelm.models.layers.rope import Ropes
@@ -142,7 +142,10 @@ class ExpertsCase:
         self.chosen = scores.topk(each).indices.to(device)
 
     def run(self, products: ExpertProducts, ops: Ops, part: Any = slice(None)) -> torch.Tensor:
-        return products(self.x[part], self.chosen[part], self.layer.gate_up, self.layer.down, ops, "silu")
+        return products(self.inputs(self.chosen[part], part), ops)
+
+    def inputs(self, chosen_NK: torch.Tensor, part: Any = slice(None)) -> ExpertsInput:
+        return ExpertsInput(self.x[part], chosen_NK, self.layer.gate_up, self.layer.down, "silu")
 
     def check_parts(self, products: ExpertProducts, ops: Ops) -> None:
         """Each part is its expert's product by definition of what the gate made, and a row's bits are its own."""

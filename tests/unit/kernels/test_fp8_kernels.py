@@ -101,7 +101,7 @@ def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
     case = ExpertsCase(count, 5, 2, *sizes, form, torch.float32, "cpu")
     for products in (FP8Experts(case.layer, tiled_product), GroupedFP8Experts(case.layer)):
         case.check_parts(products, PlainOps())
-    every = of_every_expert(case.x, case.chosen, 5, lambda expert, x: x + expert)
+    every = of_every_expert(case.inputs(case.chosen), 5, lambda expert, x: x + expert)
     assert torch.equal(every, case.x[:, None] + case.chosen[..., None])
 
 

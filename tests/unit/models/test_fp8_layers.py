@@ -82,7 +82,7 @@ def test_shares(form: str) -> None:
         (BY_BLOCK, Split(1, 0, 8), "blocks of 128 features, which shares of 64 features would cut"),
         (BY_CHANNEL, Split(1, 0, 2), "whole rows, which shares of 256 features would cut"),
     ],
-    ids=str,
+    ids=["block-rows", "block-columns", "channel-columns"],
 )
 def test_shares_that_cut_a_scale(form: FP8Format, split: Split, message: str) -> None:
     with torch.device("meta"):

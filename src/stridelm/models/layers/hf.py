@@ -11,7 +11,6 @@ from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.block import LayerSpec, check_sizes
 from stridelm.models.layers.experts import MixtureSpec
 from stridelm.models.layers.mlp import GatedMLPSpec
-from stridelm.models.layers.quantised import FIELDS, refuse_unread
 from stridelm.models.layers.rope import RopeSpec
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
