@@ -37,7 +37,7 @@ COLUMNS = 1024
 """That a program quantises at once."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantise_blocks_kernel(
     x, q, scales, rows, inputs, blocks, C: tl.constexpr, K: tl.constexpr, DEPENDENT: tl.constexpr
 ):
@@ -73,7 +73,7 @@ def _quantise_rows_kernel(x, q, scales, inputs, K: tl.constexpr, DEPENDENT: tl.c
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x,
     x_scales,

@@ -23,7 +23,7 @@ from stridelm.kernels.products import Tile
 from stridelm.kernels.triton_rows import gated
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x,
     x_scales,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 Binaries = dict[str, set[tuple[tuple[str, Any], ...]]]
-"""Kernel -> what is special about the arguments of each of its binaries."""
+"""File and kernel -> what is special about the arguments of each of its binaries."""
 
 
 @contextmanager
@@ -26,7 +26,9 @@ def recorded(*, run: bool = True) -> Iterator[Binaries]:
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         given = {**dict(zip(kernel.arg_names, args, strict=False)), **named}
-        found[kernel.fn.__name__].add(tuple((name, _kind(kernel, name, x)) for name, x in sorted(given.items())))
+        found[f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"].add(
+            tuple((name, _kind(kernel, name, x)) for name, x in sorted(given.items()))
+        )
         if run:
             interpret(kernel, *args, grid=grid, warmup=warmup, **named)
 

@@ -361,6 +361,6 @@ def test_steps_need_only_the_binaries_of_a_start(deterministic: bool, window: in
     with recorded(run=False) as needed:
         for case in cases:
             case.attend("exact-triton" if deterministic else "fast-triton")
-    assert needed.keys() == {"attend", "merge"}
+    assert {name.partition(".")[2] for name in needed} == {"attend", "merge"}
     for kernel, binaries in needed.items():
         assert binaries <= made[kernel], kernel
