@@ -56,6 +56,8 @@ class _Load:
     interval: int = SOONEST
     probed: int | None = None
     """The depth that was probed last."""
+    awaited: int | None = None
+    """The depth that a step probes which has not landed: the next one is decided on before."""
 
     def due(self, deepest: int) -> int | None:
         """The depth to be probed now, if it is time to: the one above the choice, then the one below, and so on. What
@@ -92,14 +94,25 @@ class Adaptive:
         self.figures = DepthFigures()
         self._loads: dict[int, _Load] = {}
         """Number of requests, as a stair -> what is done."""
+        self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
+        """For which requests depths were decided last, which, and the one that is probed."""
         self._latest = DEEPEST
         """The choice made last: what is done with a number of requests that is new."""
 
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+        depths, probe = self._decide(requests)
+        if probe is not None:
+            load = self._load(requests)
+            load.awaited, load.unprobed = probe, 0
+        self._decided = requests, depths, probe
+        return depths
+
+    def _decide(self, requests: Sequence[Request]) -> tuple[Sequence[int], int | None]:
+        """What each request drafts, and the depth that is probed, if one is."""
         own = [len(request.rows_by_depth) - 1 for request in requests]
         deepest = _deepest(requests)
         if not deepest:
-            return own
+            return own, None
         load = self._load(requests)
         probe = self._probe(load, requests, deepest)
         if probe is not None:
@@ -108,7 +121,8 @@ class Adaptive:
             young = [request for request in requests if request.stats.depth is None]
             settled = iter(self._allowed(self.acceptance.read(young), deepest, load) if young else ())
             chosen = [next(settled) if (depth := each.stats.depth) is None else depth for each in requests]
-        return [best if request.adaptive else depth for request, depth, best in zip(requests, own, chosen, strict=True)]
+        decided = [best if each.adaptive else depth for each, depth, best in zip(requests, own, chosen, strict=True)]
+        return decided, probe
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         ours = [place for place, span in enumerate(spans) if is_free(span)]
@@ -121,7 +135,7 @@ class Adaptive:
         reached = [min(levels + 1, depth) for levels, depth in zip(taken, depths, strict=True)]
         readers = self.acceptance.read(requests)
         self.figures.count(requests, depths)
-        load = self._loads.setdefault(stair(len(requests)), self._load(requests))
+        load = self._load(requests)
         rows = self._padded(len(requests), sum(span.rows for span in spans), max(depths))
         context = sum(span.start for span in spans)
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
@@ -130,30 +144,32 @@ class Adaptive:
         self.acceptance.learn(readers, taken, reached)
         if seconds is not None:
             keep_pace(requests, [1 + levels for levels in taken], seconds)
-            is_probe = self._probe(load, requests, deepest) is not None
             depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
             self.cost.note(len(requests), rows, max(depths), context, seconds, depth)
-            self._consider(load, readers, context, depth if is_probe else None)
+            self._consider(load, readers, context, depth if depth == load.awaited else None)
         readers.write(self._allowed(readers, deepest, load))
 
     def explain(self, requests: Sequence[Request]) -> Choice | None:
         deepest = _deepest(requests)
         if not deepest:
             return None
-        depths, load = self.depths(requests), self._load(requests)
+        decided, depths, probe = self._decided
+        if list(decided) != list(requests):
+            depths, probe = self._decide(requests)
+        load = self._load(requests)
         readers = self.acceptance.read(requests)
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
         rows, context = self._padded(len(requests), rows, max(depths)), sum(map(first_row, requests))
         return Choice(
             depths,
-            probes=self._probe(load, requests, deepest) is not None,
+            probes=probe is not None,
             least=load.choice[1],
             chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
             seconds=self.cost.one(len(requests), rows, max(depths), context) if self.cost.known else None,
         )
 
     def _load(self, requests: Sequence[Request]) -> _Load:
-        return self._loads.get(stair(len(requests))) or _Load(self._latest)
+        return self._loads.setdefault(stair(len(requests)), _Load(self._latest))
 
     def _probe(self, load: _Load, requests: Sequence[Request], deepest: int) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first."""
@@ -170,7 +186,7 @@ class Adaptive:
         """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did."""
         load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
         if probed is not None:
-            load.probed, load.unprobed = probed, 0
+            load.probed, load.awaited, load.unprobed = probed, None, 0
         elif load.pause < PAUSE:
             return
         before, load.choice = load.choice[0], self._best(readers, context)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -56,6 +58,8 @@ class Simulation:
     prompt: int = 0
     each: float = 0.0
     """Seconds for each token before a request's rows."""
+    lag: int = 0
+    """Steps that are decided on before a step has landed."""
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -63,6 +67,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
+        self._flying: deque[list[Span]] = deque()
         self.requests = [self._request() for _ in self.chances]
 
     def run(self, steps: int) -> Simulation:
@@ -78,14 +83,19 @@ class Simulation:
         depths = self.policy.depths(self.requests)
         starts = [self.prompt + len(request.output_ids) for request in self.requests]
         spans = [Span(request, start, 1, d, d) for request, start, d in zip(self.requests, starts, depths, strict=True)]
-        accepted = [self._accepted(chance, depth) for chance, depth in zip(self.chances, depths, strict=True)]
-        rows = len(spans) + sum(depths)
-        seconds = self.cost(len(spans), rows, max(depths)) + self.each * sum(starts)
+        self.depths.append(depths)
+        self._flying.append(spans)
+        if len(self._flying) > self.lag:
+            self._land(self._flying.popleft())
+
+    def _land(self, spans: list[Span]) -> None:
+        accepted = [self._accepted(chance, span.depth) for chance, span in zip(self.chances, spans, strict=True)]
+        rows, deepest = sum(span.rows for span in spans), max(span.depth for span in spans)
+        seconds = self.cost(len(spans), rows, deepest) + self.each * sum(span.start for span in spans)
         seconds *= self._rng.uniform(0.97, 1.03)
         self.policy.landed(spans, accepted, seconds)
         self.tokens += len(spans) + sum(accepted)
         self.seconds += seconds
-        self.depths.append(depths)
         for place, more in enumerate(accepted):
             self.requests[place].output_ids += [0] * (1 + more)
             if len(self.requests[place].output_ids) > self.life:
@@ -230,6 +240,17 @@ def test_a_better_text_is_noticed() -> None:
     run.chances = [0.9] * 4
     run.run(800)
     assert min(sum(depths) for depths in run.depths[-5:]) >= 8
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_probes_go_both_ways(lag: int) -> None:
+    """Above the chosen depth and below it, one step each, also where the next step is decided on before one lands."""
+    run = Simulation(Adaptive(), [0.4] * 64, dense, lag=lag).run(600)
+    everywhere = [set(depths) for depths in run.depths[100:]]
+    chosen = max(range(1, DEPTH), key=lambda depth: everywhere.count({depth}))
+    probes = [depths != {chosen} for depths in everywhere]
+    assert {chosen - 1} in everywhere and {chosen + 1} in everywhere
+    assert not any(first and second for first, second in pairwise(probes))
 
 
 def test_load_comes_and_goes() -> None:
