@@ -73,8 +73,33 @@ class ExpertProducts(Protocol):
         ...
 
 
+def in_turn(inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """[N, K, H] of `run(expert, its rows)`."""
+    x_NH, (rows, each) = inputs.x_NH, inputs.chosen_NK.shape
+    flat_P = inputs.chosen_NK.flatten()
+    pairs_P = flat_P.argsort(stable=True)
+    parts_PH = x_NH.new_empty(rows * each, x_NH.shape[1])
+    for expert, pairs in enumerate(pairs_P.split(flat_P.bincount(minlength=experts).tolist())):
+        if len(pairs):
+            parts_PH.index_copy_(0, pairs, run(expert, x_NH.index_select(0, pairs // each)))
+    return parts_PH.view(rows, each, x_NH.shape[1])
+
+
+def of_every_expert(
+    inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """[N, K, H] of `run(expert, all rows)`: nothing is read on the host."""
+    x_NH, chosen_NK = inputs.x_NH, inputs.chosen_NK
+    parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
+    for expert in range(experts):
+        made_NH = run(expert, x_NH)
+        parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
+    return parts_NKH
+
+
 class ExpertsInTurn:
     packs: ClassVar[bool] = False
+    through = staticmethod(in_turn)
 
     def __init__(self, product: Product = F.linear) -> None:
         self.product = product
@@ -87,7 +112,7 @@ class ExpertsInTurn:
             inner = ops.gate(self.product(x, gate_up, None), inputs.activation)
             return self.product(inner, down, None)
 
-        return in_turn(inputs, len(matrices), run)
+        return self.through(inputs, len(matrices), run)
 
 
 class PackedExperts:
@@ -120,18 +145,6 @@ def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> Few
     return FewRowsOfExperts(*few)
 
 
-def in_turn(inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """[N, K, H] of `run(expert, its rows)`."""
-    x_NH, (rows, each) = inputs.x_NH, inputs.chosen_NK.shape
-    flat_P = inputs.chosen_NK.flatten()
-    pairs_P = flat_P.argsort(stable=True)
-    parts_PH = x_NH.new_empty(rows * each, x_NH.shape[1])
-    for expert, pairs in enumerate(pairs_P.split(flat_P.bincount(minlength=experts).tolist())):
-        if len(pairs):
-            parts_PH.index_copy_(0, pairs, run(expert, x_NH.index_select(0, pairs // each)))
-    return parts_PH.view(rows, each, x_NH.shape[1])
-
-
 class GroupedExperts:
     """All experts in two or three launches (kernels/experts.py)."""
 
@@ -143,33 +156,8 @@ class GroupedExperts:
         return expert_parts(inputs.x_NH, inputs.chosen_NK, inputs.gate_up_QH, inputs.down_RI, inputs.activation)
 
 
-class EveryExpert:
-    packs: ClassVar[bool] = False
-
-    def __init__(self, product: Product) -> None:
-        self.product = product
-
-    def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
-        matrices = inputs.matrices
-
-        def run(expert: int, x: torch.Tensor) -> torch.Tensor:
-            gate_up, down = matrices[expert]
-            inner = ops.gate(self.product(x, gate_up, None), inputs.activation)
-            return self.product(inner, down, None)
-
-        return of_every_expert(inputs, len(matrices), run)
-
-
-def of_every_expert(
-    inputs: ExpertsInput, experts: int, run: Callable[[int, torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """[N, K, H] of `run(expert, all rows)`: nothing is read on the host."""
-    x_NH, chosen_NK = inputs.x_NH, inputs.chosen_NK
-    parts_NKH = x_NH.new_zeros(*chosen_NK.shape, x_NH.shape[1])
-    for expert in range(experts):
-        made_NH = run(expert, x_NH)
-        parts_NKH = torch.where((chosen_NK == expert)[..., None], made_NH[:, None], parts_NKH)
-    return parts_NKH
+class EveryExpert(ExpertsInTurn):
+    through = staticmethod(of_every_expert)
 
 
 def chosen_experts(
