@@ -12,6 +12,7 @@ from stridelm.bench.cost.record import count_runs, record
 from stridelm.bench.cost.settings import CostSettings
 from stridelm.bench.results import read_results
 from stridelm.bench.stand import open_engine
+from stridelm.cli import bench_show
 from stridelm.cli.main import main
 from stridelm.engine.engine import Engine
 from stridelm.schedule import Configured
@@ -218,7 +219,10 @@ def test_what_is_refused(path: Path, options: list[str], words: str, capsys: pyt
     assert words in capsys.readouterr().err
 
 
-def test_acceptance_must_be_known(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_acceptance_must_be_known(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_show, "PIPED_WIDTH", 400)  # no name is cut into lines, however wide the figures are
     table = replace(read_table(path), requests=())
     write_table(table, tmp_path / "bare.json")
     assert main(["simulate", str(tmp_path / "bare.json")]) == 2
