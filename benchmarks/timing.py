@@ -13,7 +13,8 @@ Calls = Sequence[Callable[[], object]]
 def graph_us(calls: Calls, replays: int) -> float:
     """Microseconds of a call: the mean over the calls of a CUDA graph, so that launches cost nothing, and the median
     over its replays."""
-    calls[0]()  # compiles
+    for call in calls:
+        call()  # compiles, and copies to the device what is kept from then on
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
