@@ -51,7 +51,7 @@ def quantised_rows(x_NI: torch.Tensor, *, by_block: bool, dtype: torch.dtype = t
     width = x_NI.shape[1]
     x = x_NI.float()
     x_NSK = F.pad(x, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK)) if by_block else x[:, None]
-    scale = x_NSK.abs().amax(-1, keepdim=True).clamp_min(LEAST) / LARGEST
+    scale = _scale(x_NSK.abs().amax(-1, keepdim=True))
     return ((x_NSK / scale).to(E4M3).to(dtype) * scale.to(dtype)).flatten(1)[:, :width]
 
 
@@ -71,8 +71,14 @@ def quantised(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, inputs = weight_OI.shape
     padded = F.pad(weight_OI.float(), (0, -inputs % BLOCK, 0, -outputs % BLOCK))
     x_QKSL = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    scale = x_QKSL.abs().amax((1, 3), keepdim=True).clamp_min(LEAST) / LARGEST
+    scale = _scale(x_QKSL.abs().amax((1, 3), keepdim=True))
     return (x_QKSL / scale).to(E4M3).reshape(padded.shape)[:outputs, :inputs], scale[:, 0, :, 0]
+
+
+def _scale(largest: torch.Tensor) -> torch.Tensor:
+    """The scale of numbers whose largest magnitude is given. CUDA would multiply by 1 / 448, which is not exact, if 448
+    were a Python number."""
+    return largest.clamp_min(LEAST) / torch.full((), LARGEST, device=largest.device)
 
 
 def rows_per_scale(rows: int, scales: int) -> int:

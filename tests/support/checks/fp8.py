@@ -96,11 +96,15 @@ def check_product(case: Case, run: Run = product) -> None:
 
 
 def check_gated(case: Case, activation: str) -> None:
-    """The result is the gate applied to the product, which is rounded before it."""
+    """The result is the gate applied to the product, which is rounded before it. An activation near 0 of a large number
+    is as exact as float32 is near that number."""
     for bias in (None, case.bias):
-        wanted = PlainOps().gate(product(case.x, case.weight, case.scale, bias).float(), activation)
+        made = product(case.x, case.weight, case.scale, bias).float()
+        wanted = PlainOps().gate(made, activation)
         got = product(case.x, case.weight, case.scale, bias, activation)
-        torch.testing.assert_close(got.float(), wanted, rtol=1.1 * torch.finfo(case.dtype).eps, atol=1e-4)
+        gate, up = made.chunk(2, 1)
+        room = 1.1 * torch.finfo(case.dtype).eps * wanted.abs() + 1e-7 * (gate * up).abs() + 1e-6
+        assert bool(((got.float() - wanted).abs() <= room).all())
 
 
 def check_tiles(case: Case) -> None:
@@ -157,8 +161,12 @@ class ExpertsCase:
             gate, up = ((x @ self.matrices[f"{name}.{part}_proj"].t()).to(self.dtype) for part in ("gate", "up"))
             inner = PlainOps().gate(torch.cat((gate, up), 1), "silu").double()
             wanted = rows_by_definition(inner, self.form) @ self.matrices[f"{name}.down_proj"].t()
-            # A number of the gate's may be rounded to the next one of e4m3, a sixteenth away.
-            torch.testing.assert_close(got[row, expert].cpu().double(), wanted[0], rtol=0, atol=0.02)
+            # A number of the gate's may be rounded to the next one of e4m3, a sixteenth away; on a GPU, whose sums are
+            # less exact, so are all numbers if their scale is another.
+            size = float(wanted.square().mean().sqrt())
+            missed = got[row, expert].cpu().double() - wanted[0]
+            assert float(missed.abs().max()) < (0.15 if got.is_cuda else 0.02) * size
+            assert float(missed.square().mean().sqrt()) < 0.03 * size
         count = len(self.x)
         for part in (slice(1), slice(count - 1, count), slice(0, count, 2), slice(count // 3, count // 2 + 1)):
             assert torch.equal(self.run(products, ops, part), got[part]), part

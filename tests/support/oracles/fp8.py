@@ -25,12 +25,12 @@ ABSORBED = "kv_b_proj"
 
 
 def rows_by_definition(x: torch.Tensor, form: str) -> torch.Tensor:
-    """What quantisation leaves of rows [..., I]."""
+    """What quantisation leaves of rows [..., I]. On the CPU: CUDA does not divide by a Python number exactly."""
     parts = []
-    for part in x.float().split(BLOCK if form == "block" else x.shape[-1], -1):
+    for part in x.cpu().float().split(BLOCK if form == "block" else x.shape[-1], -1):
         scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
         parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
-    return torch.cat(parts, -1).to(x.dtype)
+    return torch.cat(parts, -1).to(x)
 
 
 def widened(weight: torch.Tensor, scale: torch.Tensor, form: str) -> torch.Tensor:
