@@ -158,7 +158,7 @@ def main() -> int:
         args.routing,
         args.quantization,
     )
-    if args.routing == "skewed" and "num_experts" not in SHAPES[args.model].config:
+    if args.routing == "skewed" and not SHAPES[args.model].is_mixture:
         parser.error(f"{args.model} has no experts: leave out --routing")
     if args.read:
         plot(rows_to_read(parser, args, "gpu_decode", settings, FIRST_RUNS), args.plot)

@@ -27,6 +27,10 @@ class ModelShape:
     """Decoding -> streams -> tokens per second of vLLM 0.26.0 with the same work on one H200 (measured beside Stride,
     torch 2.11): streams times tokens per step, over the time of a step with all of them running, as here."""
 
+    @property
+    def is_mixture(self) -> bool:
+        return "num_experts_per_tok" in self.config
+
     def write(self, folder: str | Path, layers: int | None = None) -> None:
         """A checkpoint of this shape without weights; layers: if not all."""
         changes = {} if layers is None else {"num_hidden_layers": layers}
@@ -65,6 +69,34 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     "tie_word_embeddings": False,
 }
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+}
+"""In DeepSeek-V3's architecture, with its MTP module: V2 routes otherwise, at the same cost."""
 SHAPES = {
     "llama-3.1-8b": ModelShape(
         "Llama-3.1-8B",
@@ -82,6 +114,13 @@ SHAPES = {
         "Qwen3MoeForCausalLM",
         QWEN3_30B_A3B,
         {"plain": {1: 244.8, 16: 1293.0, 64: 3493.0, 256: 10819.0}},
+    ),
+    "deepseek-v2-lite": ModelShape(
+        "DeepSeek-V2-Lite",
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK_V2_LITE,
+        {"plain": {1: 313.2, 16: 4409.0, 64: 14737.0}},
     ),
 }
 """By the name that --model takes. The first is the default."""

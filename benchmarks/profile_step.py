@@ -1,52 +1,62 @@
 """Where a captured step's time goes: kernels by name, and the gaps between them.
 
 python benchmarks/profile_step.py --batch 1 --decoding plain
+python benchmarks/profile_step.py --model qwen3-30b-a3b --batch 16
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import random
 import tempfile
 from pathlib import Path
 
-from device_trace import gap_us, idle_us, trace_steps
-from gpu_decode import Settings, open_engine, speculation
-from model_shapes import LLAMA_8B, write_eagle3
+from device_trace import Activity, gap_us, idle_us, trace_steps
+from gpu_decode import Settings, decoding_requests, open_engine
+from model_shapes import SHAPES, write_eagle3
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig
-
-from stridelm.params import SamplingParams
 
 STEPS = 20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default=next(iter(SHAPES)), help="whose shape")
+    parser.add_argument("--quantization", choices=("fp8",), help="how weights are stored; without it, in bfloat16")
     parser.add_argument("--batch", default="1")
     parser.add_argument("--decoding", default="plain")
     parser.add_argument("--mode", default="captured")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--output", type=int, default=128)
     args = parser.parse_args()
-    console = Console(width=150)
-    with tempfile.TemporaryDirectory() as folder:
-        LlamaConfig(**LLAMA_8B, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-        batch = int(args.batch)
-        settings = Settings((batch,), args.prompt, args.output, 32, 1, (args.mode,), (args.decoding,), 4.28)
-        head = write_eagle3(Path(folder) / "eagle3", settings.layers) if "eagle" in args.decoding else None
-        engine = open_engine(folder, head, args.mode, settings)
-    rng = random.Random(0)
-    params = SamplingParams(
-        max_tokens=args.output, temperature=0.0, ignore_eos=True, speculation=speculation(args.decoding)
+    shape = SHAPES[args.model]
+    settings = Settings(
+        tuple(map(int, args.batch.split(","))),
+        args.prompt,
+        args.output,
+        shape.config["num_hidden_layers"],
+        1,
+        (args.mode,),
+        (args.decoding,),
+        4.28,
+        args.model,
+        quantization=args.quantization,
     )
-    for i in range(batch):
-        engine.add(str(i), [rng.randrange(1000) for _ in range(args.prompt)], params)
-    for _ in range(24):
-        engine.step()
-    activities = trace_steps(engine, STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        shape.write(folder)
+        drafts_by_head = "eagle" in args.decoding
+        head = write_eagle3(Path(folder) / "eagle3", settings.layers, shape.config) if drafts_by_head else None
+        engine = open_engine(folder, head, args.mode, settings)
+    console = Console(width=150)
+    for batch in settings.batch:
+        with decoding_requests(engine, args.decoding, batch, settings):
+            activities = trace_steps(engine, STEPS)
+        console.print(as_table(activities, f"{shape.title}, batch {batch}, {args.decoding}, {args.mode}"))
+    return 0
+
+
+def as_table(activities: list[Activity], title: str) -> Table:
     spent: collections.defaultdict[str, float] = collections.defaultdict(float)
     counts: collections.Counter[str] = collections.Counter()
     for activity in activities:
@@ -54,7 +64,7 @@ def main() -> int:
         counts[activity.name] += 1
     whole = max(activity.end for activity in activities) - activities[0].start
     idle, gap = idle_us(activities) / STEPS, gap_us(activities)
-    table = Table(title=f"batch {batch}, {args.decoding}, {args.mode}: {whole / STEPS:.0f} us per step")
+    table = Table(title=f"{title}: {whole / STEPS:.0f} us per step")
     for column in ("us/step", "share", "launches", "us each", "kernel"):
         table.add_column(column, justify="right" if column != "kernel" else "left")
     for name, us in sorted(spent.items(), key=lambda each: -each[1])[:28]:
@@ -68,8 +78,7 @@ def main() -> int:
     table.add_row(f"{idle:.1f}", f"{idle * STEPS / whole:.1%}", f"{len(activities) / STEPS:.0f}", "", "nothing ran")
     if gap is not None:
         table.add_row(f"{gap:.1f}", f"{gap * STEPS / whole:.1%}", "", "", "of that, between captured steps")
-    console.print(table)
-    return 0
+    return table
 
 
 if __name__ == "__main__":
