@@ -76,6 +76,25 @@ def _sort_kernel(
 
 
 @triton.jit
+def rows_of_tile(tile, pairs, each, R: tl.constexpr, SORTED: tl.constexpr, ACTIVATION: tl.constexpr):
+    """(row of x, row of y, whether there is one) of each of a tile's pairs; unsorted, a tile has one pair. With an
+    ACTIVATION a pair reads its row of x, and y is by place; without one it reads x by place, and y is by pair."""
+    entry_R = tl.arange(0, R)
+    if SORTED:
+        place_R = tile * R + entry_R
+        pair_R = tl.load(pairs + place_R)
+    else:
+        place_R = tile + entry_R
+        pair_R = tl.where(entry_R == 0, tile, -1)
+    exists_R = pair_R >= 0
+    if ACTIVATION is not None:
+        source_R, target_R = pair_R // each, place_R
+    else:
+        source_R, target_R = place_R, pair_R
+    return source_R, target_R, exists_R
+
+
+@triton.jit
 def _product_kernel(
     x,
     weight,
@@ -93,27 +112,17 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, T). A tile's pairs share an expert, whose matrix is one of those that `weight` has below
-    one another; unsorted, a tile has one pair. With an ACTIVATION a matrix holds gate above up, a pair reads its row of
-    x, and y is the gated product by place; without one it reads x by place, and y is by pair."""
+    one another. With an ACTIVATION a matrix holds gate above up, and y is the gated product."""
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int32)
     if expert < 0:
         return
-    entry_R = tl.arange(0, R)
-    if SORTED:
-        place_R = tile * R + entry_R
-        pair_R = tl.load(pairs + place_R)
-    else:
-        place_R = tile + entry_R
-        pair_R = tl.where(entry_R == 0, tile, -1)
-    exists_R = pair_R >= 0
+    source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
     first = tl.program_id(0) * B
     top = first
-    source_R, target_R = place_R, pair_R
     if ACTIVATION is not None:
         top += expert * outputs * 2
-        source_R, target_R = pair_R // each, place_R
     else:
         top += expert * outputs
     input_K = tl.arange(0, K)

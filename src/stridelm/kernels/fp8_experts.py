@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, sort_pairs
+from stridelm.kernels.experts import Sorted, rows_of_tile, sort_pairs
 from stridelm.kernels.fp8 import quantise, scale_of_tile
 from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
 from stridelm.kernels.products import Tile
@@ -52,22 +52,13 @@ def _product_kernel(
     expert = tl.load(experts + tile).to(tl.int32)
     if expert < 0:
         return
-    entry_R = tl.arange(0, R)
-    if SORTED:
-        place_R = tile * R + entry_R
-        pair_R = tl.load(pairs + place_R)
-    else:
-        place_R = tile + entry_R
-        pair_R = tl.where(entry_R == 0, tile, -1)
-    exists_R = pair_R >= 0
+    source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
     first = tl.program_id(0) * B
     output_B = first + tl.arange(0, B)
     exists_B = output_B < outputs
     top = expert * outputs
-    source_R, target_R = place_R, pair_R
     if ACTIVATION is not None:
         top += expert * outputs
-        source_R, target_R = pair_R // each, place_R
     scales_B = weight_scales + (top + output_B).to(tl.int64) // G * blocks
     up_scales_B = weight_scales + (top + outputs + output_B).to(tl.int64) // G * blocks
     input_K = tl.arange(0, K)
