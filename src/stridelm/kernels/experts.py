@@ -24,8 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile
-from stridelm.kernels.triton_rows import gated
+from stridelm.kernels.products import Tile, store_tile
 
 MAX_UNSORTED_ROWS = 4
 """Rows up to which pairs are not sorted: few of them share an expert, and a second reader may find it in the cache."""
@@ -134,12 +133,8 @@ def _product_kernel(
         sum_BR = tl.dot(weight.load([top, k]), loaded_RK.T, sum_BR)
         if ACTIVATION is not None:
             up_BR = tl.dot(weight.load([top + outputs, k]), loaded_RK.T, up_BR)
-    if ACTIVATION is not None:
-        dtype = y.dtype.element_ty
-        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
     output_B = first + tl.arange(0, B)
-    at_BR = y + target_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=(output_B < outputs)[:, None] & exists_R[None, :])
+    store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.plain_fp8 import BLOCK, LARGEST, LEAST, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import GENERATIONS, VECTOR_BYTES, Tile
-from stridelm.kernels.triton_rows import gated
+from stridelm.kernels.products import GENERATIONS, VECTOR_BYTES, Tile, store_tile
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Of rows and results."""
@@ -125,15 +124,7 @@ def _product_kernel(
         sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
             up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
-    if bias is not None:
-        sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
-        if ACTIVATION is not None:
-            up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is not None:
-        dtype = y.dtype.element_ty
-        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
-    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
 
 
 @triton.jit

@@ -19,8 +19,7 @@ from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, rows_of_tile, sort_pairs
 from stridelm.kernels.fp8 import quantise, scale_of_tile
 from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
-from stridelm.kernels.products import Tile
-from stridelm.kernels.triton_rows import gated
+from stridelm.kernels.products import Tile, store_tile
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -85,11 +84,7 @@ def _product_kernel(
         sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
             up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
-    if ACTIVATION is not None:
-        dtype = y.dtype.element_ty
-        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
-    at_BR = y + target_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+    store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
 
 
 def choose_tile(order: Sorted, is_gated: bool) -> Tile:

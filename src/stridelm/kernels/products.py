@@ -50,6 +50,22 @@ class Tile:
     stages: int
 
 
+@triton.jit
+def store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIVATION: tl.constexpr):
+    """Add the bias, if there is one, apply the gate, if there is an ACTIVATION, and store to rows `row_R` of y. Gate
+    and up are first rounded, as if they had been stored."""
+    exists_B = output_B < outputs
+    if bias is not None:
+        sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+        if ACTIVATION is not None:
+            up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        dtype = y.dtype.element_ty
+        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
+    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x,
@@ -66,7 +82,7 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows). With an ACTIVATION the weight holds gate above up, `outputs` rows each,
-    and y is the gated product; gate and up are first rounded, as if they had been stored."""
+    and y is the gated product."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -79,16 +95,7 @@ def _product_kernel(
             up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)
-    exists_B = output_B < outputs
-    if bias is not None:
-        sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
-        if ACTIVATION is not None:
-            up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is not None:
-        dtype = y.dtype.element_ty
-        sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
-    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & (row_R < rows)[None, :])
+    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, row_R < rows, ACTIVATION)
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:
