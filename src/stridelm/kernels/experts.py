@@ -15,6 +15,7 @@ in kernels B outputs of a tile, R pairs of a tile, K inputs of a block.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -208,14 +209,26 @@ def expert_parts(
 ) -> torch.Tensor:
     """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts (`ExpertProducts`). Needs `can_multiply` of
     both weights; x of their dtype; chosen: int64, from 0 to E - 1."""
-    (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down_RI.shape[1])
+    return parts_by(multiply, x_NH.contiguous(), chosen_NK, (gate_up_QH,), (down_RI,), activation)
+
+
+def parts_by(
+    multiply: Callable[..., None],
+    x_NH: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    gate_up: tuple[torch.Tensor, ...],
+    down: tuple[torch.Tensor, ...],
+    activation: str,
+) -> torch.Tensor:
+    """`expert_parts` by two calls of `multiply`, which takes a weight's tensors after the rows: first the matrix."""
+    (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down[0].shape[1])
     parts_NKH = x_NH.new_empty(rows, each, width)
     if not rows:
         return parts_NKH
-    order = sort_pairs(chosen_NK.contiguous(), down_RI.shape[0] // width)
+    order = sort_pairs(chosen_NK.contiguous(), down[0].shape[0] // width)
     inner_TI = x_NH.new_empty(order.places, inner)
-    multiply(x_NH.contiguous(), gate_up_QH, order, each, inner_TI, activation)
-    multiply(inner_TI, down_RI, order, each, parts_NKH.view(-1, width), None)
+    multiply(x_NH, *gate_up, order, each, inner_TI, activation)
+    multiply(inner_TI, *down, order, each, parts_NKH.view(-1, width), None)
     return parts_NKH
 
 

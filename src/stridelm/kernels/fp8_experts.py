@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, rows_of_tile, sort_pairs
+from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
 from stridelm.kernels.fp8 import quantise, scale_of_tile
 from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
 from stridelm.kernels.products import Tile, store_tile
@@ -106,15 +106,7 @@ def expert_parts(
 
     gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
     """
-    (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down[0].shape[1])
-    parts_NKH = x_NH.new_empty(rows, each, width)
-    if not rows:
-        return parts_NKH
-    order = sort_pairs(chosen_NK.contiguous(), down[0].shape[0] // width)
-    inner_TI = x_NH.new_empty(order.places, inner)
-    multiply(x_NH, *gate_up, order, each, inner_TI, activation)
-    multiply(inner_TI, *down, order, each, parts_NKH.view(-1, width), None)
-    return parts_NKH
+    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation)
 
 
 def multiply(
