@@ -92,49 +92,59 @@ def _product_kernel(
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows). ACTIVATION: as in products.py."""
+    """Grid (tiles of outputs, tiles of rows). ACTIVATION: as in products.py. Rows are the tall side of a tile, so that
+    even tiles of few outputs take whole warp groups' instructions."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
-    output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)
-    exists_B, exists_R = output_B < outputs, row_R < rows
-    scales_B = weight_scales + output_B // G * blocks
-    up_scales_B = weight_scales + (outputs + output_B) // G * blocks
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
+    exists_R = row_R < rows
+    x_at_R = x_scales + row_R
+    at_B = scales_of_outputs(weight_scales, first, outputs, blocks, B, G)
+    up_at_B = at_B
+    if ACTIVATION is not None:
+        up_at_B = scales_of_outputs(weight_scales, outputs + first, 2 * outputs, blocks, B, G)
+    sum_RB = tl.zeros([R, B], tl.float32)
+    up_RB = sum_RB
+    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, 0)
     for k in range(0, inputs, K):
-        block = k // K
-        x_KR = x.load([first_row, k]).T
-        part_BR = tl.dot(weight.load([first, k]), x_KR)
+        x_RK = x.load([first_row, k])
+        part_RB = tl.dot(x_RK, weight.load([first, k]).T)
         if BY_BLOCK:
-            scale_R = tl.load(x_scales + block * rows + row_R, mask=exists_R, other=0.0)
-            part_BR *= (
-                scale_of_tile(weight_scales, scales_B, first // G * blocks, block, exists_B, B, G) * scale_R[None, :]
-            )
-        sum_BR += part_BR
+            part_RB *= scale_B[None, :] * scale_R[:, None]
+        sum_RB += part_RB
         if ACTIVATION is not None:
-            part_BR = tl.dot(weight.load([outputs + first, k]), x_KR)
+            part_RB = tl.dot(x_RK, weight.load([outputs + first, k]).T)
             if BY_BLOCK:
-                at = (outputs + first) // G * blocks
-                part_BR *= scale_of_tile(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
-            up_BR += part_BR
+                part_RB *= up_scale_B[None, :] * scale_R[:, None]
+            up_RB += part_RB
+        if BY_BLOCK:
+            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
     if not BY_BLOCK:
-        scale_R = tl.load(x_scales + row_R, mask=exists_R, other=0.0)
-        sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+        sum_RB *= scale_B[None, :] * scale_R[:, None]
         if ACTIVATION is not None:
-            up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
-    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
+            up_RB *= up_scale_B[None, :] * scale_R[:, None]
+    output_B = first + tl.arange(0, B)
+    store_tile(y, sum_RB.T, up_RB.T, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
 
 
 @triton.jit
-def scale_of_tile(scales, scales_B, at, block, exists_B, B: tl.constexpr, G: tl.constexpr):
-    """[1 or B, 1]: the scales of a tile's outputs, one for all of them if they lie in one group."""
+def scales_of_outputs(scales, first, end, blocks, B: tl.constexpr, G: tl.constexpr):
+    """[1 or B]: where the scales of the tile of outputs from `first` on begin, one for all of them if they lie in one
+    group. Outputs past `end` get those of the last."""
     if G % B == 0:
-        scale = tl.full([1, 1], 1.0, tl.float32) * tl.load(scales + at + block)
+        output_B = first + tl.arange(0, 1)
     else:
-        scale = tl.load(scales_B + block, mask=exists_B, other=0.0)[:, None]
-    return scale
+        output_B = tl.minimum(first + tl.arange(0, B), end - 1)
+    return scales + output_B.to(tl.int64) // G * blocks
+
+
+@triton.jit
+def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
+    """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices. Kernels load them
+    two blocks ahead, since they come from further away than a product takes; past the last block it is the last's."""
+    block = tl.minimum(block, blocks - 1)
+    return tl.load(x_at_R + block * rows, mask=exists_R, other=0.0), tl.load(at_B + block), tl.load(up_at_B + block)
 
 
 def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -212,13 +222,12 @@ def product(
 
 @cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory."""
-    height = next((size for size in (16, 32, 64) if rows <= size), 128)
-    many = outputs >= 128 * multiprocessors(device)
-    if height == 128 and is_gated:
-        return Tile(64, height, BLOCK, warps=4, stages=3)
-    if height == 128:
-        return Tile(128 if many or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
+    """All give the same bits, having at least the 64 rows that whole warp groups' instructions take."""
+    height, processors = 64 if rows <= 64 else 128, multiprocessors(device)
     if is_gated:
-        return Tile(64, height, BLOCK, warps=4, stages=4)
-    return Tile(128 if many else 64, height, BLOCK, warps=4, stages=4 if many else 8)
+        return Tile(64, height, BLOCK, warps=4, stages=4 if height == 64 else 3)
+    if height == 128:
+        return Tile(128 if outputs >= 128 * processors or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
+    if rows > 32 or outputs > 64 * processors:
+        return Tile(64, height, BLOCK, warps=4, stages=8)
+    return Tile(32, height, BLOCK, warps=4, stages=8)

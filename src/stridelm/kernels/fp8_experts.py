@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
-from stridelm.kernels.fp8 import quantise, scale_of_tile
+from stridelm.kernels.fp8 import quantise, scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
 from stridelm.kernels.products import Tile, store_tile
 
@@ -53,37 +53,37 @@ def _product_kernel(
         return
     source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
     first = tl.program_id(0) * B
-    output_B = first + tl.arange(0, B)
-    exists_B = output_B < outputs
     top = expert * outputs
     if ACTIVATION is not None:
         top += expert * outputs
-    scales_B = weight_scales + (top + output_B).to(tl.int64) // G * blocks
-    up_scales_B = weight_scales + (top + outputs + output_B).to(tl.int64) // G * blocks
+    x_at_R = x_scales + source_R
+    at_B = scales_of_outputs(weight_scales, top + first, top + outputs, blocks, B, G)
+    up_at_B = at_B
+    if ACTIVATION is not None:
+        up_at_B = scales_of_outputs(weight_scales, top + outputs + first, top + 2 * outputs, blocks, B, G)
     input_K = tl.arange(0, K)
     x_RK = x + source_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
     sum_BR = tl.zeros([B, R], tl.float32)
     up_BR = sum_BR
+    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, 0)
     for k in range(0, inputs, K):
-        block = k // K
         loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
         part_BR = tl.dot(weight.load([top + first, k]), loaded_RK.T)
         if BY_BLOCK:
-            scale_R = tl.load(x_scales + block * rows + source_R, mask=exists_R, other=0.0)
-            at = (top + first).to(tl.int64) // G * blocks
-            part_BR *= scale_of_tile(weight_scales, scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+            part_BR *= scale_B[:, None] * scale_R[None, :]
         sum_BR += part_BR
         if ACTIVATION is not None:
             part_BR = tl.dot(weight.load([top + outputs + first, k]), loaded_RK.T)
             if BY_BLOCK:
-                at = (top + outputs + first).to(tl.int64) // G * blocks
-                part_BR *= scale_of_tile(weight_scales, up_scales_B, at, block, exists_B, B, G) * scale_R[None, :]
+                part_BR *= up_scale_B[:, None] * scale_R[None, :]
             up_BR += part_BR
+        if BY_BLOCK:
+            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
     if not BY_BLOCK:
-        scale_R = tl.load(x_scales + source_R, mask=exists_R, other=0.0)
-        sum_BR *= tl.load(scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+        sum_BR *= scale_B[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
-            up_BR *= tl.load(up_scales_B, mask=exists_B, other=0.0)[:, None] * scale_R[None, :]
+            up_BR *= up_scale_B[:, None] * scale_R[None, :]
+    output_B = first + tl.arange(0, B)
     store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
 
 

@@ -25,10 +25,9 @@ from support.checks.row_ops import noise
 from support.oracles.fp8 import rows_by_definition, widened
 
 TILES = (
-    Tile(64, 16, BLOCK, warps=4, stages=4),
-    Tile(128, 16, BLOCK, warps=4, stages=4),
-    Tile(64, 32, BLOCK, warps=4, stages=3),
     Tile(64, 64, BLOCK, warps=4, stages=4),
+    Tile(16, 64, BLOCK, warps=4, stages=8),
+    Tile(32, 64, BLOCK, warps=4, stages=8),
     Tile(64, 128, BLOCK, warps=4, stages=3),
     Tile(64, 128, BLOCK, warps=8, stages=4),
     Tile(128, 64, BLOCK, warps=4, stages=4),
@@ -162,11 +161,11 @@ class ExpertsCase:
             inner = PlainOps().gate(torch.cat((gate, up), 1), "silu").double()
             wanted = rows_by_definition(inner, self.form) @ self.matrices[f"{name}.down_proj"].t()
             # A number of the gate's may be rounded to the next one of e4m3, a sixteenth away; on a GPU, whose sums are
-            # less exact, so are all numbers if their scale is another.
+            # less exact, so may all be, if the largest differs in its last bit and with it their scale.
             size = float(wanted.square().mean().sqrt())
             missed = got[row, expert].cpu().double() - wanted[0]
             assert float(missed.abs().max()) < (0.15 if got.is_cuda else 0.02) * size
-            assert float(missed.square().mean().sqrt()) < 0.03 * size
+            assert float(missed.square().mean().sqrt()) < (0.06 if got.is_cuda else 0.01) * size
         count = len(self.x)
         for part in (slice(1), slice(count - 1, count), slice(0, count, 2), slice(count // 3, count // 2 + 1)):
             assert torch.equal(self.run(products, ops, part), got[part]), part

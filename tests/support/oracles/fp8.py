@@ -118,10 +118,10 @@ def oracle(path: Path, form: str) -> Any:
 @torch.inference_mode()
 def check_fp8(path: Path, form: str, chunk: int, device: str = "cpu", close: float = CLOSE, **settings: Any) -> None:
     """Prefill in chunks, then decoding: every position's logits are those of the definition, in float64."""
-    stand = Stand(path, "float64", device)
+    stand = Stand(path, "float64", device, options=settings)
     rng = random.Random(chunk)
     prompt = [rng.randrange(stand.target.vocab_size) for _ in range(PROMPT)]
-    ids, ours = engine_logits(stand, prompt, max_num_batched_tokens=chunk, **settings)
+    ids, ours = engine_logits(stand, prompt, max_num_batched_tokens=chunk)
     with mock.patch.object(nn.functional, "softmax", wide_softmax):
         wanted = oracle(path, form)(torch.tensor([ids])).logits[0, :-1].float()
     worst = float((ours - wanted).abs().max())
