@@ -3,9 +3,10 @@
     python benchmarks/gpu_products.py --json results/gpu_products.jsonl
     python benchmarks/gpu_products.py --tiles --rows 1,16,64,128,256
 
-Shapes of an 8B model in bfloat16. Every figure is the median over replays of a CUDA graph of calls with different
-weights, enough of them to exceed the L2 cache. GB/s counts only the weights. `bits` says whether the library's product
-has our kernel's bits at that number of rows: if so, deterministic mode uses the library above 64 rows.
+Shapes of an 8B model, of Qwen3-30B-A3B and of DeepSeek-V2-Lite in bfloat16. Every figure is the median over replays of
+a CUDA graph of calls with different weights, enough of them to exceed the L2 cache. GB/s counts only the weights.
+`bits` says whether the library's product has our kernel's bits at that number of rows: if so, deterministic mode uses
+the library above 64 rows.
 
 --tiles tries many tiles instead, and shows the fastest beside the one that `choose_tile` returns.
 """
@@ -40,6 +41,11 @@ SHAPES = {
     "gate_up": (28672, 4096),
     "down": (4096, 14336),
     "head": (128256, 4096),
+    "30B qkv": (5120, 2048),
+    "30B o": (2048, 4096),
+    "Lite q": (3072, 2048),
+    "Lite latent": (576, 2048),
+    "Lite o": (2048, 2048),
 }
 """Outputs and inputs."""
 L2_BYTES = 256 << 20
@@ -48,12 +54,14 @@ L2_BYTES = 256 << 20
 @dataclass(frozen=True)
 class Settings:
     rows: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
+    products: tuple[str, ...] = tuple(SHAPES)
     replays: int = 5
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(map(str, Settings.rows)))
+    parser.add_argument("--products", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--replays", type=int, default=Settings.replays)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
@@ -62,9 +70,11 @@ def main() -> int:
     if not torch.cuda.is_available():
         console.print("this benchmark needs a GPU, and torch sees no CUDA device here")
         return 1
-    settings = Settings(tuple(map(int, args.rows.split(","))), args.replays)
+    settings = Settings(tuple(map(int, args.rows.split(","))), tuple(args.products.split(",")), args.replays)
+    if unknown := set(settings.products) - set(SHAPES):
+        parser.error(f"no product {', '.join(sorted(unknown))}; choose from {', '.join(SHAPES)}")
     if args.tiles:
-        for name in SHAPES:
+        for name in settings.products:
             console.print(tile_table(name, settings))
         return 0
     table = Table(
@@ -73,7 +83,7 @@ def main() -> int:
     for column in ("product", "rows", "ours us", "GB/s", "TFLOP/s", "library us", "library/ours", "bits"):
         table.add_column(column, justify="right")
     found = []
-    for name in SHAPES:
+    for name in settings.products:
         for row in measure(name, settings):
             found.append(row)
             table.add_row(
@@ -131,7 +141,7 @@ def tile_table(name: str, settings: Settings) -> Table:
         x = torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16)
         calls = [partial(product, x, weight, None, activation) for weight in weights]
         chosen = products.choose_tile(count, outputs // (2 if activation else 1), activation is not None, x.device)
-        times = {tile: tile_us(tile, calls, settings.replays) for tile in {chosen, *candidates(count)}}
+        times = {tile: tile_us(tile, calls, settings.replays) for tile in {chosen, *candidates(count, outputs)}}
         best = sorted((us, tile) for tile, us in times.items() if us is not None)[:3]
         shown = "; ".join(f"{us:.1f} {as_text(tile)}" for us, tile in best)
         us = times[chosen] or math.inf
@@ -139,14 +149,21 @@ def tile_table(name: str, settings: Settings) -> Table:
     return table
 
 
-def candidates(rows: int) -> list[Tile]:
+def candidates(rows: int, outputs: int) -> list[Tile]:
     heights = [size for size in (16, 32, 64, 128) if size >= min(rows, 64) and size <= 2 * rows + 16]
+    widths, depths, stages = [64, 128], [64, 128], [2, 3, 4, 5, 6, 8]
+    if outputs < 64 * processors():
+        widths, depths, stages = [16, 32, 64], [128, 256], [3, 4, 6, 8, 10]
     return [
-        Tile(outputs, height, depth, warps, stages)
-        for outputs, height, depth, stages in itertools.product((64, 128), heights, (64, 128), (2, 3, 4, 5, 6, 8))
-        for warps in ((4, 8) if outputs * height >= 128 * 64 else (4,))
-        if (outputs + height) * depth * 2 * stages <= 220 * 1024
+        Tile(width, height, depth, warps, staged)
+        for width, height, depth, staged in itertools.product(widths, heights, depths, stages)
+        for warps in ((4, 8) if width * height >= 128 * 64 else (4,))
+        if (width + height) * depth * 2 * staged <= 220 * 1024
     ]
+
+
+def processors() -> int:
+    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def tile_us(tile: Tile, calls: Calls, replays: int) -> float | None:
