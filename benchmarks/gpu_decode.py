@@ -55,7 +55,7 @@ from stridelm.models.layers.experts import Mixture
 from stridelm.params import SamplingParams, Speculation
 
 DEFAULT_MODEL = next(iter(SHAPES))
-ROUTINGS = ("random", "skewed")
+ROUTINGS = ("random", "skewed", "same")
 FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0], "quantization": None}
 """What the first runs recorded do not name."""
 SKEW = 20.0
@@ -126,7 +126,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default=DEFAULT_MODEL, help="whose shape")
     parser.add_argument(
-        "--routing", choices=ROUTINGS, default=ROUTINGS[0], help="skewed: half of the rows to an eighth of the experts"
+        "--routing",
+        choices=ROUTINGS,
+        default=ROUTINGS[0],
+        help="skewed: half of the rows to an eighth of the experts; same: all rows to the same experts, where routers "
+        "have a correction bias",
     )
     parser.add_argument("--quantization", choices=("fp8",), help="how weights are stored; without it, in bfloat16")
     parser.add_argument("--batch", default="1,4,16,64,128,256")
@@ -158,7 +162,7 @@ def main() -> int:
         args.routing,
         args.quantization,
     )
-    if args.routing == "skewed" and not SHAPES[args.model].is_mixture:
+    if args.routing != ROUTINGS[0] and not SHAPES[args.model].is_mixture:
         parser.error(f"{args.model} has no experts: leave out --routing")
     if args.read:
         plot(rows_to_read(parser, args, "gpu_decode", settings, FIRST_RUNS), args.plot)
@@ -212,6 +216,8 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
     loaded = load(config)
     if settings.routing == "skewed":
         skew(loaded.model)
+    elif settings.routing == "same":
+        unite(loaded.model)
     engine = Engine(config, loaded)
     if mode == "unlapped":
         engine.steps.lag = 0
@@ -226,6 +232,17 @@ def skew(model: Decoder) -> None:
             weight = mixture.router.scores.weight
             direction = torch.randn(weight.shape[1], device=weight.device, dtype=weight.dtype)
             weight[: mixture.experts.count // 8] += SKEW * weight.shape[1] ** -0.5 * direction
+
+
+@torch.inference_mode()
+def unite(model: Decoder) -> None:
+    """Let every row choose the first experts, as a random correction of the scores would."""
+    for mixture in model.modules():
+        if isinstance(mixture, Mixture):
+            if mixture.router.bias is None:
+                raise SystemExit("this model's routers have no correction bias: leave out --routing same")
+            mixture.router.bias.zero_()
+            mixture.router.bias[: mixture.spec.routing.num_experts_per_tok] = 100.0
 
 
 def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, console: Console) -> list[Row]:
@@ -375,6 +392,8 @@ def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
             parts: list[tuple[int, float]] = [(count, batch)]  # experts, and rows that choose among them
             if settings.routing == "skewed":
                 parts = [(count // 8, batch / 2), (count - count // 8, batch / 2)]
+            if settings.routing == "same":
+                parts = [(count, 1)]
             unread = sum(experts * (1 - each / experts) ** rows for experts, rows in parts)
             weights -= unread / count * sum(p.nbytes for p in mixture.experts.parameters())
     entry = bytes_per_token(model.layer_states, torch.bfloat16)

@@ -6,7 +6,9 @@ weight has one scale for each of its rows, and x one for each of its own; then s
 taken 128 columns at a time, since some tensor cores keep fewer bits of a sum than float32 has.
 
 Every tile adds in the same order, and a row is quantised by itself, so a row's bits do not depend on the rows beside it
-(as in products.py; tests/gpu/test_gpu_fp8.py checks that all tiles agree). There is no other, faster mode.
+(as in products.py; tests/gpu/test_gpu_fp8.py checks that all tiles agree). With `splits`, sums of few rows are taken in
+parts instead, and then they do: each block waits for its scales and for the sum so far, and a few programs that run
+through long rows of a weight would not use the memory's bandwidth.
 
 Legend: N rows, I input width, O output width, S scales of a weight's columns, C of them a program's; in kernels B
 outputs of a tile, R rows of a tile, K columns of a block.
@@ -32,6 +34,11 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGEST, _LEAST = tl.constexpr(LARGEST), tl.constexpr(LEAST)
 FUSED_ROWS = 64
 """Up to this many rows the gated product is one launch."""
+FEW_ROWS = 64
+"""Up to this many rows a product is bound by how fast its programs run through the weight."""
+MOST_PARTS = 8
+ADDED = 512
+"""Outputs of which a program adds the parts."""
 COLUMNS = 1024
 """That a program quantises at once."""
 
@@ -84,6 +91,7 @@ def _product_kernel(
     inputs,
     outputs,
     blocks,
+    each,
     B: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
@@ -92,11 +100,12 @@ def _product_kernel(
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows). ACTIVATION: as in products.py. Rows are the tall side of a tile, so that
-    even tiles of few outputs take whole warp groups' instructions."""
+    """Grid (tiles of outputs, tiles of rows, parts of the sum). ACTIVATION: as in products.py. A part is of `each`
+    blocks, and y has all rows of one part below those of another."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
+    part = tl.program_id(2)
     row_R = first_row + tl.arange(0, R)
     exists_R = row_R < rows
     x_at_R = x_scales + row_R
@@ -104,28 +113,44 @@ def _product_kernel(
     up_at_B = at_B
     if ACTIVATION is not None:
         up_at_B = scales_of_outputs(weight_scales, outputs + first, 2 * outputs, blocks, B, G)
-    sum_RB = tl.zeros([R, B], tl.float32)
-    up_RB = sum_RB
-    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, 0)
-    for k in range(0, inputs, K):
-        x_RK = x.load([first_row, k])
-        part_RB = tl.dot(x_RK, weight.load([first, k]).T)
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    block = part * each
+    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block)
+    for k in range(block * K, tl.minimum(inputs, (block + each) * K), K):
+        x_KR = x.load([first_row, k]).T
+        part_BR = tl.dot(weight.load([first, k]), x_KR)
         if BY_BLOCK:
-            part_RB *= scale_B[None, :] * scale_R[:, None]
-        sum_RB += part_RB
+            part_BR *= scale_B[:, None] * scale_R[None, :]
+        sum_BR += part_BR
         if ACTIVATION is not None:
-            part_RB = tl.dot(x_RK, weight.load([outputs + first, k]).T)
+            part_BR = tl.dot(weight.load([outputs + first, k]), x_KR)
             if BY_BLOCK:
-                part_RB *= up_scale_B[None, :] * scale_R[:, None]
-            up_RB += part_RB
+                part_BR *= up_scale_B[:, None] * scale_R[None, :]
+            up_BR += part_BR
         if BY_BLOCK:
             scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
     if not BY_BLOCK:
-        sum_RB *= scale_B[None, :] * scale_R[:, None]
+        sum_BR *= scale_B[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
-            up_RB *= up_scale_B[None, :] * scale_R[:, None]
+            up_BR *= up_scale_B[:, None] * scale_R[None, :]
     output_B = first + tl.arange(0, B)
-    store_tile(y, sum_RB.T, up_RB.T, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
+    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_kernel(parts, bias, y, rows, outputs, PARTS: tl.constexpr, B: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid (rows, tiles of outputs): the parts of a sum, first to last, and the bias."""
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    output_B = tl.program_id(1) * B + tl.arange(0, B)
+    exists_B = output_B < outputs
+    sum_B = tl.zeros([B], tl.float32)
+    for part in tl.static_range(PARTS):
+        sum_B += tl.load(parts + (part * rows + row) * outputs + output_B, mask=exists_B, other=0.0)
+    if bias is not None:
+        sum_B += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)
+    tl.store(y + row * outputs + output_B, sum_B.to(y.dtype.element_ty), mask=exists_B)
 
 
 @triton.jit
@@ -142,7 +167,7 @@ def scales_of_outputs(scales, first, end, blocks, B: tl.constexpr, G: tl.constex
 @triton.jit
 def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
     """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices. Kernels load them
-    two blocks ahead, since they come from further away than a product takes; past the last block it is the last's."""
+    a block ahead, so that no product waits for them; past the last block they are the last's."""
     block = tl.minimum(block, blocks - 1)
     return tl.load(x_at_R + block * rows, mask=exists_R, other=0.0), tl.load(at_B + block), tl.load(up_at_B + block)
 
@@ -181,12 +206,14 @@ def product(
     bias_O: torch.Tensor | None,
     activation: str | None = None,
     *,
+    splits: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is. With an activation (of Ops.gate), O = 2 U and
     the result is the gated product, [N, U].
 
-    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. tile: if not given, `choose_tile`.
+    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. splits: whether sums of few rows may be taken
+    in parts, by more programs. tile: if not given, `choose_tile`.
     """
     (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
     y = x_NI.new_empty(rows, outputs)
@@ -195,18 +222,22 @@ def product(
     blocks = scale.shape[1]
     q_NI, scales = quantise(x_NI, by_block := blocks > 1)
     tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
-    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
-    _product_kernel[grid](
+    tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
+    parts = parts_of(tiles, steps, x_NI.device) if splits and rows <= FEW_ROWS and activation is None else 1
+    sums = y if parts == 1 else x_NI.new_empty(parts, rows, outputs, dtype=torch.float32)
+    options = dependent(x_NI.device)
+    _product_kernel[tiles, triton.cdiv(rows, tile.rows), parts](
         TensorDescriptor(q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
         scales,
         TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, BLOCK]),
         scale,
-        bias_O,
-        y,
+        bias_O if parts == 1 else None,
+        sums,
         rows,
         inputs,
         outputs,
         blocks,
+        triton.cdiv(steps, parts),
         tile.outputs,
         tile.rows,
         BLOCK,
@@ -215,19 +246,30 @@ def product(
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **dependent(x_NI.device),
+        **options,
     )
+    if parts > 1:
+        grid = (rows, triton.cdiv(outputs, ADDED))
+        _add_kernel[grid](sums, bias_O, y, rows, outputs, parts, ADDED, num_warps=4, **options)
     return y
 
 
 @cache
+def parts_of(tiles: int, steps: int, device: torch.device) -> int:
+    """Into how many parts a sum of so many steps is split: two programs for each processor, of four steps or more."""
+    room = min(MOST_PARTS, steps // 4, 2 * multiprocessors(device) // tiles)
+    return 1 << room.bit_length() - 1 if room else 1
+
+
+@cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """All give the same bits, having at least the 64 rows that whole warp groups' instructions take."""
-    height, processors = 64 if rows <= 64 else 128, multiprocessors(device)
-    if is_gated:
-        return Tile(64, height, BLOCK, warps=4, stages=4 if height == 64 else 3)
+    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory."""
+    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    many = outputs >= 128 * multiprocessors(device)
+    if height == 128 and is_gated:
+        return Tile(64, height, BLOCK, warps=4, stages=3)
     if height == 128:
-        return Tile(128 if outputs >= 128 * processors or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
-    if rows > 32 or outputs > 64 * processors:
-        return Tile(64, height, BLOCK, warps=4, stages=8)
-    return Tile(32, height, BLOCK, warps=4, stages=8)
+        return Tile(128 if many or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
+    if is_gated:
+        return Tile(64, height, BLOCK, warps=4, stages=4)
+    return Tile(128 if many else 64, height, BLOCK, warps=4, stages=4 if many else 8)

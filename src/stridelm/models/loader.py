@@ -156,15 +156,20 @@ def build_stored(
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """The serving dtype. "auto" is, on a GPU, the checkpoint's own dtype (bfloat16 if it is none of DTYPES) and, on a
-    CPU, bfloat16 if it is multiplied natively, else float32. Raises ValueError for an unknown name."""
+    """The serving dtype. "auto" is, on a GPU, the checkpoint's own dtype (float32 for float64, bfloat16 if it is none
+    of DTYPES) and, on a CPU, bfloat16 if it is multiplied natively, else float32. Raises ValueError for an unknown
+    name, and for float64 on a GPU, whose kernels compute in float32."""
     if name != "auto":
         if name not in DTYPES:
             raise ValueError(f"unknown dtype {name!r}; choose one of: auto, {', '.join(DTYPES)}")
+        if DTYPES[name] == torch.float64 and device.type == "cuda":
+            raise ValueError("dtype float64 is for a CPU; choose float32, or device cpu")
         return DTYPES[name]
     if device.type == "cpu":
         return torch.bfloat16 if bfloat16_is_native() else torch.float32
     stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    if stored == torch.float64:
+        return torch.float32
     return stored if isinstance(stored, torch.dtype) and stored in DTYPES.values() else torch.bfloat16
 
 

@@ -25,9 +25,10 @@ from support.checks.row_ops import noise
 from support.oracles.fp8 import rows_by_definition, widened
 
 TILES = (
+    Tile(64, 16, BLOCK, warps=4, stages=4),
+    Tile(128, 16, BLOCK, warps=4, stages=4),
+    Tile(64, 32, BLOCK, warps=4, stages=3),
     Tile(64, 64, BLOCK, warps=4, stages=4),
-    Tile(16, 64, BLOCK, warps=4, stages=8),
-    Tile(32, 64, BLOCK, warps=4, stages=8),
     Tile(64, 128, BLOCK, warps=4, stages=3),
     Tile(64, 128, BLOCK, warps=8, stages=4),
     Tile(128, 64, BLOCK, warps=4, stages=4),

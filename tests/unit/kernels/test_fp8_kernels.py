@@ -15,9 +15,9 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.fp8 import can_multiply, choose_tile, product
+from stridelm.kernels.fp8 import can_multiply, choose_tile, parts_of, product
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.plain_fp8 import plain_product, quantised, rows_per_scale, widened
+from stridelm.kernels.plain_fp8 import BLOCK, plain_product, quantised, rows_per_scale, widened
 from stridelm.models.layers.expert_products import of_every_expert
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
@@ -80,6 +80,17 @@ def test_gated(out: int, form: str) -> None:
 @pytest.mark.parametrize("outs", [(192, 192), (128, 128)])
 def test_tiles(outs: tuple[int, ...], form: str) -> None:
     check_tiles(Case(131, 208, outs, form, torch.float32))
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("inputs", [1024, 2064])
+@pytest.mark.parametrize(("count", "out"), [(1, 96), (20, 130)])
+def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
+    """Whole parts, and a last one that ends within a block; the bias is added once."""
+    case = Case(count, inputs, (out,), form, torch.float32)
+    assert parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device) > 1
+    check_product(case, partial(product, splits=True))
 
 
 @INTERPRETED

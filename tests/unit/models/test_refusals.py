@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from stridelm.models import MODELS
-from stridelm.models.loader import load_model
+from stridelm.models.loader import load_model, resolve_dtype
 from support.checkpoints.models import make
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -143,3 +145,12 @@ def test_code_beside_a_known_type_is_not_run(written: Written) -> None:
     path = written("llama", auto_map={"AutoConfig": "configuration_crystal.CrystalConfig"})
     (path / "configuration_crystal.py").write_text("raise SystemExit('run')")
     assert "no *.safetensors" in refused(path)
+
+
+def test_a_gpu_does_not_compute_in_float64() -> None:
+    """Its kernels compute in float32."""
+    card, stored = torch.device("cuda"), SimpleNamespace(dtype=torch.float64)
+    with pytest.raises(ValueError, match="dtype float64 is for a CPU; choose float32, or device cpu"):
+        resolve_dtype("float64", stored, card)
+    assert resolve_dtype("auto", stored, card) == torch.float32
+    assert resolve_dtype("float64", stored, torch.device("cpu")) == torch.float64
