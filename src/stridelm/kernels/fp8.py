@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.plain_fp8 import BLOCK, LARGEST, LEAST, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import GENERATIONS, VECTOR_BYTES, Tile, store_tile
+from stridelm.kernels.products import Tile, can_tile, store_tile
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Of rows and results."""
@@ -174,10 +174,7 @@ def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
 
 def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels support this weight, with rows of `dtype`, on its device."""
-    if weight_OI.is_cuda and torch.cuda.get_device_capability(weight_OI.device)[0] not in GENERATIONS:
-        return False
-    aligned = weight_OI.data_ptr() % VECTOR_BYTES == 0 and weight_OI.stride(0) % VECTOR_BYTES == 0
-    return dtype in DTYPES and weight_OI.dtype == torch.float8_e4m3fn and weight_OI.stride(1) == 1 and aligned
+    return dtype in DTYPES and weight_OI.dtype == torch.float8_e4m3fn and can_tile(weight_OI)
 
 
 def quantise(x_NI: torch.Tensor, by_block: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -99,13 +99,18 @@ def _product_kernel(
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:
-    """Whether the kernel supports this weight's dtype, the copy engine its alignment, and the device has enough shared
-    memory for the tiles."""
+    """Whether the kernel supports this weight, on its device."""
+    return weight_OI.dtype in DTYPES and can_tile(weight_OI)
+
+
+def can_tile(weight_OI: torch.Tensor) -> bool:
+    """Whether the copy engine supports this weight's alignment, and the device has enough shared memory for the
+    tiles."""
     if weight_OI.is_cuda and torch.cuda.get_device_capability(weight_OI.device)[0] not in GENERATIONS:
         return False
     stride = weight_OI.stride(0) * weight_OI.element_size()
     aligned = weight_OI.data_ptr() % VECTOR_BYTES == 0 and stride % VECTOR_BYTES == 0
-    return weight_OI.dtype in DTYPES and weight_OI.stride(1) == 1 and aligned
+    return weight_OI.stride(1) == 1 and aligned
 
 
 def product(
