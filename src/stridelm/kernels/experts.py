@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile, store_tile
+from stridelm.kernels.products import Tile, store_tile, tile_height
 
 MAX_UNSORTED_ROWS = 4
 """Rows up to which pairs are not sorted: few of them share an expert, and a second reader may find it in the cache."""
@@ -187,7 +187,7 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
 
 def height_of(pairs: int, experts: int) -> int:
     """Of tiles: as many pairs as an expert has on average."""
-    return next((size for size in (16, 32, 64) if pairs <= size * experts), 128)
+    return tile_height(-(-pairs // experts))
 
 
 def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device) -> Tile:

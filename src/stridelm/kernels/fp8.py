@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.plain_fp8 import BLOCK, LARGEST, LEAST, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile, can_tile, store_tile
+from stridelm.kernels.products import Tile, can_tile, store_tile, tile_height
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Of rows and results."""
@@ -261,7 +261,7 @@ def parts_of(tiles: int, steps: int, device: torch.device) -> int:
 @cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
     """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory."""
-    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    height = tile_height(rows)
     many = outputs >= 128 * multiprocessors(device)
     if height == 128 and is_gated:
         return Tile(64, height, BLOCK, warps=4, stages=3)

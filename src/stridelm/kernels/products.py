@@ -153,15 +153,20 @@ def product(
 
 def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Tensor:
     """x W^T in float32, for a router: so few outputs that tiles of many would occupy two processors."""
-    height = next((size for size in (16, 32, 64) if x_NI.shape[0] <= size), 128)
+    height = tile_height(x_NI.shape[0])
     few, many = Tile(16, height, 256, warps=4, stages=4), Tile(64, height, 64, warps=4, stages=4)
     return product(x_NI, weight_OI, None, tile=few if height < 64 else many, dtype=torch.float32)
+
+
+def tile_height(rows: int) -> int:
+    """The height of the lowest tiles of which one holds so many rows; if none does, of the highest."""
+    return next((size for size in (16, 32, 64) if rows <= size), 128)
 
 
 @cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
     """The fastest tile measured on an H200 (benchmarks/gpu_products.py). All give the same bits."""
-    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    height = tile_height(rows)
     many = outputs >= 128 * multiprocessors(device)  # with fewer, tiles of 128 outputs would leave processors idle
     if height == 128 and is_gated:
         return Tile(64, height, 64, warps=4, stages=3)
