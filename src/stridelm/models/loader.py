@@ -19,11 +19,11 @@ from stridelm.kernels import ops_for
 from stridelm.models import MODELS
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.layers.linear import WeightFormat, set_products
+from stridelm.models.layers.linear import Storable, WeightFormat, set_products
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
-from stridelm.models.storage import METHODS, Loading, Storable, storage_of, store
+from stridelm.models.storage import METHODS, Loading, storage_of, store
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, quantised, widened
 from stridelm.models.layers.block import Block
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
-from stridelm.models.layers.linear import WeightFormat
+from stridelm.models.layers.linear import Storable
 from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import ModelPart
 
@@ -24,18 +24,6 @@ METHODS = ("fp8", "compressed-tensors")
 REMEDY = "give the checkpoint that they were quantised from"
 QUANTIZATIONS = {"fp8": BY_BLOCK}
 """What `quantization` may be set to, and the format in which matrices are then stored while they are loaded."""
-
-
-@runtime_checkable
-class Storable(Protocol):
-    """A module whose matrices may be stored in another format than it was built with."""
-
-    @property
-    def format(self) -> WeightFormat: ...
-
-    def store_as(self, weight_format: WeightFormat) -> None:
-        """Before weights are loaded. Raises ValueError for shares that the format cannot have."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from stridelm.kernels.ops import ACTIVATIONS, Ops, Routing
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
-from stridelm.models.layers.linear import Stack, WeightFormat
+from stridelm.models.layers.linear import Stack, Storable, WeightFormat
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.router import Router
 from stridelm.models.layers.slots import ModelPart, Slots, Split
@@ -73,7 +73,7 @@ class Mixture(ModelPart):
             yield from self._inner("shared", f"{theirs}{self.spec.shared.name}.")
 
 
-class Experts(ModelPart):
+class Experts(Storable):
     """The experts' matrices, one below the other: gate and up of the first expert, of the second, and so on."""
 
     keeps_bits: ClassVar[bool] = True  # set_products chooses products that do
@@ -102,15 +102,6 @@ class Experts(ModelPart):
                     self._kept += [_named(name, part)] if part in weight_format.kept else []
         self.format = weight_format
         self.products: ExpertProducts = weight_format.plain_experts(self)
-
-    def store_as(self, weight_format: WeightFormat) -> None:
-        """Take another format, before weights are loaded. Raises ValueError for shares that it cannot have."""
-        assert self.format.replaceable
-        device = self.gate_up.device
-        for name in list(self._parameters):
-            delattr(self, name)
-        with device:
-            self._take(weight_format)
 
     def forward(self, x: torch.Tensor, chosen_NK: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, K, width]: what each chosen expert makes of the row, as far as this rank has its matrices."""

@@ -129,7 +129,26 @@ def bias_slots(stack: Stack, start: int, stop: int) -> Slots:
         yield "bias", WeightSlot("bias", start, stop, stack.split if stack.split.dim == 0 else WHOLE)
 
 
-class Linear(ModelPart):
+class Storable(ModelPart):
+    """A module whose matrices are stored in a weight format. All parameters of its own belong to that format."""
+
+    format: WeightFormat
+
+    def store_as(self, weight_format: WeightFormat) -> None:
+        """Take another format, before weights are loaded. Raises ValueError for shares that it cannot have."""
+        assert self.format.replaceable
+        device = next(self.parameters()).device
+        for name in list(self._parameters):
+            delattr(self, name)
+        with device:
+            self._take(weight_format)
+
+    def _take(self, weight_format: WeightFormat) -> None:
+        """Make the format's parameters."""
+        raise NotImplementedError
+
+
+class Linear(Storable):
     """y = x W^T + b over rows: [N, in] -> [N, out]. The weight is stored [out, in], as in checkpoints."""
 
     keeps_bits: ClassVar[bool] = True  # if its format has no product that does, set_products refuses it
@@ -164,15 +183,6 @@ class Linear(ModelPart):
             self.register_parameter(name, tensor)
         self.format, self._names = weight_format, tuple(tensors)
         self.product: Product = weight_format.plain
-
-    def store_as(self, weight_format: WeightFormat) -> None:
-        """Take another format, before weights are loaded. Raises ValueError for shares that it cannot have."""
-        assert self.format.replaceable
-        device = self.weight.device
-        for name in self._names:
-            delattr(self, name)
-        with device:
-            self._take(weight_format)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
