@@ -14,14 +14,13 @@ from stridelm.kernels.plain_fp8 import BLOCK, E4M3, quantised, widened
 from stridelm.models.layers.block import Block
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
 from stridelm.models.layers.linear import Storable
-from stridelm.models.layers.quantised import refuse_unread
+from stridelm.models.layers.quantised import REMEDY, refuse_unread
 from stridelm.models.layers.slots import ModelPart
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 WEIGHT = ".weight"
 METHODS = ("fp8", "compressed-tensors")
 """Values of `quant_method` whose weights can be read."""
-REMEDY = "give the checkpoint that they were quantised from"
 QUANTIZATIONS = {"fp8": BY_BLOCK}
 """What `quantization` may be set to, and the format in which matrices are then stored while they are loaded."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+REMEDY = "give the checkpoint that they were quantised from"
 DETAILS = ("quant_algo", "format", "fmt", "bnb_4bit_quant_type", "bits")
 """Fields of a description that tell formats of one method apart."""
 
@@ -23,7 +24,4 @@ def refuse_unread(stated: Any, source: str, methods: Sequence[str] = ()) -> None
     details = [f"{name} {known[name]}" for name in DETAILS if known.get(name) is not None]
     name = f"{method or 'a method without a name'}{f' ({details[0]})' if details else ''}"
     supported = f" (supported: {', '.join(methods)})" if methods else ""
-    raise ValueError(
-        f"the weights of {source} are quantised by {name}, which cannot be read{supported}; give the checkpoint that "
-        f"they were quantised from"
-    )
+    raise ValueError(f"the weights of {source} are quantised by {name}, which cannot be read{supported}; {REMEDY}")
