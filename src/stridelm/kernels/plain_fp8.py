@@ -19,7 +19,7 @@ LEAST = 1e-12
 """What the largest magnitude counts as at least, so that zeros have a scale."""
 BLOCK = 128
 CHUNK = 1 << 24
-"""Numbers of a weight that the plain product widens at once."""
+"""Numbers of a weight that are widened at once, to multiply or to quantise it."""
 
 
 def plain_product(
@@ -67,7 +67,14 @@ def widened(
 
 
 def quantised(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weight, scales) by block of a matrix."""
+    """(weight, scales) by block of a matrix. In pieces, since what a piece is widened to takes several times its
+    memory."""
+    pieces = weight_OI.split(max(1, CHUNK // (weight_OI.shape[1] * BLOCK)) * BLOCK)
+    weights, scales = zip(*map(_quantised, pieces), strict=True)
+    return (weights[0], scales[0]) if len(pieces) == 1 else (torch.cat(weights), torch.cat(scales))
+
+
+def _quantised(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, inputs = weight_OI.shape
     padded = F.pad(weight_OI.float(), (0, -inputs % BLOCK, 0, -outputs % BLOCK))
     x_QKSL = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
