@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 _shown = ContextVar("bars are shown", default=True)
 
@@ -25,10 +25,11 @@ def terminal_bar(*columns: ProgressColumn) -> Progress:
 def bar(description: str, total: int, unit: str, least: int = 1) -> Iterator[Callable[[int], None]]:
     """A bar for as long as the block runs. Yields a function to call with each amount completed.
 
-    unit: what is counted, such as "graphs"; "bytes" are shown in readable units.
+    unit: what is counted, such as "graphs"; "bytes" are shown in readable units, with their rate.
     least: a smaller total gets no bar, since it is done before a bar could be read.
     """
-    progress = terminal_bar(TimeRemainingColumn())
+    rate = (TransferSpeedColumn(),) if unit == "bytes" else ()
+    progress = terminal_bar(*rate, TimeRemainingColumn())
     progress.disable = progress.disable or total < least or not _shown.get()
     with progress:
         done = 0
