@@ -55,7 +55,7 @@ from stridelm.bench.variants import Variant, plain, read_variants
 from stridelm.builtin import builtin_path
 from stridelm.draft.whose import BESIDE
 from stridelm.engine.engine import Engine
-from stridelm.models.loader import read_tensors
+from stridelm.models.files import read_tensors
 from stridelm.params import SamplingParams
 
 WARM_UP_TOKENS = 8

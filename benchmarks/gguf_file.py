@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stridelm.models.loader import read_tensors
+from stridelm.models.files import read_tensors
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -54,7 +54,8 @@ def describe(config: EngineConfig) -> dict[str, Any]:
 
     from stridelm.builtin import builtin_path
     from stridelm.engine.load import describe_target
-    from stridelm.models.loader import build_stored, check_headers, format_names, load_config, read_headers
+    from stridelm.models.files import read_headers
+    from stridelm.models.loader import build_stored, check_headers, format_names, load_config
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
     path = builtin_path() if config.model is None else Path(config.model)
@@ -117,7 +118,7 @@ def _of(parts: Sequence[Any], name: str) -> Any:
 def _kv_bytes(model: Decoder) -> dict[str, int]:
     """Dtype -> bytes that one token's KV takes over all layers."""
     from stridelm.cache.layout import bytes_per_token
-    from stridelm.models.loader import DTYPES
+    from stridelm.models.files import DTYPES
 
     return {name: bytes_per_token(model.layer_states, dtype) for name, dtype in DTYPES.items()}
 

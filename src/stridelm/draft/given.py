@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from stridelm.models.loader import read_headers, read_tensors
+from stridelm.models.files import read_headers, read_tensors
 
 logger = logging.getLogger(__name__)
 

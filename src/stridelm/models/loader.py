@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS
+from stridelm.models.files import DTYPES, read_headers, read_tensors
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Storable, WeightFormat, set_products
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
-from stridelm.models.layers.slots import ModelPart, Slots, WeightSlot
+from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
 from stridelm.models.storage import METHODS, Loading, storage_of, store
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
@@ -40,22 +41,6 @@ class Fillable(Protocol):
     def named_parameters(self, *, remove_duplicate: bool) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-STORED = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights."""
 SHOWN_BYTES = 2**30
 """Minimum bytes of weights whose loading shows a bar: fewer are loaded before one could be read."""
 DRAWN_ROWS = 4096
@@ -196,7 +181,8 @@ def load_model(
     model, loading = build_stored(load_config(path), path, shard, quantization)
     for form in formats_of(model):
         form.check(device)
-    if loading is not None and load_format == "auto":  # before memory is filled: a lost scale shows in the headers
+    shares = _shares(model, loading)
+    if load_format == "auto" and (shares or loading is not None):  # a lost scale shows in the headers
         check_headers(model, loading, path)
     check_room(model, dtype, device)
     model = materialise(model, dtype, device)
@@ -204,18 +190,37 @@ def load_model(
         with bar("drawing weights", weight_bytes(model, dtype), "bytes", least=SHOWN_BYTES) as advance:
             fill_randomly(model, advance)
     else:
-        # Take the device from a parameter, which knows which GPU "cuda" is; safetensors takes it for the first.
-        tensors = read_tensors(path, model.norm.device)
-        stored = sum(header.nbytes for _, header in read_headers(path))
-        with bar("loading weights", stored, "bytes", least=SHOWN_BYTES) as advance:
-            read = _counted(tensors, advance)
-            fill(model, read if loading is None else loading.stream(read), path, lambda name: ignorable(name, model))
+        _read_into(model, loading, path, shares)
     if serving:
         model.requires_grad_(False).eval()
         set_products(model, deterministic=deterministic)
         model.ops = ops_for(device, dtype)
         compile_blocks(model)
     return model
+
+
+def _shares(model: Decoder, loading: Loading | None) -> dict[str, Split]:
+    """Checkpoint tensors of which the model holds a share, with that share. What is widened is cut only after that."""
+    whole = loading.read_whole if loading is not None else ()
+    return {name: slot.split for name, slot in model.slots() if slot.split.world > 1 and name not in whole}
+
+
+def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapping[str, Split]) -> None:
+    """Fill a model with memory of its own from the files, a tensor at a time and no more of it than its share."""
+
+    def wanted(name: str) -> bool:
+        return not ignorable(name, model)
+
+    headers = ((name, header.nbytes) for name, header in read_headers(path) if wanted(name))
+    total = sum(nbytes // (shares[name].world if name in shares else 1) for name, nbytes in headers)
+    began = time.perf_counter()
+    with bar("loading weights", total, "bytes", least=SHOWN_BYTES) as advance:
+        # Take the device from a parameter, which knows which GPU "cuda" is; safetensors takes it for the first.
+        read = _counted(read_tensors(path, model.norm.device, wanted, shares), advance)
+        fill(model, read if loading is None else loading.stream(read), path, cut=shares)
+    seconds = max(time.perf_counter() - began, 1e-9)
+    rate = size(int(total / seconds))
+    logger.info("%s of weights read from %s in %.1f s, %s/s", size(total), path, seconds, rate)
 
 
 def formats_of(model: nn.Module) -> list[WeightFormat]:
@@ -242,14 +247,15 @@ def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
 
 
 def check_room(model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError, stating how much is missing, if the model's weights do not fit the device's memory."""
-    need, free = weight_bytes(model, dtype), free_memory(device)
+    """Raise ValueError, stating how much is missing, if the model's weights and rotary tables do not fit the device's
+    memory."""
+    need, free = weight_bytes(model, dtype) + model.ropes.nbytes, free_memory(device)
     if need > free:
         narrower = "a narrower dtype, " if dtype.itemsize > 2 else ""
         raise ValueError(
-            f"the weights take {size(need)} in {str(dtype).removeprefix('torch.')} but only {size(free)} are free on "
-            f"{device}: {size(need - free)} are missing; choose {narrower}a smaller model or another device, or free "
-            f"memory"
+            f"the weights and rotary tables take {size(need)} in {str(dtype).removeprefix('torch.')} but only "
+            f"{size(free)} are free on {device}: {size(need - free)} are missing; choose {narrower}a smaller model or "
+            f"another device, or free memory"
         )
 
 
@@ -282,32 +288,6 @@ def _fixed_dtype_ids(module: nn.Module) -> set[int]:
     return {id(fixed) for part in module.modules() if isinstance(part, ModelPart) for fixed in part.kept()}
 
 
-def read_tensors(
-    path: Path, device: torch.device, wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The wanted tensors of the directory's safetensors files, one at a time, on the device: a GPU receives them
-    through pinned memory and converts them itself.
-
-    Raises ValueError if there are no files, if a shard named in the index is missing, or if a file is corrupt.
-    """
-    for file in _weight_files(path):
-        with _opened(file, device) as handle:
-            for name in filter(wanted, handle.keys()):
-                yield name, handle.get_tensor(name)
-
-
-def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors."""
-    for file in _weight_files(path):
-        with _opened(file) as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
-                header = handle.get_slice(name)
-                stored = header.get_dtype()
-                if stored not in STORED:
-                    raise ValueError(f"{file} stores {name} as {stored}; supported: {', '.join(DTYPES)}")
-                yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
-
-
 def _counted(
     tensors: Iterator[tuple[str, torch.Tensor]], advance: Callable[[int], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -315,32 +295,6 @@ def _counted(
     for name, tensor in tensors:
         yield name, tensor
         advance(tensor.nbytes)
-
-
-@contextmanager
-def _opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device=str(device)) as handle:
-            yield handle
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
-
-
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            absent = [name for name in names if not (path / name).is_file()]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
-        if absent:
-            raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
-        return [path / name for name in names]
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
-    return files
 
 
 @torch.no_grad()
@@ -365,8 +319,10 @@ def fill(
     tensors: Iterator[tuple[str, torch.Tensor]],
     path: Path,
     ignorable: Callable[[str], bool] = lambda name: False,
+    cut: Collection[str] = (),
 ) -> None:
-    """Copy tensors into the model. Raises ValueError listing missing, unexpected and misshapen ones."""
+    """Copy tensors into the model, or the model's shares of them; those named in `cut` are such shares already. Raises
+    ValueError listing missing, unexpected and misshapen ones."""
     slots: dict[str, WeightSlot] = dict(model.slots())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     waiting = set(slots)
@@ -378,7 +334,7 @@ def fill(
             if not ignorable(name):
                 unexpected.append(name)
             continue
-        slot = slots[name]
+        slot = replace(slots[name], split=WHOLE) if name in cut else slots[name]
         target = parameters[slot.name][slot.start : slot.stop]
         waiting.discard(name)
         whole = slot.stored_shape(target.shape)

@@ -112,6 +112,11 @@ class Loading:
         self.form, self.quantises = form, frozenset(quantises)
         self.widens = frozenset(widens)
 
+    @property
+    def read_whole(self) -> frozenset[str]:
+        """Tensors that must be whole to be worked on: a share of a widened matrix may cut what shares a scale."""
+        return self.widens | {self._scale_of(name) for name in self.widens}
+
     def stream(self, tensors: Tensors) -> Tensors:
         """The tensors as the model's slots expect them. Raises ValueError for scales that do not fit, or are
         missing."""

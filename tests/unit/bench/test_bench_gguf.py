@@ -12,7 +12,7 @@ from gguf_file import gguf_name, rope_theta, write_gguf
 from llama_cpp import LlamaCpp
 
 from stridelm.builtin import builtin_path
-from stridelm.models.loader import read_tensors
+from stridelm.models.files import read_tensors
 
 
 def test_every_tensor_has_a_name_of_its_own() -> None:

@@ -16,6 +16,7 @@ from stridelm.cache.layout import bytes_per_token
 from stridelm.cli import main as entry_point
 from stridelm.draft import DRAFTERS
 from stridelm.models import MODELS, loader
+from stridelm.models.files import DTYPES
 from stridelm.verify import RULES
 from support.checkpoints.models import SMALL_OF
 
@@ -60,7 +61,7 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert facts["weight_bytes"] == 4 * facts["parameters"]
     ours = loader.build_empty(loader.load_config(path), path)
     for name, size in facts["kv_bytes_per_token"].items():
-        assert size == bytes_per_token(ours.layer_states, loader.DTYPES[name])
+        assert size == bytes_per_token(ours.layer_states, DTYPES[name])
     mixture = SMALL_OF.get(model_type, {})
     assert facts["num_experts"] == mixture.get("n_routed_experts", mixture.get("num_experts"))
     for name in ("num_experts_per_tok", "moe_intermediate_size"):

@@ -1,19 +1,26 @@
-"""Loading reports its progress, and refuses a model that does not fit in memory before anything is allocated."""
+"""Loading reports its progress, takes little memory of its own, and refuses a model that does not fit before anything
+is allocated."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity, profile
 
 from stridelm import LLM
-from stridelm.models import loader
-from stridelm.models.loader import build_empty, load_config, load_model, materialise, read_tensors, weight_bytes
+from stridelm.models import files, loader
+from stridelm.models.files import read_tensors
+from stridelm.models.layers.slots import Split
+from stridelm.models.loader import build_empty, load_config, load_model, materialise, weight_bytes
+from stridelm.parallel.shard import Shard
 
 Checkpoint = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -36,6 +43,11 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def empty(path: Path) -> Any:
     return build_empty(load_config(path), path)
+
+
+def room_of(path: Path, dtype: torch.dtype) -> int:
+    """Bytes that the loaded model takes."""
+    return weight_bytes(empty(path), dtype) + empty(path).ropes.nbytes
 
 
 # Reading
@@ -65,9 +77,102 @@ def test_files_are_opened_for_the_device(
         opened.append(device)
         yield type("Handle", (), {"keys": lambda self: []})()
 
-    monkeypatch.setattr(loader, "safe_open", safe_open)
+    monkeypatch.setattr(files, "safe_open", safe_open)
     assert list(read_tensors(checkpoint("qwen3"), torch.device(given))) == []
     assert opened == [asked]
+
+
+@pytest.mark.parametrize("mapped", [1, 5000, 2**30])
+def test_files_are_mapped_anew(mapped: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mapping lasts for more than so many bytes and a tensor, and every tensor comes once."""
+    path = checkpoint("qwen3")
+    stored = load_file(path / "model.safetensors")
+    opened: list[Path] = []
+    real = files.opened
+
+    def counting(file: Path, device: torch.device) -> Any:
+        opened.append(file)
+        return real(file, device)
+
+    monkeypatch.setattr(files, "MAPPED_BYTES", mapped)
+    monkeypatch.setattr(files, "opened", counting)
+    read = list(read_tensors(path, CPU))
+    assert sorted(name for name, _ in read) == sorted(stored)
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in read)
+    assert {1: len(opened) == len(stored), 5000: 1 < len(opened) < len(stored), 2**30: len(opened) == 1}[mapped]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_share_is_read_by_itself(dim: int, checkpoint: Checkpoint) -> None:
+    """Of a matrix, a rank reads its rows or columns; what is not shared comes whole."""
+    path, name = checkpoint("qwen3"), "model.layers.1.mlp.up_proj.weight"
+    stored = load_file(path / "model.safetensors")
+    for rank in range(2):
+        split = Split(dim, rank, 2)
+        for each, tensor in read_tensors(path, CPU, shares={name: split}):
+            assert torch.equal(tensor, split.of(stored[each]) if each == name else stored[each])
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_a_rank_reads_its_shares_alone(kind: str, checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
+    """Of everything that is cut, half the bytes; the bar counts what is read."""
+    path = checkpoint(kind)
+    stored = load_file(path / "model.safetensors")
+    model = build_empty(load_config(path), path, Shard(0, 2))
+    cut = {name for name, slot in model.slots() if slot.split.world > 1}
+    assert any("o_proj" in name for name in cut) and any("up_proj" in name for name in cut)
+    load_model(path, shard=Shard(1, 2), serving=False)
+    (seen,) = bars
+    expected = sum(tensor.nbytes // (2 if name in cut else 1) for name, tensor in stored.items())
+    assert sum(seen["told"]) == seen["total"] == expected
+
+
+def test_what_is_not_wanted_is_not_read(checkpoint: Checkpoint, tmp_path: Path, bars: list[dict[str, Any]]) -> None:
+    """A redundant tensor that older files carry costs nothing."""
+    path = checkpoint("qwen3")
+    for file in path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    stored = load_file(path / "model.safetensors")
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1000)}
+    save_file({**stored, **extra}, tmp_path / "model.safetensors")
+    load_model(tmp_path)
+    (seen,) = bars
+    assert sum(seen["told"]) == seen["total"] == sum(tensor.nbytes for tensor in stored.values())
+
+
+# What loading itself takes
+
+
+def peak_beyond(path: Path, **options: Any) -> int:
+    """Bytes that were allocated at the worst moment of a load, beyond those of the loaded model. Counted by torch's
+    allocator, which also counts mapped files, at their full size: those are left out."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model = load_model(path, serving=False, **options)
+    mapped = {file.stat().st_size for file in path.glob("*.safetensors")}
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    amounts = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    running = list(accumulate(amount for amount in amounts if abs(amount) not in mapped))
+    kept = sum(p.untyped_storage().nbytes() for p in {id(p): p for p in model.parameters()}.values())
+    assert amounts.count(-max(mapped)) >= 1 and running[-1] >= kept
+    return max(running) - running[-1]
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_loading_takes_no_more_for_more_layers(quantization: str | None, checkpoint: Checkpoint) -> None:
+    """Beyond the model itself a load allocates a few times its largest tensor at most, however many tensors there are:
+    no state dict on the host, no second copy of a layer's experts."""
+    shape = {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 16, "shard": "1MB"}
+    peaks = {}
+    for layers in (2, 8):
+        path = checkpoint("qwen3_moe", num_hidden_layers=layers, **shape)
+        tensors = [t for file in path.glob("*.safetensors") for t in load_file(file).values()]
+        largest = max(t.nbytes for t in tensors)
+        experts = sum(t.nbytes for t in tensors if t.shape == (128, 128)) // layers
+        assert experts > 12 * largest
+        peaks[layers] = peak_beyond(path, quantization=quantization)
+        assert peaks[layers] <= (4 if quantization else 1) * largest
+    assert peaks[8] == peaks[2]
 
 
 # Room
@@ -108,7 +213,7 @@ def test_a_model_that_does_not_fit(checkpoint: Checkpoint, monkeypatch: pytest.M
     """The error says what the weights take, what is free where, what is missing, and what would help; nothing was
     allocated. A byte more of memory, and it loads."""
     path = checkpoint("qwen3", vocab_size=4096, hidden_size=256, tie_word_embeddings=True)
-    need = weight_bytes(empty(path), torch.float32)
+    need, narrow = (room_of(path, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert 2**20 < need < 2**23
     monkeypatch.setattr(loader, "materialise", lambda *args: pytest.fail("memory was allocated"))
     monkeypatch.setattr(loader, "free_memory", lambda device: need - 2**20)
@@ -117,7 +222,7 @@ def test_a_model_that_does_not_fit(checkpoint: Checkpoint, monkeypatch: pytest.M
     said = str(caught.value)
     assert f"take {need / 2**20:.1f} MiB in float32" in said
     assert f"{need / 2**20 - 1:.1f} MiB are free on cpu: 1.0 MiB are missing" in said
-    monkeypatch.setattr(loader, "free_memory", lambda device: need // 2 - 1)
+    monkeypatch.setattr(loader, "free_memory", lambda device: narrow - 1)
     with pytest.raises(ValueError, match="1 B are missing; choose a smaller model"):
         load_model(path, dtype=torch.bfloat16)
     monkeypatch.undo()

@@ -144,6 +144,11 @@ class Rope(nn.Module):
         self.spec = spec
         self.length = length
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tables, computed or not."""
+        return 2 * self.length * -(-self.spec.dim // 2) * torch.float32.itemsize
+
     def prepare(self, device: torch.device | str) -> None:
         """Compute the tables. Not done when the model is built: that may be on the meta device, whose arithmetic
         imports torch's compiler, which takes a second or more."""
@@ -168,6 +173,11 @@ class Ropes(nn.ModuleList):
                 return rope
         self.append(Rope(spec, self.length))
         return self.of(spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tables, computed or not."""
+        return sum(rope.nbytes for rope in self if isinstance(rope, Rope))
 
     def prepare(self, device: torch.device | str) -> None:
         """Compute all tables."""

@@ -43,8 +43,13 @@ class Split:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A view of this share of a whole tensor."""
-        size = tensor.shape[self.dim] // self.world
-        return tensor.narrow(self.dim, self.rank * size, size)
+        begin, end = self.bounds(tensor.shape[self.dim])
+        return tensor.narrow(self.dim, begin, end - begin)
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Where this share of `size` features begins and ends."""
+        share = size // self.world
+        return self.rank * share, (self.rank + 1) * share
 
 
 WHOLE = Split()

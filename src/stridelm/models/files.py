@@ -1,0 +1,112 @@
+"""The safetensors files of a checkpoint directory: tensors one at a time, mapped into memory, never a whole file.
+
+A process's own memory does not grow with them, since a mapped page can be read again. While a mapping lasts, though,
+the pages that were read through it count as resident, so none lasts for long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from stridelm.models.layers.slots import Split
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+STORED = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights."""
+MAPPED_BYTES = 2**30
+"""Bytes of tensors after which a file is mapped anew."""
+
+
+def read_tensors(
+    path: Path,
+    device: torch.device,
+    wanted: Callable[[str], bool] = lambda name: True,
+    shares: Mapping[str, Split] = MappingProxyType({}),
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The wanted tensors of the directory's safetensors files, one at a time, on the device: a GPU receives them
+    through pinned memory and converts them itself. Of those in `shares`, only that share is read.
+
+    Raises ValueError if there are no files, if a shard named in the index is missing, or if a file is corrupt.
+    """
+    for file in _weight_files(path):
+        done, complete = 0, False
+        while not complete:
+            with opened(file, device) as handle:
+                mapped, complete = 0, True
+                for name in list(filter(wanted, handle.keys()))[done:]:
+                    if mapped >= MAPPED_BYTES:
+                        complete = False
+                        break
+                    tensor = _read(handle, name, shares.get(name))
+                    mapped, done = mapped + tensor.nbytes, done + 1
+                    yield name, tensor
+
+
+def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors."""
+    for file in _weight_files(path):
+        with opened(file) as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
+                header = handle.get_slice(name)
+                stored = header.get_dtype()
+                if stored not in STORED:
+                    raise ValueError(f"{file} stores {name} as {stored}; supported: {', '.join(DTYPES)}")
+                yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
+
+
+def _read(handle: Any, name: str, share: Split | None) -> torch.Tensor:
+    if share is None:
+        tensor: torch.Tensor = handle.get_tensor(name)
+        return tensor
+    stored = handle.get_slice(name)
+    begin, end = share.bounds(stored.get_shape()[share.dim])
+    part: torch.Tensor = stored[(slice(None),) * share.dim + (slice(begin, end),)]
+    return part
+
+
+@contextmanager
+def opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
+    """safetensors' handle of a file. Raises ValueError for one that is corrupt, also while it is read."""
+    try:
+        with safe_open(file, framework="pt", device=str(device)) as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            absent = [name for name in names if not (path / name).is_file()]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
+        if absent:
+            raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
+        return [path / name for name in names]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
+    return files
