@@ -150,9 +150,7 @@ class MemoryBudget:
                 f"no room for KV: {fraction:g} of {self} is {size(room)}, {size(one - room)} less than a page "
                 f"takes; raise kv_memory_fraction{self._remedy} or free memory"
             )
-        wanted = {group: useful[group] * page_bytes[group] for group in page_bytes}
-        part = Fraction(min(room, sum(wanted.values())), sum(wanted.values()))
-        return {group: max(1, int(wanted[group] * part) // page_bytes[group]) for group in page_bytes}
+        return divided(room, page_bytes, useful)
 
     def check(self, pages: int, page_bytes: int) -> None:
         """Raise ValueError, stating how much is missing, if the memory left has no room for this many pages."""
@@ -170,6 +168,14 @@ class MemoryBudget:
     @property
     def _remedy(self) -> str:
         return ", lower max_num_batched_tokens" if self.activations else ""
+
+
+def divided(room: int, page_bytes: Mapping[str, int], useful: Mapping[str, int]) -> dict[str, int]:
+    """Page group -> number of pages: the useful ones or, if those do not fit into `room` bytes, as large a part of each
+    as does, at least one."""
+    wanted = {group: useful[group] * page_bytes[group] for group in page_bytes}
+    part = Fraction(min(room, sum(wanted.values())), sum(wanted.values()))
+    return {group: max(1, int(wanted[group] * part) // page_bytes[group]) for group in page_bytes}
 
 
 def free_memory(device: torch.device) -> int:

@@ -4,7 +4,6 @@ logged with its reason."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import torch
 from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend, HeadsInput, LatentInput
 from stridelm.builtin import builtin_path
-from stridelm.cache.layout import FULL, LayerStates, bytes_per_token, windows_of
+from stridelm.cache.layout import FULL
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
-from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
+from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
 from stridelm.draft.whose import heads_of
+from stridelm.engine.memory import captured_bytes, count_pages, largest_step, profile_memory, useful_pages
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import (
     build_empty,
@@ -35,12 +35,9 @@ from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
-from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.values import token_ids
 
 logger = logging.getLogger(__name__)
-
-CPU_MEMORY_FRACTION, GPU_MEMORY_FRACTION = 0.25, 0.9
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,9 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
             raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
     if device.type == "cpu":
         keep_large_blocks()
+    profile = profile_memory(config, target, empty, dtype, free_memory(device), chosen, captures=captures)
+    profile.log()
+    profile.check()
     model = load_model(
         path,
         dtype=dtype,
@@ -97,13 +97,12 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     )
     model.spec.prepare(model.ops, dtype)
     activations = peak_activations(model, *largest_step(config, target.max_length), device)
-    graphs = DEFAULT_CAPTURE_MEMORY if config.capture_memory is None else config.capture_memory
-    kept = int(graphs * 2**30) if captures and config.may_capture else 0
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
-    room = MemoryBudget(device, free_memory(device), activations + kept + memory_need.parameters * dtype.itemsize)
+    kept = captured_bytes(config, captures=captures) + memory_need.parameters * dtype.itemsize
+    room = MemoryBudget(device, free_memory(device), activations + kept)
     pages = count_pages(config, (*model.layer_states, *memory_need.layers), target.max_length, dtype, room)
     if FULL not in pages and drafts_with_kv(target):  # page ids for KV of drafters other than the default
-        pages[FULL] = _useful_pages(config, {FULL: None}, target.max_length)[FULL]
+        pages[FULL] = useful_pages(config, {FULL: None}, target.max_length)[FULL]
     logger.info(
         "model %s on %s in %s: weights %s (%s), activations %s, KV %s, %s pages of %d tokens",
         path,
@@ -207,12 +206,6 @@ def describe_target(config: EngineConfig, hf_config: Any, path: Path, device: to
     )
 
 
-def largest_step(config: EngineConfig, max_length: int) -> tuple[int, int]:
-    """(maximum rows of a step, maximum decision rows of a step)."""
-    rows = min(config.max_num_batched_tokens, config.max_num_seqs * (max_length + MAX_DRAFT_ROWS))
-    return rows, min(rows, config.max_num_seqs * (1 + MAX_DRAFT_ROWS))
-
-
 def peak_activations(model: Decoder, rows: int, decisions: int, device: torch.device) -> int:
     """Peak bytes that a step of this size takes on a GPU besides weights and KV. Measured by running one.
 
@@ -245,53 +238,3 @@ def run_rows(model: Decoder, rows: int, decisions: int) -> torch.Tensor:
     ids_N = torch.zeros(rows, dtype=torch.int64, device=model.norm.device)
     hidden_NH = model(ModelInput(ids_N, ids_N, mix))
     return model.logits(hidden_NH.index_select(0, ids_N[:decisions])).to(torch.float32, copy=True)
-
-
-def count_pages(
-    config: EngineConfig, states: LayerStates, max_length: int, dtype: torch.dtype, room: MemoryBudget
-) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are useful and fit the memory fraction, divided in proportion
-    to the useful numbers. Warns if they cannot hold a whole context.
-
-    Raises ValueError if there is no room for them.
-    """
-    windows = windows_of(states)
-    page_bytes = {
-        group: config.page_size * bytes_per_token([state for state in states if state.group == group], dtype)
-        for group in windows
-    }
-    if config.num_pages is not None:
-        counts = dict.fromkeys(windows, config.num_pages)
-        room.check(config.num_pages, sum(page_bytes.values()))
-    else:
-        fraction = config.kv_memory_fraction
-        if fraction is None:
-            fraction = GPU_MEMORY_FRACTION if room.device.type == "cuda" else CPU_MEMORY_FRACTION
-        counts = room.page_counts(page_bytes, fraction, _useful_pages(config, windows, max_length))
-    whole = min((counts[group] for group, window in windows.items() if window is None), default=None)
-    if whole is not None and whole * config.page_size < max_length:
-        logger.warning(
-            "KV holds %d tokens, but a context may have %d; longer requests are refused: %s or lower max_model_len",
-            whole * config.page_size,
-            max_length,
-            "free memory" if config.num_pages is None else "raise num_pages",
-        )
-    return counts
-
-
-def _useful_pages(config: EngineConfig, windows: Mapping[str, int | None], max_length: int) -> dict[str, int]:
-    """Page group -> maximum number of pages that can be in use: contexts of full length, or all windows plus the rows
-    of a step in flight and of the one after it."""
-    longest = max_length + MAX_DRAFT_ROWS
-
-    def pages(tokens: int) -> int:
-        return -(-tokens // config.page_size)
-
-    useful = {}
-    for group, window in windows.items():
-        whole = config.max_num_seqs * pages(longest)
-        if window is not None:
-            each = pages(window) + pages(MAX_DRAFT_ROWS) + 1
-            whole = min(whole, config.max_num_seqs * each + 2 * pages(config.max_num_batched_tokens))
-        useful[group] = whole
-    return useful

@@ -240,10 +240,15 @@ def check_headers(model: Decoder, loading: Loading | None, path: Path) -> None:
     fill(model, headers if loading is None else loading.stream(headers), path, lambda name: ignorable(name, model))
 
 
-def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
-    """Bytes of the parameters in a dtype; tied ones count once. The model may be on the meta device."""
+def parameter_bytes(model: Decoder, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of each parameter in a dtype; of tied ones, the first. The model may be on the meta device."""
     fixed = _fixed_dtype_ids(model)
-    return sum(p.nbytes if id(p) in fixed else p.numel() * dtype.itemsize for p in model.parameters())
+    return {name: p.nbytes if id(p) in fixed else p.numel() * dtype.itemsize for name, p in model.named_parameters()}
+
+
+def weight_bytes(model: Decoder, dtype: torch.dtype) -> int:
+    """Bytes of all parameters in a dtype; tied ones count once."""
+    return sum(parameter_bytes(model, dtype).values())
 
 
 def check_room(model: Decoder, dtype: torch.dtype, device: torch.device) -> None:

@@ -15,7 +15,8 @@ from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import MemoryBudget
 from stridelm.config import EngineConfig
 from stridelm.engine import load
-from stridelm.engine.load import count_pages, largest_step, peak_activations, run_rows
+from stridelm.engine.load import peak_activations, run_rows
+from stridelm.engine.memory import count_pages, largest_step
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 
