@@ -1,4 +1,5 @@
-"""`stride inspect`: describe a checkpoint, the size of its KV, and the drafters it can use. Loads no weights."""
+"""`stride inspect`: describe a checkpoint, how it would fill a device's memory, and the drafters it can use. Loads no
+weights."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stridelm.cli.options import add_options, given_options
 from stridelm.config import EngineConfig
 from stridelm.options import settings
+from stridelm.values import number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +22,21 @@ if TYPE_CHECKING:
     from stridelm.draft.base import TargetInfo
     from stridelm.models.layers.decoder import Decoder
 
-RELEVANT = ("drafter_model", "mask_token_id", "max_model_len")
+RELEVANT = (
+    "drafter",
+    "drafter_model",
+    "mask_token_id",
+    "max_model_len",
+    "device",
+    "dtype",
+    "quantization",
+    "capture_memory",
+    "page_size",
+    "num_pages",
+    "kv_memory_fraction",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 """Fields of EngineConfig that change the description."""
 
 
@@ -29,6 +45,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("inspect", help="describe a checkpoint", description=__doc__)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--memory",
+        type=positive,
+        metavar="GIB",
+        help="plan for a GPU with so much free memory (default: what is free here)",
+    )
     irrelevant = [name for name in settings(EngineConfig) if name not in RELEVANT]
     add_options(parser, EngineConfig, skip=irrelevant)
 
@@ -36,32 +58,44 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Describe the checkpoint. Raises ValueError if it could not be loaded."""
     config = EngineConfig(**given_options(args, EngineConfig))
-    facts = describe(config)
+    facts = describe(config, args.memory)
     if args.json:
         sys.stdout.write(json.dumps(facts) + "\n")
         return 0
     from rich.console import Console
 
     console = Console()
-    for table in (_model_table(facts), _drafter_table(facts)):
+    for table in (_model_table(facts), _memory_table(facts), _drafter_table(facts)):
         console.print(table)
     return 0
 
 
-def describe(config: EngineConfig) -> dict[str, Any]:
-    """Everything that `stride inspect` prints. Reads only config.json and the headers of the weight files."""
+def positive(text: str) -> float:
+    """A size in GiB. Raises ArgumentTypeError for one that is no memory."""
+    try:
+        return float(number("memory", float(text), 0, 2**20, open_low=True))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any]:
+    """Everything that `stride inspect` prints. Reads only config.json and the headers of the weight files.
+
+    memory: GiB that are free on a GPU; None for what is free on the config's device.
+    """
     import torch
 
     from stridelm.builtin import builtin_path
-    from stridelm.engine.load import describe_target
+    from stridelm.engine.load import describe_target, resolve_device
     from stridelm.models.files import read_headers
     from stridelm.models.loader import build_stored, check_headers, format_names, load_config
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
     path = builtin_path() if config.model is None else Path(config.model)
     hf_config = load_config(path)
-    target = describe_target(config, hf_config, path, torch.device("cpu"))
-    model, loading = build_stored(hf_config, path)
+    device = resolve_device(config.device) if memory is None else torch.device("cuda")
+    target = describe_target(config, hf_config, path, device)
+    model, loading = build_stored(hf_config, path, quantization=config.quantization)
     weights = dict(read_headers(path))
     check_headers(model, loading, path)
     return {
@@ -74,6 +108,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
         "stored": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
         "weight_bytes": sum(tensor.nbytes for tensor in weights.values()),
         "kv_bytes_per_token": _kv_bytes(model),
+        "memory": _memory(config, target, model, memory),
         "tokenizer": any((path / name).is_file() for name in VOCABULARY_FILES),
         "eos_token_ids": list(checkpoint_eos_ids(path)),
         "mask_token_ids": list(target.mask_token_ids),
@@ -121,6 +156,35 @@ def _kv_bytes(model: Decoder) -> dict[str, int]:
     from stridelm.models.files import DTYPES
 
     return {name: bytes_per_token(model.layer_states, dtype) for name, dtype in DTYPES.items()}
+
+
+def _memory(config: EngineConfig, target: TargetInfo, model: Decoder, memory: float | None) -> dict[str, Any]:
+    """How an engine would fill a device, and why it would not start there."""
+    from stridelm.cache.pool import free_memory
+    from stridelm.draft.settle import settle
+    from stridelm.engine.memory import profile_memory
+    from stridelm.models.loader import resolve_dtype
+
+    dtype = resolve_dtype(config.dtype, target.config, target.device)
+    drafter = settle(config.speculation, target).drafter or ""
+    free = free_memory(target.device) if memory is None else int(memory * 2**30)
+    profile = profile_memory(config, target, model, dtype, free, drafter, captures=target.device.type == "cuda")
+    why_not = None
+    try:
+        profile.check()
+    except ValueError as error:
+        why_not = str(error)
+    return {
+        "device": str(profile.device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "free_bytes": profile.free,
+        "part_bytes": dict(profile.parts),
+        "left_bytes": profile.left,
+        "kv_bytes": profile.kv,
+        "contexts": profile.contexts,
+        "why_not": why_not,
+        "shown": profile.rows(),
+    }
 
 
 def _automatic(target: TargetInfo) -> str:
@@ -189,6 +253,19 @@ def _model_table(facts: dict[str, Any]) -> Table:
     table = Table(title=Text(facts["model"]), title_justify="left", show_header=False)
     for name, value in lines.items():
         table.add_row(name, Text(value))
+    return table
+
+
+def _memory_table(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    memory = facts["memory"]
+    table = Table(title=f"Memory in {memory['dtype']}", title_justify="left", show_header=False)
+    for name, value in memory["shown"].items():
+        table.add_row(name, Text(value))
+    if memory["why_not"] is not None:
+        table.add_row("does not start", Text(memory["why_not"]))
     return table
 
 

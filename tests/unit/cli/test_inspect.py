@@ -113,6 +113,21 @@ def test_latent_rows_and_partial_rotation_on_the_screen(
     assert "2 KV heads of 16" in out and "default RoPE of 8 dimensions a head" in out
 
 
+def test_memory_is_told_for_any_gpu(speaking: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would be taken of it and left for KV; where nothing is left, why an engine would not start."""
+    here, there = inspect(speaking, "--device", "cpu")["memory"], inspect(speaking, "--memory", "8")["memory"]
+    assert (here["device"], there["device"], there["free_bytes"]) == ("cpu", "cuda", 8 * 2**30)
+    assert there["part_bytes"]["captured steps"] == 2 * 2**30 and "captured steps" not in here["part_bytes"]
+    assert there["contexts"] == 32 and there["why_not"] is None
+    assert there["left_bytes"] == 8 * 2**30 - sum(there["part_bytes"].values())
+    small = inspect(speaking, "--memory", "1.5", "--max-num-seqs", "4")["memory"]
+    assert (small["contexts"], small["kv_bytes"]) == (0, 0)
+    assert "lower capture_memory" in small["why_not"]
+    with pytest.raises(SystemExit):
+        entry_point.main(["inspect", str(speaking), "--memory", "0"])
+    assert "memory must be a number above 0" in capsys.readouterr().err
+
+
 def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert entry_point.main(["inspect", str(speaking)]) == 0
@@ -123,6 +138,8 @@ def test_on_the_screen(speaking: Path, capsys: pytest.CaptureFixture[str], monke
         "256 B in bfloat16",
         "trust (lossy)",
         "give mask_token_id",
+        "rotary tables",
+        "contexts of 256 tokens",
     ):
         assert words in out
 
