@@ -91,6 +91,10 @@ class EngineConfig:
         "what answers and RequestOutput.metrics say of a request's drafts (vLLM's name): none; summary, counts; or "
         "detailed, also how many tokens every step drafted and accepted",
     )
+    check_drafting: bool = option(
+        True,
+        "before the engine is ready, try a drafting head on a few built-in prompts, and warn if nothing is accepted",
+    )
     strict: bool = option(False, "check that the ledger balances at every step")
     check_pages: bool = option(
         False,
@@ -112,7 +116,14 @@ class EngineConfig:
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
         if self.quantization not in (None, "fp8"):
             raise ValueError(f"unknown quantization {self.quantization!r}; choose fp8, or leave it out")
-        for name in ("enable_prefix_caching", "strict", "check_pages", "skip_tokenizer_init", "enforce_eager"):
+        for name in (
+            "enable_prefix_caching",
+            "check_drafting",
+            "strict",
+            "check_pages",
+            "skip_tokenizer_init",
+            "enforce_eager",
+        ):
             check_flag(name, getattr(self, name))
         if self.capture not in ("startup", "lazy"):
             raise ValueError(f"unknown capture {self.capture!r}; choose startup or lazy")

@@ -31,7 +31,14 @@ def open_engine(
     adaptive = next((asked for entry in entries if (asked := read_entry(entry or "auto")).adaptive), None)
     default = {"drafter": "none"} if adaptive is None else {"drafter": adaptive.drafter, "depth": "auto"}
     return start(
-        EngineConfig(model=model, **default, max_num_seqs=streams, enable_prefix_caching=prefix_caching, **options)
+        EngineConfig(
+            model=model,
+            **default,
+            max_num_seqs=streams,
+            enable_prefix_caching=prefix_caching,
+            check_drafting=False,
+            **options,
+        )
     )
 
 

@@ -16,6 +16,7 @@ RESERVED = (
     "generation_config",
     "max_num_seqs",
     "enable_prefix_caching",
+    "check_drafting",
     "per_request_spec_decode_metrics",
     "strict",
     "skip_tokenizer_init",

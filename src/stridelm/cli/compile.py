@@ -20,6 +20,7 @@ FIXED: dict[str, Any] = {
     "load_format": "dummy",
     "per_request_spec_decode_metrics": "none",
     "skip_tokenizer_init": True,
+    "check_drafting": False,
     "capture": "startup",
     "enforce_eager": False,
     "check_pages": False,

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
+from stridelm.engine.check_drafting import check_drafting
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import resolve_device
 from stridelm.kernels import compilations
@@ -28,11 +29,14 @@ T = TypeVar("T")
 
 
 def start(config: EngineConfig) -> Engine:
-    """An engine, ready for requests. Raises ValueError for settings that do not fit together."""
+    """An engine, ready for requests, whose drafting has been tried. Raises ValueError for settings that do not fit
+    together."""
     mark = _mark(config)
     if mark is not None and not mark.is_set:
         compile_ahead(config)
     engine = Engine(config)
+    if config.check_drafting:
+        check_drafting(engine)
     if mark is not None:
         try:
             mark.set()
@@ -67,7 +71,7 @@ def compile_ahead(config: EngineConfig) -> None:
 
 def shapes_alone(config: EngineConfig) -> EngineConfig:
     """The same engine with random weights and without text: it launches the same kernels."""
-    return replace(config, load_format="dummy", skip_tokenizer_init=True, strict=False)
+    return replace(config, load_format="dummy", skip_tokenizer_init=True, strict=False, check_drafting=False)
 
 
 class _Workers(ThreadPoolExecutor):
