@@ -47,8 +47,8 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
 
     def ours(weight: torch.Tensor, scale: torch.Tensor) -> object:
         if activation is None or rows <= FUSED_ROWS:
-            return product(x, weight, scale, None, activation, splits=True, **options)
-        return ops.gate(product(x, weight, scale, None, splits=True, **options), activation)
+            return product(x, weight, scale, None, activation, fast=True, **options)
+        return ops.gate(product(x, weight, scale, None, fast=True, **options), activation)
 
     def theirs(weight: torch.Tensor) -> object:
         if activation is None or dense.fuses_gate(x):

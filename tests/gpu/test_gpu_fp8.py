@@ -53,10 +53,10 @@ def test_product(shape: tuple[int, int, tuple[int, ...]], dtype: torch.dtype, fo
 
 
 @by_form
-@pytest.mark.parametrize("count", [1, 16, 64])
+@pytest.mark.parametrize("count", [1, 16, 64, 300])
 @pytest.mark.parametrize(("outs", "inputs"), PUBLISHED)
-def test_sums_in_parts(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
-    check_product(Case(count, inputs, outs, form, torch.bfloat16, "cuda"), partial(product, splits=True))
+def test_fast(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
+    check_product(Case(count, inputs, outs, form, torch.bfloat16, "cuda"), partial(product, fast=True))
 
 
 @by_form

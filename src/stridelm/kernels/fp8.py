@@ -6,9 +6,10 @@ weight has one scale for each of its rows, and x one for each of its own; then s
 taken 128 columns at a time, since some tensor cores keep fewer bits of a sum than float32 has.
 
 Every tile adds in the same order, and a row is quantised by itself, so a row's bits do not depend on the rows beside it
-(as in products.py; tests/gpu/test_gpu_fp8.py checks that all tiles agree). With `splits`, sums of few rows are taken in
-parts instead, and then they do: each block waits for its scales and for the sum so far, and a few programs that run
-through long rows of a weight would not use the memory's bandwidth.
+(as in products.py; tests/gpu/test_gpu_fp8.py checks that all tiles agree). Fast products need not: sums of few rows are
+taken in parts, because each block waits for its scales and for the sum so far, and the few programs that run through
+long rows of a weight would not use the memory's bandwidth; and many rows are the tall side of their tiles, which may
+round otherwise.
 
 Legend: N rows, I input width, O output width, S scales of a weight's columns, C of them a program's; in kernels B
 outputs of a tile, R rows of a tile, K columns of a block.
@@ -79,7 +80,7 @@ def _quantise_rows_kernel(x, q, scales, inputs, K: tl.constexpr, DEPENDENT: tl.c
     tl.store(scales + row, scale)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "each"])
 def _product_kernel(
     x,
     x_scales,
@@ -97,11 +98,12 @@ def _product_kernel(
     K: tl.constexpr,
     G: tl.constexpr,
     BY_BLOCK: tl.constexpr,
+    TALL: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows, parts of the sum). ACTIVATION: as in products.py. A part is of `each`
-    blocks, and y has all rows of one part below those of another."""
+    blocks, and y has all rows of one part below those of another. TALL: the rows are the tall side of a tile."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -113,29 +115,51 @@ def _product_kernel(
     up_at_B = at_B
     if ACTIVATION is not None:
         up_at_B = scales_of_outputs(weight_scales, outputs + first, 2 * outputs, blocks, B, G)
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
+    sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
+    up_sums = sums
     block = part * each
     scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block)
     for k in range(block * K, tl.minimum(inputs, (block + each) * K), K):
-        x_KR = x.load([first_row, k]).T
-        part_BR = tl.dot(weight.load([first, k]), x_KR)
+        x_RK = x.load([first_row, k])
+        made = _multiplied(weight.load([first, k]), x_RK, TALL)
         if BY_BLOCK:
-            part_BR *= scale_B[:, None] * scale_R[None, :]
-        sum_BR += part_BR
+            made *= _factors(scale_B, scale_R, TALL)
+        sums += made
         if ACTIVATION is not None:
-            part_BR = tl.dot(weight.load([outputs + first, k]), x_KR)
+            made = _multiplied(weight.load([outputs + first, k]), x_RK, TALL)
             if BY_BLOCK:
-                part_BR *= up_scale_B[:, None] * scale_R[None, :]
-            up_BR += part_BR
+                made *= _factors(up_scale_B, scale_R, TALL)
+            up_sums += made
         if BY_BLOCK:
             scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
     if not BY_BLOCK:
-        sum_BR *= scale_B[:, None] * scale_R[None, :]
+        sums *= _factors(scale_B, scale_R, TALL)
         if ACTIVATION is not None:
-            up_BR *= up_scale_B[:, None] * scale_R[None, :]
+            up_sums *= _factors(up_scale_B, scale_R, TALL)
+    if TALL:
+        sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)
-    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+    store_tile(y, sums, up_sums, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+
+
+@triton.jit
+def _multiplied(weight_BK, x_RK, TALL: tl.constexpr):
+    """[B, R], or [R, B] if tall."""
+    if TALL:
+        made = tl.dot(x_RK, weight_BK.T)
+    else:
+        made = tl.dot(weight_BK, x_RK.T)
+    return made
+
+
+@triton.jit
+def _factors(scale_B, scale_R, TALL: tl.constexpr):
+    """What such products are multiplied by."""
+    if TALL:
+        factors = scale_B[None, :] * scale_R[:, None]
+    else:
+        factors = scale_B[:, None] * scale_R[None, :]
+    return factors
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -203,14 +227,14 @@ def product(
     bias_O: torch.Tensor | None,
     activation: str | None = None,
     *,
-    splits: bool = False,
+    fast: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is. With an activation (of Ops.gate), O = 2 U and
     the result is the gated product, [N, U].
 
-    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. splits: whether sums of few rows may be taken
-    in parts, by more programs. tile: if not given, `choose_tile`.
+    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. fast: a row's bits may depend on how many rows
+    are beside it. tile: if not given, `choose_tile`.
     """
     (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
     y = x_NI.new_empty(rows, outputs)
@@ -220,7 +244,7 @@ def product(
     q_NI, scales = quantise(x_NI, by_block := blocks > 1)
     tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
-    parts = parts_of(tiles, steps, x_NI.device) if splits and rows <= FEW_ROWS and activation is None else 1
+    parts, tall = _form(rows, tiles, steps, activation is not None, x_NI.device) if fast else (1, False)
     sums = y if parts == 1 else x_NI.new_empty(parts, rows, outputs, dtype=torch.float32)
     options = dependent(x_NI.device)
     _product_kernel[tiles, triton.cdiv(rows, tile.rows), parts](
@@ -240,6 +264,7 @@ def product(
         BLOCK,
         rows_per_scale(weight_OI.shape[0], scale.shape[0]),
         by_block,
+        tall,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -249,6 +274,15 @@ def product(
         grid = (rows, triton.cdiv(outputs, ADDED))
         _add_kernel[grid](sums, bias_O, y, rows, outputs, parts, ADDED, num_warps=4, **options)
     return y
+
+
+def _form(rows: int, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
+    """(parts of the sums, whether rows are the tall side of tiles): the faster way on an H200. Beyond few rows tall
+    tiles are, up to 1.5x; between, sums in only two parts are slower than whole ones in tall tiles."""
+    if rows > FEW_ROWS or (rows > 32 and is_gated):
+        return 1, True
+    parts = 1 if is_gated else parts_of(tiles, steps, device)
+    return (1, True) if rows > 32 and parts < 4 else (parts, False)
 
 
 @cache

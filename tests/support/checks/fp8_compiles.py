@@ -55,6 +55,7 @@ def main() -> None:
             x = torch.empty(rows, 4096, dtype=torch.bfloat16)
             scale = empty(outputs // 128, 32, eight=False) if by_block else empty(outputs, 1, eight=False)
             product(x, empty(outputs, 4096), scale, None, activation)
+            product(x, empty(outputs, 4096), scale, None, activation, fast=True)
     for rows in (1, 16, 4096):
         x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
         gate_up, down = (

@@ -90,7 +90,21 @@ def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
     """Whole parts, and a last one that ends within a block; the bias is added once."""
     case = Case(count, inputs, (out,), form, torch.float32)
     assert parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device) > 1
-    check_product(case, partial(product, splits=True))
+    check_product(case, partial(product, fast=True))
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("count", [40, 70])
+def test_tall_tiles(count: int, activation: str | None, form: str) -> None:
+    """The same sums, the other way round; a tile's outputs with one scale and with several."""
+    for outs in ((64, 64), (20, 20)):
+        case = Case(count, 336, outs, form, torch.float32)
+        got, wanted = (
+            product(case.x, case.weight, case.scale, case.bias, activation, fast=fast) for fast in (True, False)
+        )
+        torch.testing.assert_close(got, wanted)
 
 
 @INTERPRETED
@@ -155,7 +169,7 @@ def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     kernels = json.loads(run.stdout.splitlines()[-1])
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
-    assert len(products) == 15 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
+    assert len(products) == 24 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
     assert not any(kernel["spills"] for kernel in kernels)
 

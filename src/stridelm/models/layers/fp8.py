@@ -107,16 +107,15 @@ def chosen(weight_OI: torch.Tensor, *, deterministic: bool) -> Product:
         from stridelm.kernels.fp8 import can_multiply
 
         if can_multiply(weight_OI, torch.bfloat16):
-            return FP8Product(splits=not deterministic)
+            return FP8Product(fast=not deterministic)
     return partial(plain_product, by=tiled_product) if deterministic else plain_product
 
 
 class FP8Product:
-    """Our kernels (kernels/fp8.py). Unless sums of few rows are split, a row's bits do not depend on the rows beside
-    it."""
+    """Our kernels (kernels/fp8.py). Unless they are the fast ones, a row's bits do not depend on the rows beside it."""
 
-    def __init__(self, *, splits: bool) -> None:
-        self.splits = splits
+    def __init__(self, *, fast: bool) -> None:
+        self.fast = fast
 
     def fuses_gate(self, x: torch.Tensor) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
@@ -135,4 +134,4 @@ class FP8Product:
 
         if x.dtype == torch.float64:
             return plain_product(x, weight, scale, bias, by=tiled_product)
-        return product(x, weight, scale, bias, activation, splits=self.splits)
+        return product(x, weight, scale, bias, activation, fast=self.fast)
