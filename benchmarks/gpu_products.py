@@ -33,6 +33,7 @@ from timing import Calls, graph_us
 from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP
 from stridelm.kernels import products
+from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, library_agrees, product
 
 SHAPES = {
@@ -141,7 +142,8 @@ def tile_table(name: str, settings: Settings) -> Table:
         x = torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16)
         calls = [partial(product, x, weight, None, activation) for weight in weights]
         chosen = products.choose_tile(count, outputs // (2 if activation else 1), activation is not None, x.device)
-        times = {tile: tile_us(tile, calls, settings.replays) for tile in {chosen, *candidates(count, outputs)}}
+        tried = {chosen, *candidates(count, outputs, x.device)}
+        times = {tile: tile_us(tile, calls, settings.replays) for tile in tried}
         best = sorted((us, tile) for tile, us in times.items() if us is not None)[:3]
         shown = "; ".join(f"{us:.1f} {as_text(tile)}" for us, tile in best)
         us = times[chosen] or math.inf
@@ -149,10 +151,10 @@ def tile_table(name: str, settings: Settings) -> Table:
     return table
 
 
-def candidates(rows: int, outputs: int) -> list[Tile]:
+def candidates(rows: int, outputs: int, device: torch.device) -> list[Tile]:
     heights = [size for size in (16, 32, 64, 128) if size >= min(rows, 64) and size <= 2 * rows + 16]
     widths, depths, stages = [64, 128], [64, 128], [2, 3, 4, 5, 6, 8]
-    if outputs < 64 * processors():
+    if outputs < 64 * multiprocessors(device):
         widths, depths, stages = [16, 32, 64], [128, 256], [3, 4, 6, 8, 10]
     return [
         Tile(width, height, depth, warps, staged)
@@ -160,10 +162,6 @@ def candidates(rows: int, outputs: int) -> list[Tile]:
         for warps in ((4, 8) if width * height >= 128 * 64 else (4,))
         if (width + height) * depth * 2 * staged <= 220 * 1024
     ]
-
-
-def processors() -> int:
-    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def tile_us(tile: Tile, calls: Calls, replays: int) -> float | None:
