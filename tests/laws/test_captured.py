@@ -149,6 +149,22 @@ def test_mixtures(
         assert bool(fewer) == packed, key
 
 
+@pytest.mark.parametrize("drafter", ["none", "mtp", "ngram"])
+def test_what_is_read_of_replayed_steps(stand: LaggingStand, drafter: str) -> None:
+    """Log-probabilities and hidden states are read from a replay, beside requests that want none: the requests' own
+    rows, before the next replay overwrites them."""
+    kinds = ("logprobs", "hidden_states", "nothing")
+    jobs = [
+        Job(prompt, sampling(stand, prompt, 0.0, kinds[i % 3]), speculation(stand, drafter))
+        for i, prompt in enumerate(prompts(stand, 9))
+    ]
+    llm = stand.llm(page_size=4)
+    pool = replays(llm.engine)
+    check_identity(stand, jobs, llm=llm)
+    assert set(llm.engine.stats.uncaptured) <= {"prompt"}
+    assert sum(graph.replays for graph in pool.made if isinstance(graph.left, Run)) > llm.engine.stats.steps / 2
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("features", [sorted(FEATURES)[i::3] for i in range(3)], ids=lambda names: names[0])
 def test_mixed_parameters(stand: LaggingStand, features: list[str], temperature: float) -> None:

@@ -61,14 +61,15 @@ class Graph:
             self._graph, run = captured
             assert run.detail is not None
             self._kept = run.detail.batch.geometry.kept  # the tiles, which the graph reads
-            # Drop the rest of the step's tensors, so that other graphs may use their memory.
-            self.run = replace(run, detail=None)
+            # Drop the step's tensors, so that other graphs may use their memory; it is read before one of them runs.
+            self._readable = run.readable and run.readable.map(pool.borrow)
+            self._run = replace(run, readable=None, detail=None)
 
     @property
     def is_captured(self) -> bool:
         return self._graph is not None
 
-    def replay(self, spans: tuple[Span, ...], ways: Ways, draft: Draft | None) -> None:
+    def replay(self, spans: tuple[Span, ...], ways: Ways, draft: Draft | None) -> Run:
         """draft: what the host proposed, if it drafts for this kind."""
         assert self._graph is not None
         self._inputs.fill(spans, ways.numbers)
@@ -76,6 +77,10 @@ class Graph:
             assert draft is not None
             self._proposed.fill(draft)
         self._graph.replay()
+        run = replace(self._run, table=self._run.table[: len(spans)])
+        if self._readable is not None and any(span.request.params.reads_rows for span in spans):
+            run.readable = replace(self._readable, spans=spans)
+        return run
 
 
 G = TypeVar("G", Graph, Proposing)
@@ -139,9 +144,7 @@ class Capture:
         if graph is None:
             self._count_uncaptured("memory")
             return None
-        graph.replay(plan.spans, ways, draft)
-        run = graph.run
-        return replace(run, table=run.table[: len(plan.spans)])
+        return graph.replay(plan.spans, ways, draft)
 
     def _count_uncaptured(self, reason: str) -> None:
         self._stats.uncaptured[reason] = self._stats.uncaptured.get(reason, 0) + 1
@@ -198,8 +201,6 @@ class Capture:
         for span in spans:
             if has_prompt(span):
                 return "prompt"  # all other requests would be padded to as many rows
-            if span.request.params.reads_rows:
-                return "logprobs"
             if span.request.params.structured_outputs is not None:
                 return "grammar"
         several = len(ways.device) + (draft is not None) > 1

@@ -5,7 +5,8 @@ whole (engine/capture.py); steps that are not captured run through the same code
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -30,12 +31,42 @@ Land = Callable[[], None]
 
 @dataclass(slots=True)
 class Detail:
-    """What traces, log-probabilities and hidden states are read from."""
+    """What traces are read from."""
 
     draft: Draft
     batch: ForwardBatch
-    logits: Logits
-    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Readable:
+    """What log-probabilities and hidden states are read from. Later steps overwrite it."""
+
+    spans: tuple[Span, ...]
+    tokens: torch.Tensor
+    """[R, K] int64 emitted tokens."""
+    drawn: torch.Tensor
+    """[R, K] int64 decision row that each was drawn from."""
+    logits: torch.Tensor
+    """[M, V] raw logits of the decision rows."""
+    decisions: torch.Tensor
+    """[M] int64 which rows of the step those are."""
+    states: torch.Tensor
+    """[N, H] final states of all rows."""
+    prompt_logits: torch.Tensor | None = None
+    """[P, V] raw logits of the prompt rows that are reported."""
+    prompt_rows: torch.Tensor | None = None
+    """[P] int64 which rows of the step those are."""
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> Readable:
+        decided = verdict.tokens, verdict.rows, logits.decisions, batch.decisions
+        return cls(batch.spans, *decided, logits.states.final, logits.prompt, batch.prompt_rows)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Readable:
+        """With each of the tensors changed."""
+        values: list[Any] = [getattr(self, each.name) for each in fields(self)]
+        changed: list[Any] = [change(value) if isinstance(value, torch.Tensor) else value for value in values]
+        return Readable(*changed)
 
 
 @dataclass(slots=True)
@@ -47,6 +78,8 @@ class Run:
     table: torch.Tensor
     """As made by `tabulate`."""
     timer: StepTimer
+    readable: Readable | None
+    """None for a captured step of which nothing is read."""
     detail: Detail | None
     """None for a captured step, since graphs share their memory."""
 
@@ -144,7 +177,7 @@ class DeviceStep:
         timer.end("sampling")
         observe(batch, logits, verdict)
         timer.end("draft")
-        return Run(batch.ids.shape[0], table, timer, Detail(draft, batch, logits, verdict))
+        return Run(batch.ids.shape[0], table, timer, Readable.of(batch, logits, verdict), Detail(draft, batch))
 
     def _slots(self, spans: tuple[Span, ...]) -> torch.Tensor:
         return upload([span.request.slot for span in spans], self.device)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stridelm.engine.device_step import Detail
+from stridelm.engine.device_step import Readable
 from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
-from stridelm.types import ForwardBatch, Logprob, Request, Span
+from stridelm.types import Logprob, Request, Span
 from stridelm.upload import upload
 
 
@@ -42,12 +42,12 @@ class Introspection:
     def __init__(self) -> None:
         self._prompts: dict[str, OfPrompt] = {}
 
-    def read(self, detail: Detail) -> dict[int, OfTokens]:
+    def read(self, rows: Readable) -> dict[int, OfTokens]:
         """Span -> data of its tokens, for requests that want it. Data of prompt rows is stored until `prompt` reads
         it. To be called when the step has been launched, before another is: later steps overwrite its tensors. Only
         hidden states wait for the device."""
-        self._read_prompts(detail)
-        return self._read_tokens(detail)
+        self._read_prompts(rows)
+        return self._read_tokens(rows)
 
     def prompt(self, request: Request) -> OfPrompt:
         return self._prompts.get(request.id) or _nothing_of(request)
@@ -55,44 +55,42 @@ class Introspection:
     def forget(self, request: Request) -> None:
         self._prompts.pop(request.id, None)
 
-    def _read_tokens(self, detail: Detail) -> dict[int, OfTokens]:
-        batch, verdict = detail.batch, detail.verdict
+    def _read_tokens(self, rows: Readable) -> dict[int, OfTokens]:
         reported: dict[int, OfTokens] = {}
-        scored = _deciding(batch, [s.request.params.logprobs is not None for s in batch.spans])
+        scored = _deciding(rows.spans, [s.request.params.logprobs is not None for s in rows.spans])
         if scored:
-            index = upload(scored, verdict.tokens.device)
-            rows, tokens = verdict.rows[index].clamp(min=0), verdict.tokens[index].clamp(min=0)
-            each = [batch.spans[i].request for i in scored for _ in range(rows.shape[1])]
+            index = upload(scored, rows.tokens.device)
+            drawn, tokens = rows.drawn[index].clamp(min=0), rows.tokens[index].clamp(min=0)
+            each = [rows.spans[i].request for i in scored for _ in range(drawn.shape[1])]
             counts = [request.params.logprobs or 0 for request in each]
-            logits = detail.logits.decisions.index_select(0, rows.flatten())
-            found, width = self._scores(logits, tokens.flatten(), each, counts), rows.shape[1]
+            logits = rows.logits.index_select(0, drawn.flatten())
+            found, width = self._scores(logits, tokens.flatten(), each, counts), drawn.shape[1]
             for place, i in enumerate(scored):
                 reported[i] = OfTokens(range(place * width, (place + 1) * width), found)
-        shown = _deciding(batch, [s.request.params.return_hidden_states for s in batch.spans])
+        shown = _deciding(rows.spans, [s.request.params.return_hidden_states for s in rows.spans])
         if shown:
-            decisions = verdict.rows[upload(shown, verdict.rows.device)].clamp(min=0)
-            states = detail.logits.states.final[batch.decisions[decisions]].float().cpu()
+            drawn = rows.drawn[upload(shown, rows.drawn.device)].clamp(min=0)
+            states = rows.states[rows.decisions[drawn]].float().cpu()
             for i, mine in zip(shown, states):
                 reported.setdefault(i, OfTokens()).states = mine
         return reported
 
-    def _read_prompts(self, detail: Detail) -> None:
-        batch, logits = detail.batch, detail.logits
-        if logits.prompt is None or batch.prompt_rows is None or not batch.prompt_rows.shape[0]:
+    def _read_prompts(self, rows: Readable) -> None:
+        logits, prompt_rows = rows.prompt_logits, rows.prompt_rows
+        if logits is None or prompt_rows is None or not prompt_rows.shape[0]:
             return
-        places = [(span.request, at) for span in batch.spans for at in _told_positions(span)]
+        places = [(span.request, at) for span in rows.spans for at in _told_positions(span)]
         scored = [n for n, (request, _) in enumerate(places) if request.params.prompt_logprobs is not None]
         if scored:
             each = [places[n][0] for n in scored]
-            tokens = upload([places[n][0].prompt_ids[places[n][1] + 1] for n in scored], logits.prompt.device)
+            tokens = upload([places[n][0].prompt_ids[places[n][1] + 1] for n in scored], logits.device)
             counts = [request.params.prompt_logprobs or 0 for request in each]
-            rows = logits.prompt[upload(scored, logits.prompt.device)]
-            found = self._scores(rows, tokens, each, counts)
+            found = self._scores(logits[upload(scored, logits.device)], tokens, each, counts)
             for m, n in enumerate(scored):
                 request, at = places[n]
                 self._of(request).logprobs.put(at + 1, found, m)
         if any(request.params.return_hidden_states for request, _ in places):
-            states = logits.states.final[batch.prompt_rows].float().cpu()
+            states = rows.states[prompt_rows].float().cpu()
             for (request, at), row in zip(places, states, strict=True):
                 if request.params.return_hidden_states:
                     mine = self._of(request)
@@ -120,8 +118,8 @@ def _nothing_of(request: Request) -> OfPrompt:
     return OfPrompt(PromptLogprobs(len(request.prompt_ids)))
 
 
-def _deciding(batch: ForwardBatch, wanted: Sequence[bool]) -> list[int]:
-    return [i for i, (span, wants) in enumerate(zip(batch.spans, wanted, strict=True)) if wants and span.decides]
+def _deciding(spans: tuple[Span, ...], wanted: Sequence[bool]) -> list[int]:
+    return [i for i, (span, wants) in enumerate(zip(spans, wanted, strict=True)) if wants and span.decides]
 
 
 def _told_positions(span: Span) -> range:

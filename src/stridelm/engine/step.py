@@ -91,7 +91,7 @@ class Steps:
             plan = self.planner.explained(plan)
         with roster.ledger.reserve(plan.spans) as transaction:
             run = self.device.run(plan, transaction, self.land_all, detailed=self.tracer is not None)
-            extras = {} if run.detail is None else roster.inside.read(run.detail)
+            extras = {} if run.readable is None else roster.inside.read(run.readable)
             reading = Reading(run.table)  # last, since it waits for all that was started before
             transaction.hold()
         return Flight(plan, transaction, run, reading, extras, launched)

@@ -51,6 +51,12 @@ class GraphPool:
             )
         return captured
 
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A captured tensor without a hold on its memory: to be read after its own graph's replay, and before another's
+        overwrites it."""
+        borrowed = torch.as_tensor(_Borrowed(tensor), device=tensor.device)
+        return borrowed.view(tensor.dtype)
+
     def _capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream())
@@ -65,6 +71,20 @@ class GraphPool:
             result = body()
         self.spent += max(0, before - torch.cuda.mem_get_info(self._device)[0])
         return graph, result
+
+
+class _Borrowed:
+    """The address of a tensor, for `torch.as_tensor`: as integers, since the protocol lacks some floats."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "typestr": f"<i{size}" if size > 1 else "|u1",
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+        }
 
 
 @contextmanager

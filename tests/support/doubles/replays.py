@@ -4,8 +4,11 @@ read, into the tensors that it would fill."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
-from stridelm.engine.device_step import Run
+import torch
+
+from stridelm.engine.device_step import Readable, Run
 from stridelm.engine.engine import Engine
 from stridelm.types import Draft
 
@@ -22,6 +25,14 @@ class Replay:
         again = self._body()
         if isinstance(self.left, Run) and isinstance(again, Run):  # the body itself copies what is proposed
             self.left.table.copy_(again.table)
+            assert self.left.readable is not None and again.readable is not None
+            for name, tensor in _tensors(again.readable):
+                getattr(self.left.readable, name).copy_(tensor)
+
+
+def _tensors(readable: Readable) -> list[tuple[str, torch.Tensor]]:
+    values = [(each.name, getattr(readable, each.name)) for each in fields(readable)]
+    return [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
 
 
 class ReplayPool:
@@ -35,6 +46,9 @@ class ReplayPool:
         self.made.append(Replay(body, body()))
         self.graphs += 1
         return self.made[-1], self.made[-1].left
+
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
 
 def replays(engine: Engine) -> ReplayPool:
