@@ -149,13 +149,18 @@ def test_mixtures(
         assert bool(fewer) == packed, key
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("drafter", ["none", "mtp", "ngram"])
-def test_what_is_read_of_replayed_steps(stand: LaggingStand, drafter: str) -> None:
+def test_what_is_read_of_replayed_steps(
+    stand: LaggingStand, monkeypatch: pytest.MonkeyPatch, drafter: str, packed: bool
+) -> None:
     """Log-probabilities and hidden states are read from a replay, beside requests that want none: the requests' own
     rows, before the next replay overwrites them."""
+    if packed:
+        monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
     kinds = ("logprobs", "hidden_states", "nothing")
     jobs = [
-        Job(prompt, sampling(stand, prompt, 0.0, kinds[i % 3]), speculation(stand, drafter))
+        Job(prompt, sampling(stand, prompt, 0.0, kinds[i % 3]), speculation(stand, drafter if i % 2 else "none"))
         for i, prompt in enumerate(prompts(stand, 9))
     ]
     llm = stand.llm(page_size=4)

@@ -136,6 +136,27 @@ def test_identity(stands: dict[str, Stand], way: str, drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", HEADS)
+def test_padding_never_waits(stands: dict[str, Stand], drafter: str) -> None:
+    """Steps that wait are replayed with padding, and the step that catches up runs beside a prompt, without any. Were
+    the padding's rows counted, the next replay would look for their outputs behind its own rows."""
+    stand, drafting = stands[CAPTURED], False
+    engine, script = start(stands, CAPTURED, drafter, lambda request: drafting)
+    requests = add(engine, stand, 3, 40)
+    for _ in range(PATIENCE - 2):
+        engine.step()
+    drafting = True
+    engine.add("newcomer", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1))
+    while engine.busy:
+        engine.step()
+        head = engine.drafters.get(drafter)
+        assert isinstance(head, HeadDrafter)
+        assert not head._tail.rows(torch.tensor([-1])).item()
+    assert script.waited and any(kind.waits and kind.requests == 4 for kind in captured(engine))
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    assert [request.output_ids for request in requests] == [stand.tokens(each.prompt_ids, params) for each in requests]
+
+
+@pytest.mark.parametrize("drafter", HEADS)
 def test_pages_are_named_once_they_are_whole(stands: dict[str, Stand], drafter: str) -> None:
     """A request finds no page by its drafter's KV that lacks some of it."""
     stand, way = stands["at once"], "at once"

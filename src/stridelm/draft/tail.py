@@ -37,9 +37,10 @@ class Tail:
 
     def add(self, slots_R: torch.Tensor, features_RH: torch.Tensor) -> None:
         """A row of each request waits. There must be room for it."""
-        column_R = self._rows[slots_R].clamp(max=self._features.shape[1] - 1)  # that of padding has no bound
+        column_R = self._rows[slots_R]
         self._features[slots_R, column_R] = features_RH
-        self._rows[slots_R] = column_R + 1
+        # Of padding nothing waits: no catch-up has room for it.
+        self._rows[slots_R] = torch.where(slots_R < 0, 0, column_R + 1)
 
     def first(self, slots_R: torch.Tensor, rows: HeadRows, features_NH: torch.Tensor) -> torch.Tensor:
         """[N, H] the features of a catch-up's rows, of which each request's first are kept here."""

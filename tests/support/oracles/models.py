@@ -136,6 +136,7 @@ def options(kind: str, variant: str) -> dict[str, Any]:
 def engine_logits(stand: Stand, prompt: list[int], **settings: Any) -> tuple[list[int], torch.Tensor]:
     """(prompt and output, logits [L - 1, V] of every position as the engine ran it: chunks, then decode steps)."""
     llm = stand.llm(**settings)
+    llm.engine.steps.device = llm.engine.device  # no replays, in which nothing can be heard
     heard: dict[int, torch.Tensor] = {}
     runner = llm.engine.runner
     read = runner.logits
