@@ -28,9 +28,10 @@ class EngineConfig:
         "drafter: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best one available",
     )
     depth: int | Literal["auto"] | None = option(
-        None,
+        "auto",
         "drafted rows in a chain (k - 1 for mask-token decoding); auto: at most the drafter's own default, chosen at "
-        "every step by what was accepted and how long steps took; the drafter's own default",
+        "every step by what was accepted and how long steps took, where depths can be chosen; None: always the "
+        "drafter's own default",
     )
     acceptance: str = option(
         "exact",

@@ -156,9 +156,9 @@ def _trees() -> Iterator[None]:
 @by_form
 @pytest.mark.parametrize("model", MODELS)
 def test_logits(checkpoint: Callable[..., Path], tmp_path: Path, model: str, form: str) -> None:
-    """What is loaded on a GPU is what is loaded on a CPU. Sums are less exact there, and then a number may be rounded
-    to the next one of e4m3."""
-    path = write_fp8(tmp_path / "stored", checkpoint(model, scale=3.0, **MODELS[model]), form)
+    """What is loaded on a GPU is what is loaded on a CPU. An H200 adds products of e4m3 to 13 bits, and then a number
+    may be rounded to the next one of e4m3; attention among larger weights would magnify that."""
+    path = write_fp8(tmp_path / "stored", checkpoint(model, scale=1.0, **MODELS[model]), form)
     check_fp8(path, form, 33, "cuda", close=0.05)
 
 

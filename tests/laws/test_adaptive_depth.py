@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stridelm import SamplingParams
+from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.schedule.adaptive import Adaptive
 from support.checks.identity import check_identity, prompts, sampling
@@ -114,15 +115,21 @@ def test_a_request_is_refused_where_it_would_do_nothing(
         llm.engine.add("a", [1, 2], SamplingParams(speculation=speculation))
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"drafter": "none"}, "drafter"),
-        ({"drafter": "mask", "acceptance": "trust"}, "acceptance"),
-        ({"depth": "x"}, "depth"),
-    ],
-    ids=str,
-)
-def test_refused_where_it_would_do_nothing(stands: dict[str, Stand], options: dict[str, str], word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        stands["at once"].llm(**{"depth": "auto", **options})
+def test_it_is_the_default() -> None:
+    config = EngineConfig()
+    assert config.depth == "auto" and config.speculation.depth is None
+    with pytest.raises(ValueError, match="depth"):
+        EngineConfig(depth="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"drafter": "none"}, {"drafter": "mask", "acceptance": "trust"}], ids=str)
+def test_nothing_is_chosen_where_there_is_no_choice(stands: dict[str, Stand], options: dict[str, str]) -> None:
+    """Since it is the default, it stands for the drafter's own depth there; requests may still bring a choice."""
+    stand = stands["at once"]
+    engine = stand.llm(**options, depth="auto").engine
+    plain = engine.add("a", [1, 2], SamplingParams(max_tokens=2))
+    assert (engine.adaptive, plain.adaptive) == (None, False)
+    request = engine.add("b", [1, 2], SamplingParams(max_tokens=2, speculation={"drafter": "ngram", "depth": "auto"}))
+    assert request.adaptive and engine.adaptive is not None
+    while engine.busy:
+        engine.step()

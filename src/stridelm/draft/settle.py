@@ -42,14 +42,20 @@ def settle(speculation: Speculation, target: TargetInfo) -> Speculation:
     if depth is None:
         tree = asked.token_tree
         depth = drafter.usual_depth(target) if tree is None else max(map(len, tree), default=0)
-    if speculation.adaptive and (rule.all_or_nothing or not depth):
+    settled = replace(speculation, drafter=name, acceptance=rule.name, depth=depth)
+    if speculation.adaptive and not can_choose(settled):
         why = f"acceptance {rule.name!r}" if rule.all_or_nothing else f"drafter {name!r}"
         raise ValueError(f"depth auto would have no effect with {why}; leave it out or choose another")
     _check_branches(asked, target.vocab_size)
     if rule.simulated:
         _check_length(speculation, rule.name, depth)
         _warn_of_simulation()
-    return replace(speculation, drafter=name, acceptance=rule.name, depth=depth)
+    return settled
+
+
+def can_choose(settled: Speculation) -> bool:
+    """Whether there are depths to choose from: windows are taken whole, and some drafters draft nothing."""
+    return bool(settled.depth) and not RULES.get(settled.acceptance or "exact").all_or_nothing
 
 
 def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from stridelm.cache.layout import windows_of
 from stridelm.cache.ledger import Ledger
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft.dispatch import Drafters
+from stridelm.draft.settle import can_choose, settle
 from stridelm.engine.capture import Capture
 from stridelm.engine.device_step import DeviceStep
 from stridelm.engine.doubts import Doubts
@@ -73,7 +74,8 @@ class Engine:
         self.pages = PageTables(tuple(loaded.pages), config.max_num_seqs, width, loaded.device)
         sampler = Sampler(self.sampling, self.tokens)
         guesser = Sampler(self.sampling, self.tokens, grammars=not loaded.attention.reads_device)
-        patience = PATIENCE if config.depth == "auto" else 0
+        chooses = config.depth == "auto" and can_choose(settle(config.speculation, loaded.target))
+        patience = PATIENCE if chooses else 0
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
             self.runner,
@@ -99,10 +101,10 @@ class Engine:
             config.speculation,
             loaded.tokenizer is not None,
             lambda: self.grammars,
-            config.depth == "auto",
+            chooses,
             config.spec_decode_metrics,
         )
-        self.intake.check_default()
+        self.intake.settled(SamplingParams())  # raises if no request could be drafted as configured
         self.roster = Roster(
             self.queue,
             self.ledger,
@@ -118,7 +120,7 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
-        self.adaptive = _adaptive() if config.depth == "auto" else None
+        self.adaptive = _adaptive() if chooses else None
         lag = int(self.device.on_bounds)
         planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag, patience)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
@@ -196,7 +198,7 @@ class Engine:
         def typical(params: SamplingParams) -> Request:
             return self.intake.request("", [0], params)
 
-        shallow = self.config.depth == "auto"
+        shallow = self.intake.adaptive
         self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats, shallow)
         self.steps.device = self.capture
         if self.adaptive is not None and shallow:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.dispatch import Drafters
-from stridelm.draft.settle import settle
+from stridelm.draft.settle import can_choose, settle
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.grammar_watch import WATCH
@@ -61,8 +61,9 @@ class Intake:
         ids = self._prompt(prompt_ids)
         self._check_params(params)
         speculation, rows_by_depth = self.settled(params)
-        adaptive = speculation.adaptive or (self.adaptive and Speculation.of(params.speculation).depth is None)
-        if params.target_tps is not None and not (adaptive and rows_by_depth[-1]):
+        names_none = Speculation.of(params.speculation).depth is None
+        adaptive = speculation.adaptive or (self.adaptive and names_none and can_choose(speculation))
+        if params.target_tps is not None and not adaptive:
             raise ValueError(
                 "target_tps has no effect where depths are not chosen: leave it out, or use --depth auto or the "
                 "request's own depth auto"
@@ -92,14 +93,6 @@ class Intake:
         check_token_ids(params, self.target.vocab_size, request.bad_words)
         self._check_fit(request)
         return request
-
-    def check_default(self) -> None:
-        """Raise ValueError if a request without settings of its own could never be drafted as configured."""
-        speculation, rows_by_depth = self.settled(SamplingParams())
-        fixed = RULES.get(speculation.acceptance or "exact").all_or_nothing
-        if self.adaptive and (fixed or not rows_by_depth[-1]):
-            why = f"acceptance {speculation.acceptance!r}" if fixed else f"drafter {speculation.drafter!r}"
-            raise ValueError(f"depth auto would have no effect with {why}; leave it out or choose another")
 
     def longest(self, request: Request) -> int:
         """Maximum number of tokens that the request can reach, prompt included."""

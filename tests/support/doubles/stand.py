@@ -74,6 +74,7 @@ class Stand:
             "skip_tokenizer_init": True,
             "strict": True,
             "drafter": "none",
+            "depth": None,  # a chosen one would depend on how busy the machine is, too
             "mask_token_id": self.mask_token_id,
             "drafter_model": self.heads,
             "max_num_seqs": 16,
