@@ -76,12 +76,15 @@ def serving(
     tmp_path: Path, *options: str, environment: dict[str, str] | None = None, template: bool = True
 ) -> Iterator[Served]:
     """A server of the built-in model at a free port, checking its ledger at every step; with the tests' chat template,
-    or with the model's."""
+    or with the model's. Unless options say more of it, drafts have one depth: a chosen one would depend on how busy the
+    machine is."""
     file, log = tmp_path / "chat.jinja", tmp_path / "server.log"
     file.write_text(CHATML, encoding="utf-8")
     command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0"]
     command += ["--chat-template", str(file)] if template else []
     command += ["--strict", "--max-num-seqs", "8", "--max-model-len", "512", *options]
+    if not any(option.startswith(("--drafter", "--depth")) for option in options):
+        command += ["--depth", "3"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
@@ -145,7 +148,7 @@ def gauges(served: Served) -> dict[str, float]:
 @cache
 def llm() -> LLM:
     """The offline API, in the test's own process."""
-    return LLM(max_model_len=512)
+    return LLM(max_model_len=512, depth=3)
 
 
 def offline(prompts: Sequence[str], **params: Any) -> list[CompletionOutput]:

@@ -44,7 +44,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @cache
 def llm() -> LLM:
-    return LLM(max_model_len=512, per_request_spec_decode_metrics="detailed")
+    return LLM(max_model_len=512, depth=3, per_request_spec_decode_metrics="detailed")
 
 
 def offline(prompt: str | list[int], speculation: Any = MTP, **params: Any) -> Answer:
