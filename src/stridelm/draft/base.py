@@ -118,6 +118,11 @@ class Drafter:
         return None
 
     @classmethod
+    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
+        """Raise ValueError if its weights do not fit, by the names, shapes and dtypes in their files' headers. model:
+        the target on the meta device; `why_not` has no objection."""
+
+    @classmethod
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
         """The memory to reserve for it, if the engine is started with this drafter."""
         return MemoryNeed()

@@ -30,7 +30,7 @@ import torch
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.guess import Chain, Guessing, replacing_lengths
-from stridelm.draft.heads import DraftHead
+from stridelm.draft.heads import DraftHead, HeadSource, check_head, load_head
 from stridelm.draft.tail import Tail
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
@@ -58,9 +58,7 @@ class HeadDrafter(Drafter):
         super().__init__(target, sampler, runtime)
         assert runtime is not None
         self.runtime = runtime
-        with torch.device("meta"):
-            head = self.empty(target, runtime.model)
-        self.head = self.load(head, runtime)
+        self.head = self.load(self._on_meta(target, runtime.model), runtime)
         self._runner = HeadRunner(self.head, runtime)
         runtime.runner.tap(self.head.taps)
         self.head.spec.prepare(self.head.ops, runtime.dtype)
@@ -77,15 +75,31 @@ class HeadDrafter(Drafter):
         """The head without its weights. Raises ValueError for a config that does not describe one."""
         raise NotImplementedError
 
+    @classmethod
+    def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:
+        """Where the weights of `empty` come from; it gets the formats in which they are stored."""
+        raise NotImplementedError
+
     def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
         """The head with its weights, on the target's device. Raises ValueError if they do not fit."""
-        raise NotImplementedError
+        source = self.source(self.target, head)
+        return load_head(head, source if self.target.weighted else None, runtime)
+
+    @classmethod
+    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
+        head = cls._on_meta(target, model)
+        source = cls.source(target, head)
+        check_head(head, source if target.weighted else None, target.device)
 
     @classmethod
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
-        with torch.device("meta"):
-            head = cls.empty(target, model)
+        head = cls._on_meta(target, model)
         return MemoryNeed(sum(parameter.numel() for parameter in head.parameters()), head.layer_states)
+
+    @classmethod
+    def _on_meta(cls, target: TargetInfo, model: Decoder) -> DraftHead:
+        with torch.device("meta"):
+            return cls.empty(target, model)
 
     @property
     def draft_kv(self) -> DraftKV:

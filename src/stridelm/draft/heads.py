@@ -6,6 +6,7 @@ Anything wrong with the weights is reported before the first token. Serving and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,28 +78,42 @@ class DraftHead(LoadableModule):
 L = TypeVar("L", bound=LoadableModule)
 
 
-def load_head(
-    head: L,
-    path: Path,
-    tensors: Callable[[torch.device], Iterator[tuple[str, torch.Tensor]]] | None,
-    runtime: TargetRuntime,
-    ignorable: Callable[[str], bool] = lambda name: False,
-    loading: Loading | None = None,
-) -> L:
-    """Fill a head that was built on the meta device, and make it ready to serve.
+@dataclass(frozen=True)
+class HeadSource:
+    """Where a head's weights come from."""
 
-    tensors: yields the head's tensors, on the device; None fills it with small random numbers instead. path: where they
-    come from, for messages. loading: what is done to quantised ones. Raises ValueError for tensors that are missing,
-    unexpected, misshapen or not finite, and for a format that the device cannot multiply by.
-    """
-    device = runtime.model.norm.device
+    path: Path
+    tensors: Callable[[torch.device], Iterator[tuple[str, torch.Tensor]]]
+    """Yields them on a device; on the meta device, without their data."""
+    ignorable: Callable[[str], bool] = lambda name: False
+    """Which of them may be left out."""
+    loading: Loading | None = None
+    """What is done to quantised ones."""
+
+    def fill(self, head: LoadableModule, device: torch.device) -> None:
+        """Raises ValueError for tensors that are missing, unexpected or misshapen."""
+        read = self.tensors(device)
+        fill(head, read if self.loading is None else self.loading.stream(read), self.path, self.ignorable)
+
+
+def check_head(head: LoadableModule, source: HeadSource | None, device: torch.device) -> None:
+    """Raise ValueError if the weights do not fit a head on the meta device by their names and shapes, or if the device
+    cannot multiply by their format. None: they are not read."""
     for form in formats_of(head):
         form.check(device)
+    if source is not None:
+        source.fill(head, torch.device("meta"))
+
+
+def load_head(head: L, source: HeadSource | None, runtime: TargetRuntime) -> L:
+    """Fill a head that was built on the meta device, and make it ready to serve. None: it is filled with small random
+    numbers. Raises ValueError for what `check_head` refuses, and for weights that are not finite."""
+    device = runtime.model.norm.device
+    check_head(head, source, device)
     head = screaming(head, runtime.dtype, device)
-    if tensors is not None:
-        read = tensors(device)
-        fill(head, read if loading is None else loading.stream(read), path, ignorable)
-        check_finite(head, path)
+    if source is not None:
+        source.fill(head, device)
+        check_finite(head, source.path)
     else:
         fill_randomly(head, lambda done: None)
     head.requires_grad_(False).eval()

@@ -75,6 +75,8 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
     empty, _ = build_stored(hf_config, path, shard, config.quantization)
+    for name in dict.fromkeys((chosen, *list(target.heads)[: len(config.drafter_models)])):
+        DRAFTERS.get(name).check_weights(target, empty)
     attention.check(empty.layer_states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:

@@ -125,31 +125,97 @@ def astray(tensors: dict[str, torch.Tensor]) -> None:
     tensors["d2t"] = tensors["d2t"] + 1000
 
 
-def not_finite(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["norm.weight"].fill_(float("nan"))
-
-
 def lacking(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["midlayer.mlp.up_proj.weight"]
 
 
+def two_layers(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["layers.1.mlp.up_proj.weight"] = tensors["midlayer.mlp.up_proj.weight"].clone()
+
+
+def experts(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["midlayer.mlp.experts.0.up_proj.weight"] = tensors.pop("midlayer.mlp.up_proj.weight")
+
+
+def latent(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["midlayer.self_attn.q_a_proj.weight"] = tensors.pop("midlayer.self_attn.q_proj.weight")
+
+
+def four_taps(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["fc.weight"] = torch.zeros(64, 4 * 64)
+
+
+def without_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.layers.2.enorm.weight"]
+
+
+def not_finite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["norm.weight"].fill_(float("nan"))
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
 FAULTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "width": (lambda head: edit_tensors(head, wrong_width), ("99", "trained for this model")),
+    "hidden size": (lambda head: edit_config(head, hidden_size=32), ("hidden size 32", "64", "trained for this model")),
+    "target's": (lambda head: edit_config(head, target_hidden_size=96), ("96", "64", "trained for this model")),
     "d2t": (lambda head: edit_tensors(head, without_d2t), ("no d2t",)),
     "astray": (lambda head: edit_tensors(head, astray), ("d2t leads outside the vocabulary",)),
-    "nan": (lambda head: edit_tensors(head, not_finite), ("not finite", "norm")),
     "lacking": (lambda head: edit_tensors(head, lacking), ("missing", "mlp.up_proj")),
-    "layers": (lambda head: edit_config(head, eagle_aux_hidden_state_layer_ids=[0, 1, 9]), ("0, 1, 9", "layers 0 to")),
-    "vocabulary": (lambda head: edit_config(head, vocab_size=65), ("65", "64")),
+    "two layers": (lambda head: edit_tensors(head, two_layers), ("unexpected", "layers.1.mlp.up_proj")),
+    "MLP": (lambda head: edit_config(head, intermediate_size=48), ("misshapen", "mlp.up_proj", "[48, 64]")),
+    "layers": (lambda head: edit_config(head, **{IDS: [0, 1, 9]}), ("0, 1, 9", "layers 0 to", IDS)),
+    "taps": (lambda head: edit_tensors(head, four_taps), ("256", "192", "trained for this model")),
+    "number of taps": (lambda head: edit_config(head, num_aux_hidden_states=4), ("reads 4 hidden states", "3", IDS)),
+    "no list": (lambda head: edit_config(head, **{IDS: "0, 1"}), ("takes a list of layers",)),
+    "no taps": (lambda head: edit_config(head, eagle_config={"use_aux_hidden_state": False}), ("last hidden state",)),
+    "vocabulary": (lambda head: edit_config(head, vocab_size=65), ("65", "64", "trained for this model")),
+    "draft vocabulary": (lambda head: edit_config(head, draft_vocab_size=41), ("41", "40", "copy it again")),
+    "normed taps": (lambda head: edit_config(head, fc_norm=True), ("fc_norm True is not supported",)),
+    "normed output": (lambda head: edit_config(head, norm_output=True), ("norm_output True is not supported",)),
+    "experts": (lambda head: edit_tensors(head, experts), ("latent attention or experts", "dense llama layer")),
+    "latent": (lambda head: edit_tensors(head, latent), ("latent attention or experts", "dense llama layer")),
 }
 
 
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe", "deepseek_v3"])
+def unread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target without its weights: whoever asks for those fails."""
+    model = write(tmp_path_factory.mktemp(request.param), request.param, num_hidden_layers=5)
+    (model / "model.safetensors").unlink()
+    return model
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_heads_that_are_not_for_the_model(tmp_path: Path, model: Path, fault: str) -> None:
+def test_heads_that_are_not_for_the_model(tmp_path: Path, unread: Path, fault: str) -> None:
+    """Each is refused before the target's weights are asked for."""
     spoil, says = FAULTS[fault]
-    head = write_eagle(tmp_path / "head", model, "eagle3")
+    head = write_eagle(tmp_path / "head", unread, "eagle3", head_dim=16)
+    refused(lambda: engine(unread, head), "no *.safetensors")
     spoil(head)
-    refused(lambda: engine(model, head), *says)
+    refused(lambda: engine(unread, head), *says)
+
+
+def test_a_head_that_is_named_beside_another(tmp_path: Path, unread: Path) -> None:
+    """It is looked at too, though it is not the one that drafts."""
+    head, other = write_eagle(tmp_path / "head", unread, "eagle3"), write_medusa(tmp_path / "other", unread)
+    file = other / "medusa_lm_head.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if name != "1.0.linear.weight"}, file)
+    refused(lambda: engine(unread, head, other, drafter="eagle"), "missing: 1.0.linear.weight")
+
+
+def test_weights_that_are_not_finite(tmp_path: Path, model: Path) -> None:
+    head = write_eagle(tmp_path / "head", model, "eagle3")
+    edit_tensors(head, not_finite)
+    refused(lambda: engine(model, head), "not finite", "norm")
+
+
+def test_modules_that_do_not_fit(tmp_path: Path) -> None:
+    """So are MTP modules in a directory of their own."""
+    model = write(tmp_path / "model", "qwen3")
+    modules = write_modules(tmp_path / "modules", model)
+    edit_tensors(modules, without_norm)
+    (model / "model.safetensors").unlink()
+    refused(lambda: engine(model, modules), "missing: model.layers.2.enorm.weight")
 
 
 def test_another_model_s(tmp_path: Path, model: Path) -> None:

@@ -7,7 +7,7 @@ from stridelm.draft.eagle.head import Eagle1Head, Eagle3Head, EagleHead
 from stridelm.draft.eagle.layout import Layout
 from stridelm.draft.given import Given, given
 from stridelm.draft.head_drafter import HeadDrafter
-from stridelm.draft.heads import DraftHead, load_head
+from stridelm.draft.heads import DraftHead, HeadSource
 from stridelm.models.layers.decoder import Decoder
 from stridelm.run.heads import TargetRuntime
 
@@ -40,13 +40,24 @@ class EagleDrafter(HeadDrafter):
             norm_before_residual=layout.norm_before_residual,
         )
 
+    @classmethod
+    def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:
+        layout = _layout(target)
+        return HeadSource(layout.given.path, layout.tensors)
+
+    @classmethod
+    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
+        super().check_weights(target, model)
+        layout = _layout(target)
+        if layout.is_third:
+            layout.ids(target.vocab_size)
+
     def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
+        head, device = super().load(head, runtime), runtime.model.norm.device
         assert isinstance(head, EagleHead)
-        layout, device = _layout(self.target), runtime.model.norm.device
-        head = load_head(head, layout.given.path, layout.tensors if self.target.weighted else None, runtime)
         head.prepare(device)
         if isinstance(head, Eagle3Head):
-            head.ids = layout.ids(runtime.model.spec.vocab_size).to(device)
+            head.ids = _layout(self.target).ids(self.target.vocab_size).to(device)
         return head
 
 

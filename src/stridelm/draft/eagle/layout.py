@@ -21,6 +21,10 @@ from stridelm.models.layers.hf import common_fields, dense_layers
 VOCABULARY = ("d2t", "t2d")
 FOREIGN = ("architectures", "model_type", "layer_types", "max_window_layers")
 """Fields that heads copy from their targets and that do not describe a single llama layer."""
+TAPS = "eagle_aux_hidden_state_layer_ids"
+REMEDY = "give the head that was trained for this model"
+UNREAD = {"fc_norm": False, "use_aux_norm": False, "norm_before_fc": False, "norm_output": False}
+"""Fields of EAGLE-3 heads that compute something else, with the only value that is supported."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Layout:
     def of(cls, given: Given) -> Layout | None:
         """None if the directory holds no EAGLE head."""
         shapes = {spelling(name): shape for name, shape in given.shapes.items()}
-        if "fc.weight" not in shapes or "layers.0.self_attn.q_proj.weight" not in shapes:
+        if "fc.weight" not in shapes or not any(name.startswith("layers.0.self_attn.") for name in shapes):
             return None
         return cls(given, given.config.get("transformer_layer_config") or given.config, shapes)
 
@@ -66,10 +70,9 @@ class Layout:
         """Layers whose inputs an EAGLE-3 head reads, for a target with `layers` layers."""
         config = self.given.config
         inner = config.get("eagle_config") or {}
-        key = "eagle_aux_hidden_state_layer_ids"
-        named = config.get(key) or inner.get(key)
+        named = config.get(TAPS) or inner.get(TAPS)
         if named and not (isinstance(named, list) and all(isinstance(layer, int) for layer in named)):
-            raise ValueError(f"{self.given.path}/config.json: {key} takes a list of layers; got {named!r}")
+            raise ValueError(f"{self.given.path}/config.json: {TAPS} takes a list of layers; got {named!r}")
         return tuple(named) if named else (2, layers // 2, layers - 3)
 
     def spec(self) -> DecoderSpec:
@@ -92,37 +95,61 @@ class Layout:
         trained_for, served = (set(of or ()) for of in (verifier.get("architectures"), config.architectures))
         if trained_for and served and not trained_for & served:
             return f"{path} is for {', '.join(trained_for)}, this model is {', '.join(served)}"
+        if "layers.0.self_attn.q_proj.weight" not in self.shapes or any(".experts." in name for name in self.shapes):
+            return f"{path} has a layer with latent attention or experts; heads with a dense llama layer are supported"
         width = config.hidden_size
         joined = self.shapes["fc.weight"]
-        hidden = joined[0]
-        remedy = "give the head that was trained for this model"
+        hidden = self.layer.get("hidden_size", joined[0])
         if not self.own_embedding and hidden != width:
-            return f"{path} has hidden size {hidden} and the model {width}; {remedy}"
+            return f"{path} has hidden size {hidden} and the model {width}; {REMEDY}"
         if self.layer.get("vocab_size", target.vocab_size) != target.vocab_size:
             size = self.layer["vocab_size"]
-            return f"{path} is for a vocabulary of {size} tokens, the model's has {target.vocab_size}; {remedy}"
-        if not self.is_third:
-            return (
-                None
-                if joined[1] == 2 * width
-                else f"{path} reads hidden states of width {joined[1] - hidden}, not {width}; {remedy}"
-            )
-        taps, layers = self.taps(config.num_hidden_layers), config.num_hidden_layers
+            return f"{path} is for a vocabulary of {size} tokens, the model's has {target.vocab_size}; {REMEDY}"
+        if self.is_third:
+            return self._reads_other_taps(config) or self._has_other_output(target.vocab_size)
+        if joined[1] != 2 * width:
+            return f"{path} reads hidden states of width {joined[1] - joined[0]}, not {width}; {REMEDY}"
+        return None
+
+    def _reads_other_taps(self, target: Any) -> str | None:
+        """Why an EAGLE-3 head cannot read the hidden states of a model with this config."""
+        config, path, width = self.given.config, self.given.path, target.hidden_size
+        inner = config.get("eagle_config") or {}
+        if isinstance(inner, dict) and not inner.get("use_aux_hidden_state", True):
+            return f"{path} reads the last hidden state alone (use_aux_hidden_state), which EAGLE-3 heads here do not"
+        stated = config.get("target_hidden_size") or width
+        if stated != width:
+            return f"{path} is for a model of hidden size {stated}, this one has {width}; {REMEDY}"
+        taps, layers, joined = self.taps(target.num_hidden_layers), target.num_hidden_layers, self.shapes["fc.weight"]
         wrong = [layer for layer in taps if not 0 <= layer < layers]
         if wrong:
             return (
                 f"{path} reads the inputs of layers {', '.join(map(str, taps))} and the model has layers 0 to "
-                f"{layers - 1}; {remedy}, or name its layers in eagle_aux_hidden_state_layer_ids"
+                f"{layers - 1}; {REMEDY}, or name its layers in {TAPS}"
             )
+        count = config.get("num_aux_hidden_states") or len(taps)
+        if count != len(taps):
+            return f"{path} reads {count} hidden states and names {len(taps)} layers; name them in {TAPS}"
         if joined[1] != len(taps) * width:
             actual = f"{len(taps)} hidden states of this model have {len(taps) * width}"
-            return f"{path} reads {joined[1]} numbers per row, {actual}; {remedy}"
+            return f"{path} reads {joined[1]} numbers per row, {actual}; {REMEDY}"
+        return None
+
+    def _has_other_output(self, vocab_size: int) -> str | None:
+        """Why an EAGLE-3 head's logits cannot be mapped to a vocabulary of this size, or are computed otherwise."""
+        config, path = self.given.config, self.given.path
+        other = [f"{field} {config[field]!r}" for field, only in UNREAD.items() if config.get(field, only) != only]
+        if other:
+            return f"{path}/config.json: {', '.join(other)} is not supported; give a head that was trained without"
         if "lm_head.weight" not in self.shapes:
             return f"{path} has no lm_head.weight; copy the head again"
-        if self.draft_vocab != target.vocab_size and "d2t" not in self.shapes:
+        stated = config.get("draft_vocab_size") or self.draft_vocab
+        if stated != self.draft_vocab:
+            return f"{path}/config.json says draft_vocab_size {stated}, lm_head has {self.draft_vocab}; copy it again"
+        if self.draft_vocab != vocab_size and "d2t" not in self.shapes:
             return (
-                f"{path} has logits for {self.draft_vocab} of {target.vocab_size} tokens and has no d2t, which maps "
-                f"them; copy the head again"
+                f"{path} has logits for {self.draft_vocab} of {vocab_size} tokens and has no d2t, which maps them; "
+                f"copy the head again"
             )
         return None
 

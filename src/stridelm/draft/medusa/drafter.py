@@ -15,7 +15,7 @@ from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
 from stridelm.draft.guess import Chain, Guessing, replacing_lengths
-from stridelm.draft.heads import load_head
+from stridelm.draft.heads import HeadSource, check_head, load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
@@ -37,7 +37,7 @@ class MedusaDrafter(Drafter):
         assert runtime is not None
         heads = _empty(target)
         layout, slots = heads.layout, target.max_num_seqs + 1
-        self.heads = load_head(heads, layout.given.path, layout.tensors if target.weighted else None, runtime)
+        self.heads = load_head(heads, _source(target, layout), runtime)
         self._states = torch.zeros(slots, layout.width, dtype=runtime.dtype, device=target.device)
         """[S, H] the target's hidden state from which the last known token was drawn."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
@@ -57,6 +57,11 @@ class MedusaDrafter(Drafter):
     @classmethod
     def usual_depth(cls, target: TargetInfo) -> int:
         return min(cls.default_depth, _empty(target).layout.heads)
+
+    @classmethod
+    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
+        heads = _empty(target)
+        check_head(heads, _source(target, heads.layout), target.device)
 
     @classmethod
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
@@ -123,3 +128,7 @@ def _empty(target: TargetInfo) -> MedusaHeads:
     assert layout is not None
     with torch.device("meta"):
         return MedusaHeads(layout)
+
+
+def _source(target: TargetInfo, layout: MedusaLayout) -> HeadSource | None:
+    return HeadSource(layout.given.path, layout.tensors) if target.weighted else None

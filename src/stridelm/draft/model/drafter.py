@@ -35,7 +35,7 @@ from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS
 from stridelm.models.layers.decoder import Decoder, ModelInput
-from stridelm.models.loader import build_empty, load_config, load_model
+from stridelm.models.loader import build_empty, build_stored, check_headers, load_config, load_model
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, TargetRuntime, head_layout, place
@@ -92,6 +92,13 @@ class ModelDrafter(Drafter):
         if path is None or target.path is None:
             return "it needs a small model with the same tokenizer; give its directory as drafter_model"
         return _misfit(path.resolve(), target.path.resolve(), target.vocab_size, target.max_length)
+
+    @classmethod
+    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
+        path = target.heads[cls.name]
+        if target.weighted:
+            small, loading = build_stored(load_config(path), path)
+            check_headers(small, loading, path)
 
     @classmethod
     def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:

@@ -14,11 +14,10 @@ import torch
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import Given, given
 from stridelm.draft.head_drafter import HeadDrafter
-from stridelm.draft.heads import DraftHead, load_head, store_as_in
+from stridelm.draft.heads import DraftHead, HeadSource, store_as_in
 from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
-from stridelm.run.heads import TargetRuntime
 
 
 class MtpDrafter(HeadDrafter):
@@ -55,17 +54,16 @@ class MtpDrafter(HeadDrafter):
             form = _form(source.shapes, model.spec.num_layers) or form
         return MtpHead(model, form, _declared(source.config))
 
-    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
+    @classmethod
+    def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:
         assert isinstance(head, MtpHead)
-        source, layers = _source(self.target), runtime.model.spec.num_layers
+        given, layers = _source(target), target.config.num_hidden_layers
         prefixes = tuple(head.form.module(number, layers) for number in range(head.num_modules))
 
         def tensors(device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-            return source.tensors(device, lambda name: name.startswith(prefixes))
+            return given.tensors(device, lambda name: name.startswith(prefixes))
 
-        weighted = self.target.weighted
-        loading = store_as_in(head, source, weighted)
-        return load_head(head, source.path, tensors if weighted else None, runtime, head.is_copy, loading)
+        return HeadSource(given.path, tensors, head.is_copy, store_as_in(head, given, target.weighted))
 
 
 def _source(target: TargetInfo) -> Given:
