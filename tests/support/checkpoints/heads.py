@@ -183,7 +183,8 @@ def write_eagle(
     bias: bool = False,
     embed: Literal["none", "copy", "own"] = "none",
     draft_vocab: int | None = None,
-    aux_layers: tuple[int, int, int] | None = None,
+    aux_layers: tuple[int, ...] | None = None,
+    nested: bool = False,
     norm_before_residual: bool = False,
     binary: bool = False,
     seed: int = 1,
@@ -197,6 +198,7 @@ def write_eagle(
     draft_vocab: how many tokens of the target's vocabulary an EAGLE-3 head can emit; by default five of eight.
     aux_layers: the layers whose inputs an EAGLE-3 head reads. By default config.json omits them, which means those of
         default_aux_layers; a target too shallow for them gets a list.
+    nested: list them as SpecForge does, inside `eagle_config`, by the layers whose outputs they are.
     binary: write pytorch_model.bin, as EAGLE's authors do, instead of safetensors.
     changes: config fields in which the head's layer differs from the target's.
     """
@@ -217,10 +219,13 @@ def write_eagle(
             config["norm_before_residual"] = norm_before_residual
         if aux_layers is None and target["num_hidden_layers"] < 6:
             aux_layers = (0, target["num_hidden_layers"] // 2, target["num_hidden_layers"] - 1)
-        if aux_layers is not None:
+        if aux_layers is not None and nested:
+            behind = [layer - 1 for layer in aux_layers]
+            config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": behind, "use_aux_hidden_state": True}
+        elif aux_layers is not None:
             config["eagle_aux_hidden_state_layer_ids"] = list(aux_layers)
         tensors = {
-            "fc.weight": draws.matrix(width, 3 * width),
+            "fc.weight": draws.matrix(width, (3 if aux_layers is None else len(aux_layers)) * width),
             prefix + "hidden_norm.weight": draws.norm(width),
             prefix + "input_layernorm.weight": draws.norm(width),
             **_llama_layer(draws, layer, prefix, reads=2 * width),

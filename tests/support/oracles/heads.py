@@ -299,7 +299,10 @@ def eagle(path: Path, target_path: Path, form: EagleForm) -> Modules:
         return Modules([first], lambda ids: target(ids)[-1], embed, target.head, ids_V)
 
     layer = Layer(layer_config, under(tensors, "midlayer." if form == "eagle3" else "layers.0."))
-    taps = config.get("eagle_aux_hidden_state_layer_ids") or default_aux_layers(target.config.num_hidden_layers)
+    taps = config.get("eagle_aux_hidden_state_layer_ids")
+    if taps is None and "eagle_config" in config:  # layers whose outputs are read
+        taps = [layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
+    taps = taps or default_aux_layers(target.config.num_hidden_layers)
 
     def features(ids: Sequence[int]) -> torch.Tensor:
         states = target(ids)

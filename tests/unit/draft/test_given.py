@@ -164,6 +164,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "two layers": (lambda head: edit_tensors(head, two_layers), ("unexpected", "layers.1.mlp.up_proj")),
     "MLP": (lambda head: edit_config(head, intermediate_size=48), ("misshapen", "mlp.up_proj", "[48, 64]")),
     "layers": (lambda head: edit_config(head, **{IDS: [0, 1, 9]}), ("0, 1, 9", "layers 0 to", IDS)),
+    "outputs": (
+        lambda head: edit_config(head, **{IDS: None, "eagle_config": {IDS: [0, 1, 4]}}),
+        ("layers 1, 2, 5", "layers 0 to 4"),
+    ),
     "taps": (lambda head: edit_tensors(head, four_taps), ("256", "192", "trained for this model")),
     "number of taps": (lambda head: edit_config(head, num_aux_hidden_states=4), ("reads 4 hidden states", "3", IDS)),
     "no list": (lambda head: edit_config(head, **{IDS: "0, 1"}), ("takes a list of layers",)),

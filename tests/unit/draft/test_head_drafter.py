@@ -34,9 +34,11 @@ def mtp(form: MtpForm, modules: int, **target: Any) -> Callable[[Path], tuple[di
     return make
 
 
-def eagle(form: EagleForm, **kind: Any) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
+def eagle(
+    form: EagleForm, model_type: str = "qwen3", target: dict[str, Any] | None = None, **kind: Any
+) -> Callable[[Path], tuple[dict[str, Any], Oracle]]:
     def make(path: Path) -> tuple[dict[str, Any], Oracle]:
-        write(path / "model", "qwen3", vocab_size=VOCAB)
+        write(path / "model", model_type, vocab_size=VOCAB, **(target or {}))
         write_eagle(path / "head", path / "model", form, **kind)
         oracle = head_oracles.eagle(path / "head", path / "model", form)
         options = {"model": str(path / "model"), "drafter": "eagle", "drafter_model": str(path / "head")}
@@ -59,6 +61,17 @@ HEADS = {
     "eagle3": eagle("eagle3", draft_vocab=4),
     "eagle3-normed": eagle("eagle3", norm_before_residual=True, embed="copy"),
     "speculators": eagle("speculators"),
+    "eagle3-experts": eagle("eagle3", "qwen3_moe", {"scale": 3.0}, seed=2, head_dim=24, max_position_embeddings=16),
+    "eagle3-latent": eagle(
+        "eagle3",
+        "deepseek_v3",
+        {"scale": 3.0, "num_hidden_layers": 5},
+        aux_layers=(2, 3, 4),
+        nested=True,
+        head_dim=None,
+        num_key_value_heads=2,
+    ),
+    "speculators-latent": eagle("speculators", "deepseek_v3", {"scale": 3.0}, head_dim=16),
 }
 
 

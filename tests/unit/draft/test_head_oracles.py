@@ -250,6 +250,7 @@ EAGLES: list[tuple[EagleForm, dict[str, Any]]] = [
     ("eagle3", {"draft_vocab": 64, "head_dim": 24, "binary": True}),
     ("speculators", {"embed": "copy"}),
     ("speculators", {"norm_before_residual": True, "aux_layers": (0, 3, 6)}),
+    ("eagle3", {"aux_layers": (2, 3, 6), "nested": True}),
 ]
 
 

@@ -67,13 +67,20 @@ class Layout:
         return bool(self.given.config.get("norm_before_residual", False))
 
     def taps(self, layers: int) -> tuple[int, ...]:
-        """Layers whose inputs an EAGLE-3 head reads, for a target with `layers` layers."""
+        """Layers whose inputs an EAGLE-3 head reads, for a target with `layers` layers.
+
+        Two conventions are published under one name: at the top of config.json, where vLLM's `speculators` writes the
+        list, it has layers whose inputs are read; inside `eagle_config`, where SpecForge does and SGLang looks, layers
+        whose outputs are. Raises ValueError for what is no list of layers.
+        """
         config = self.given.config
         inner = config.get("eagle_config") or {}
-        named = config.get(TAPS) or inner.get(TAPS)
+        named, offset = config.get(TAPS), 0
+        if not named and isinstance(inner, dict):
+            named, offset = inner.get(TAPS), 1
         if named and not (isinstance(named, list) and all(isinstance(layer, int) for layer in named)):
             raise ValueError(f"{self.given.path}/config.json: {TAPS} takes a list of layers; got {named!r}")
-        return tuple(named) if named else (2, layers // 2, layers - 3)
+        return tuple(layer + offset for layer in named) if named else (2, layers // 2, layers - 3)
 
     def spec(self) -> DecoderSpec:
         """The spec of the layer. Raises ValueError for fields that no layer can have."""
