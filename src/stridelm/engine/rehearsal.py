@@ -24,6 +24,7 @@ from stridelm.engine.load import load
 from stridelm.engine.step import Device
 from stridelm.engine.warm_up import Wave, warm_up_requests
 from stridelm.models.layers.block import Block, LayerSpec, Stream, Tap
+from stridelm.models.layers.linear import Storable, WeightFormat
 from stridelm.progress import no_bars
 from stridelm.run.dry import DryPool, dry
 from stridelm.run.segments import Segments
@@ -72,13 +73,14 @@ def _is_worth_it(wave: Wave) -> bool:
 
 
 def _shorten(blocks: nn.ModuleList) -> None:
-    """Skip layers that are like an earlier one: they would launch the same kernels."""
-    seen: list[LayerSpec] = []  # not hashable
+    """Skip layers that are like an earlier one, weight formats included: they would launch the same kernels."""
+    seen: list[tuple[LayerSpec, list[WeightFormat]]] = []  # not hashable
     for block in blocks:
         assert isinstance(block, Block)
-        if block.spec in seen:
+        like = block.spec, [part.format for part in block.modules() if isinstance(part, Storable)]
+        if like in seen:
             block.forward = partial(_skip, block.layer)  # type: ignore[method-assign]
-        seen.append(block.spec)
+        seen.append(like)
 
 
 def _skip(layer: int, stream: Stream, positions: torch.Tensor, mix: Any, tap: Tap | None = None) -> None:

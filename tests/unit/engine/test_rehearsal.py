@@ -90,6 +90,22 @@ def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tm
     assert found["left"] == 0
 
 
+def test_layers_of_several_formats_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """A layer in another format than an earlier one of the same shape launches kernels of its own, whichever of them
+    is the first."""
+    launched = {}
+    for left in (0, 1, None):
+        prefix = f"model.layers.{left}."
+        path = write_fp8(
+            tmp_path / str(left),
+            checkpoint("qwen3"),
+            "block",
+            leaves=lambda name, prefix=prefix: name.startswith(prefix),  # type: ignore[misc]
+        )
+        launched[left] = rehearse(tmp_path, {"model": str(path), "drafter": "none"})["launched"]
+    assert launched[0] == launched[1] > launched[None]
+
+
 def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """For the device, on other threads; in a second process there is nothing left to compile."""
     config = {"model": str(checkpoint("qwen3", tie_word_embeddings=True)), "drafter": "none"}
