@@ -94,7 +94,7 @@ class EngineConfig:
     )
     check_drafting: bool = option(
         True,
-        "before the engine is ready, try a drafting head on a few built-in prompts, and warn if nothing is accepted",
+        "before the engine is ready, try its drafting heads on a few built-in prompts, and warn if nothing is accepted",
     )
     strict: bool = option(False, "check that the ledger balances at every step")
     check_pages: bool = option(

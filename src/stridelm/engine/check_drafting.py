@@ -1,19 +1,27 @@
 """Whether what a head drafts is accepted, tried on a few prompts of the engine's own before it is ready.
 
 A head that was trained for another model, or that reads other layers than in training, changes no output: it is only
-slow. So its acceptance is measured once, and a warning says if there is next to none.
+slow. So its acceptance is measured once, and a warning says if there is next to none. The head that the engine drafts
+with is tried by the engine itself; each of the others, which single requests may name, by a small one that shares the
+model and is thrown away, so that it costs neither memory nor time once the engine is ready.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+import torch
+
+from stridelm.cache.layout import FULL, windows_of
+from stridelm.cache.pool import PagePool
 from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import PROBE, Engine
+from stridelm.engine.memory import useful_pages
 from stridelm.params import SamplingParams
 from stridelm.schedule import Configured, StepCost, Unbounded
 from stridelm.types import Request
@@ -30,11 +38,14 @@ PROMPTS = (
 TOKENS = 24
 """Tokens that follow each prompt."""
 SECONDS = 0.6
-"""After which no step begins, if ENOUGH drafts have been verified."""
+"""After which no step begins, for all heads together, if ENOUGH drafts of the engine's own have been verified. What
+the others take to load is not counted."""
 ENOUGH = 8
 LEAST = 0.05
 """Share of drafts whose first token is accepted, under which the head is taken to be broken. Of one that fits its model
 it is more than a third; guesses at random have one in a vocabulary."""
+
+NO_HEAD = "the engine's drafter has no weights of its own, or drafts nothing, and no other is named"
 
 
 @dataclass(frozen=True)
@@ -54,28 +65,51 @@ class DraftCheck:
         return self.drafts >= ENOUGH and self.first_accepted < LEAST * self.drafts
 
 
-def check_drafting(engine: Engine) -> DraftCheck | None:
-    """Measure the acceptance of the engine's own drafter, log it, and warn if it is next to nothing. None, with the
-    reason logged, if there is nothing to measure it by. The engine must be idle, and is left as it was."""
-    reason = _why_not(engine)
-    if reason is not None:
-        logger.info("drafting is not checked: %s", reason)
-        return None
+def check_drafting(engine: Engine) -> tuple[DraftCheck, ...]:
+    """Measure the acceptance of the engine's own head and of those that it was given or that lie beside the model, log
+    each, and warn of those with next to none. Empty, with the reason logged, if there is nothing to measure it by. The
+    engine must be idle, and is left as it was."""
+    reason, heads = _why_not(engine), heads_to_try(engine)
+    if reason is not None or not heads:
+        logger.info("drafting is not checked: %s", reason or NO_HEAD)
+        return ()
     assert engine.tokenizer is not None
-    began = time.perf_counter()
-    prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
-    with _without_trace(engine):
-        requests = _serve(engine, [prompt[: engine.loaded.target.max_length // 2] for prompt in prompts])
-    found = _counted(requests, time.perf_counter() - began)
-    _report(found)
-    return found
+    longest = engine.loaded.target.max_length // 2
+    prompts = [engine.tokenizer.encode(prompt)[:longest] for prompt in PROMPTS]
+    found: list[DraftCheck] = []
+    left = SECONDS
+    for number, drafter in enumerate(heads):
+        share = left / (len(heads) - number)
+        check = (
+            _by_itself(engine, prompts, share) if drafter == _own(engine) else _apart(engine, drafter, prompts, share)
+        )
+        if check is not None:
+            left -= check.seconds
+            _report(check)
+            found.append(check)
+    return tuple(found)
+
+
+def heads_to_try(engine: Engine) -> list[str]:
+    """Drafters with weights of their own that can run: the engine's own, then those that were named and, if the engine
+    drafts with a head by default, those beside the model."""
+    target, own = engine.loaded.target, _own(engine)
+    named = list(target.heads)[: len(engine.config.drafter_models)]
+    others = named if own is None else list(target.heads)
+    able = [name for name in others if name != own and DRAFTERS.get(name).why_not(target) is None]
+    return able if own is None else [own, *able]
+
+
+def _own(engine: Engine) -> str | None:
+    """The drafter of requests that name none; None if it has no weights of its own, or drafts nothing."""
+    speculation, rows_by_depth = engine.intake.settled(SamplingParams())
+    assert speculation.drafter is not None
+    return speculation.drafter if DRAFTERS.get(speculation.drafter).takes and rows_by_depth[-1] else None
 
 
 def _why_not(engine: Engine) -> str | None:
-    speculation, rows_by_depth = engine.intake.settled(SamplingParams())
-    assert speculation.drafter is not None and speculation.acceptance is not None
-    if DRAFTERS.get(speculation.drafter).takes is None or not rows_by_depth[-1]:
-        return f"drafter {speculation.drafter} has no weights of its own, or drafts nothing"
+    speculation, _ = engine.intake.settled(SamplingParams())
+    assert speculation.acceptance is not None
     if not engine.loaded.target.weighted:
         return "its weights are random"
     if RULES.get(speculation.acceptance).simulated:
@@ -83,6 +117,57 @@ def _why_not(engine: Engine) -> str | None:
     if engine.tokenizer is None:
         return "without a tokenizer there is no text to draft for"
     return None
+
+
+def _by_itself(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float) -> DraftCheck:
+    """The engine's own head, by the steps that it will serve with."""
+    with _without_trace(engine):
+        return _served_by(engine, prompts, seconds, ENOUGH)
+
+
+def _apart(engine: Engine, drafter: str, prompts: Sequence[Sequence[int]], seconds: float) -> DraftCheck | None:
+    """Another head. None, with the reason logged, if there is no time or room left for it, or if it cannot run."""
+    if seconds <= 0:
+        logger.info("drafter %s is not tried: the others took all the time there is for it", drafter)
+        return None
+    device = engine.loaded.device
+    try:
+        return _served_by(_small(engine, drafter, max(map(len, prompts))), prompts, seconds)
+    except torch.OutOfMemoryError:
+        logger.info("drafter %s is not tried: it does not fit the memory that is left free on %s", drafter, device)
+    except ValueError as error:
+        logger.warning("drafter %s cannot be used: %s", drafter, error)
+    finally:
+        if device.type == "cuda":
+            gc.collect()  # an engine and its parts refer to one another
+            torch.cuda.empty_cache()
+    return None
+
+
+def _small(engine: Engine, drafter: str, longest: int) -> Engine:
+    """An engine with the same model for the trial's requests alone, which captures nothing. longest: tokens of the
+    longest prompt. Raises ValueError for a head whose weights cannot be used."""
+    config, loaded = engine.config, engine.loaded
+    model, max_length = loaded.model, min(loaded.target.max_length, longest + TOKENS + 1)
+    config = replace(
+        config,
+        drafter=drafter,
+        depth=None,
+        acceptance="exact",
+        options=(),
+        enforce_eager=True,
+        capture="startup",
+        capture_memory=None,
+        max_num_seqs=len(PROMPTS),
+        itl_target_ms=0,
+    )
+    target = replace(loaded.target, max_num_seqs=config.max_num_seqs, max_length=max_length)
+    DRAFTERS.get(drafter).check_weights(target, model)
+    windows = {FULL: None, **windows_of(model.layer_states)}
+    pages = {group: max(count, 1) for group, count in useful_pages(config, windows, max_length).items()}
+    pool = PagePool(model.layer_states, pages, config.page_size, loaded.pool.dtype, loaded.device)
+    attention = type(loaded.attention)(loaded.deterministic)
+    return Engine(config, replace(loaded, target=target, pool=pool, pages=pages, attention=attention))
 
 
 @contextmanager
@@ -103,7 +188,22 @@ def _without_trace(engine: Engine) -> Iterator[None]:
             setattr(engine.stats, name, count)
 
 
-def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Request]:
+def _served_by(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, least: int = 0) -> DraftCheck:
+    """What becomes of the drafts of this engine's own head after these prompts."""
+    began = time.perf_counter()
+    requests = _serve(engine, prompts, seconds, least)
+    drafts = _drafts(requests)
+    return DraftCheck(
+        drafter=_own(engine) or "",
+        drafts=drafts,
+        first_accepted=sum(sum(request.stats.accepted_at[:1]) for request in requests),
+        emitted=sum(request.stats.accepted for request in requests) + drafts,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _serve(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, least: int = 0) -> list[Request]:
+    """Requests for these prompts: past so many seconds no step begins, if `least` drafts have been verified."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     requests: list[Request] = []
     for number, prompt in enumerate(prompts):
@@ -112,7 +212,7 @@ def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Request]:
         except ValueError as error:  # an unusual tokenizer, or a very small pool
             logger.debug("a prompt of the check cannot be served: %s", error)
     began = time.perf_counter()
-    while engine.busy and (time.perf_counter() - began < SECONDS or _drafts(requests) < ENOUGH):
+    while engine.busy and (time.perf_counter() - began < seconds or _drafts(requests) < least):
         engine.step()
     for request in requests:
         engine.abort(request.id)
@@ -125,24 +225,20 @@ def _drafts(requests: Sequence[Request]) -> int:
     return sum(sum(request.stats.reached_at[:1]) for request in requests)
 
 
-def _counted(requests: Sequence[Request], seconds: float) -> DraftCheck:
-    drafter = requests[0].speculation.drafter if requests else None
-    drafts = _drafts(requests)
-    first = sum(sum(request.stats.accepted_at[:1]) for request in requests)
-    accepted = sum(request.stats.accepted for request in requests)
-    return DraftCheck(drafter or "", drafts, first, accepted + drafts, seconds)
-
-
 def _report(found: DraftCheck) -> None:
     if found.drafts < ENOUGH:
-        logger.info("drafting is not checked: only %d drafts were made after the built-in prompts", found.drafts)
+        logger.info(
+            "drafter %s: drafting is not checked: only %d drafts were made after the built-in prompts",
+            *(found.drafter, found.drafts),
+        )
     elif found.fails:
         logger.warning(
             "drafter %s: of %d drafts after built-in prompts, %d had their first token accepted. Outputs are right, "
             "but drafting only costs time. Likely causes: the head was trained for another model, or another version "
             "of it (compare drafter_model with the model); it reads other layers of the model than in training (those "
             "that its config.json names); its weights were converted in the wrong dtype, or without their scales. "
-            "Start with drafter='none' until that is found, or with check_drafting=False to leave this check out",
+            "Draft with another until that is found, or start with drafter='none'; check_drafting=False leaves this "
+            "check out",
             *(found.drafter, found.drafts, found.first_accepted),
         )
     else:

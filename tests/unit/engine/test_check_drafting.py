@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from stridelm import LLM, SamplingParams
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
+from stridelm.draft.eagle.drafter import EagleDrafter
 from stridelm.engine import check_drafting as module
 from stridelm.engine.check_drafting import ENOUGH, LEAST, DraftCheck, check_drafting
 from stridelm.engine.engine import Engine
@@ -41,43 +43,81 @@ def built_in(**options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("drafter", HEADS)
-def test_a_head_that_fits_is_told_of(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Starting an engine logs what was accepted, and warns of nothing."""
+def test_heads_that_fit_are_told_of(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Starting an engine logs what was accepted, of its own head first and then of the one beside it, and warns of
+    nothing."""
     caplog.set_level(logging.INFO, LOGGER)
     start(EngineConfig(device="cpu", drafter=drafter))
-    (record,) = (record for record in caplog.records if record.name == LOGGER)
-    assert record.levelno == logging.INFO
-    assert f"drafter {drafter}: " in record.getMessage() and "first guesses accepted" in record.getMessage()
+    records = of_the_check(caplog)
+    (other,) = HEADS.keys() - {drafter}
+    assert [record.levelno for record in records] == [logging.INFO] * 2
+    for name, record in zip((drafter, other), records, strict=True):
+        assert f"drafter {name}: " in record.getMessage() and "first guesses accepted" in record.getMessage()
+
+
+def of_the_check(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == LOGGER]
 
 
 @pytest.mark.parametrize("depth", [None, "auto"])
 def test_a_head_that_fits_is_far_from_the_threshold(depth: Any) -> None:
-    found = check_drafting(built_in(drafter="mtp", depth=depth))
-    assert found is not None and found.drafts >= 4 * ENOUGH
-    assert found.first_accepted > 5 * LEAST * found.drafts
-    assert found.emitted > 1.3 * found.drafts
+    for found in check_drafting(built_in(drafter="mtp", depth=depth)):
+        assert found.drafts >= 4 * ENOUGH
+        assert found.first_accepted > 5 * LEAST * found.drafts
+        assert found.emitted > 1.3 * found.drafts
 
 
-@pytest.mark.parametrize("drafter", HEADS)
-def test_a_head_with_shuffled_weights_is_warned_of(
-    drafter: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As if it were another model's. The warning names likely causes and what to do."""
-    shutil.copytree(builtin_path() / "drafters" / HEADS[drafter], tmp_path, dirs_exist_ok=True)
-    shuffled = torch.Generator().manual_seed(0)
-    for file in tmp_path.glob("*.safetensors"):
+def shuffled(drafter: str, path: Path) -> str:
+    """A head of the built-in model with its weights shuffled."""
+    shutil.copytree(builtin_path() / "drafters" / HEADS[drafter], path, dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    for file in path.glob("*.safetensors"):
         tensors = {
-            name: tensor.flatten()[torch.randperm(tensor.numel(), generator=shuffled)].view_as(tensor)
+            name: tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(tensor)
             if tensor.is_floating_point()
             else tensor
             for name, tensor in load_file(file).items()
         }
         save_file(tensors, file)
-    start(EngineConfig(device="cpu", drafter=drafter, drafter_model=str(tmp_path)))
-    (record,) = (record for record in caplog.records if record.name == LOGGER)
-    assert record.levelno == logging.WARNING
-    for words in ("another model", "other layers", "dtype", "drafter='none'", "check_drafting=False"):
-        assert words in record.getMessage()
+    return str(path)
+
+
+@pytest.mark.parametrize("broken", HEADS)
+@pytest.mark.parametrize("drafter", [*HEADS, "ngram"])
+def test_a_head_with_shuffled_weights_is_warned_of(
+    drafter: str, broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it were another model's, whether the engine drafts with it or it was named for requests that do. The
+    warning has its name, and says what is likely and what to do. A head beside the model that nobody named is tried
+    too, unless the engine drafts with none."""
+    caplog.set_level(logging.INFO, LOGGER)
+    start(EngineConfig(device="cpu", drafter=drafter, drafter_model=shuffled(broken, tmp_path)))
+    records = of_the_check(caplog)
+    assert len(records) == (1 if drafter == "ngram" else 2)
+    (warning,) = (record for record in records if record.levelno == logging.WARNING)
+    for words in (f"drafter {broken}: ", "another model", "other layers", "dtype", "='none'", "check_drafting=False"):
+        assert words in warning.getMessage()
+
+
+def test_a_head_that_cannot_be_used_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One beside the model that the engine itself does not need."""
+    model = tmp_path / "model"
+    shutil.copytree(builtin_path(), model)
+    file = model / "drafters" / "eagle3" / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if "o_proj" not in name}, file)
+    found = check_drafting(built_in(model=str(model), drafter="mtp"))
+    assert [check.drafter for check in found] == ["mtp"]
+    (warning,) = (record for record in of_the_check(caplog) if record.levelno == logging.WARNING)
+    assert "drafter eagle cannot be used: " in warning.getMessage() and "o_proj" in warning.getMessage()
+
+
+def test_of_other_heads_nothing_is_left() -> None:
+    """They tap no layer of the engine's model runner, and their memory is free."""
+    engine = built_in(drafter="mtp")
+    assert [check.drafter for check in check_drafting(engine)] == ["mtp", "eagle"]
+    assert engine.runner.taps == ()
+    gc.collect()
+    assert not any(type(each) is EagleDrafter for each in gc.get_objects())
 
 
 def test_a_few_drafts_are_not_judged() -> None:
@@ -110,7 +150,7 @@ def test_what_says_nothing_is_not_tried(
     caplog.set_level(logging.INFO, LOGGER)
     engine = built_in(**options)
     monkeypatch.setattr(engine, "add", lambda *args: pytest.fail("a request was served"))
-    assert check_drafting(engine) is None
+    assert check_drafting(engine) == ()
     assert why in caplog.text
 
 
@@ -122,17 +162,20 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_without_room_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     """Where no prompt fits, nothing is measured and nothing is warned of."""
     caplog.set_level(logging.INFO, LOGGER)
-    found = check_drafting(built_in(drafter="mtp", num_pages=1, max_model_len=2048))
-    assert found is not None and found.drafts == 0 and not found.fails
+    found, _ = check_drafting(built_in(drafter="mtp", num_pages=1, max_model_len=2048))
+    assert found.drafts == 0 and not found.fails
     assert "drafting is not checked" in caplog.text
 
 
-def test_it_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past its time no step begins once a few drafts were verified; what was under way is dropped."""
+def test_it_ends_in_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Past its time no step begins once a few drafts of the engine's own head were verified; what was under way is
+    dropped, and another head is not begun with."""
+    caplog.set_level(logging.INFO, LOGGER)
     monkeypatch.setattr(module, "SECONDS", 0.0)
     engine = built_in(drafter="mtp")
-    found = check_drafting(engine)
-    assert found is not None and ENOUGH <= found.drafts < 3 * ENOUGH
+    (found,) = check_drafting(engine)
+    assert ENOUGH <= found.drafts < 3 * ENOUGH
+    assert "drafter eagle is not tried: the others took all the time" in caplog.text
     assert not engine.busy
     engine.check()
 
@@ -167,7 +210,7 @@ def test_an_engine_is_as_without_it(depth: Any, attention: str) -> None:
     engines = [built_in(drafter="mtp", depth=depth, attention=attention, strict=True) for _ in range(2)]
     checked, plain = engines
     before = learnt(checked)
-    assert check_drafting(checked) is not None
+    assert len(check_drafting(checked)) == 2
     assert learnt(checked) == before == learnt(plain)
     assert counts(checked) == counts(plain)
     assert checked.ledger.counts() == plain.ledger.counts()
@@ -196,11 +239,10 @@ def test_nothing_is_captured_that_a_start_does_not_capture() -> None:
     with bounds_registered():
         engine = built_in(drafter="mtp", attention=ON_BOUNDS)
         pool = replays(engine)
-        first = check_drafting(engine)
+        first, _ = check_drafting(engine)
         made = pool.graphs
-        second = check_drafting(engine)
+        second, _ = check_drafting(engine)
     assert made and pool.graphs == made
-    assert first is not None and second is not None
     assert (first.drafts, first.first_accepted) == (second.drafts, second.first_accepted)
 
 
