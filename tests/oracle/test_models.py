@@ -225,14 +225,18 @@ def rewritten(path: Path, target: Path, change: Callable[[dict[str, torch.Tensor
 QKV = "model.layers.1.self_attn.k_proj.weight"
 
 
-def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Missing, unexpected and misshapen tensors are listed in one error."""
+def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing, unexpected and misshapen tensors, and those of other dtypes, are listed in one error, by the files'
+    headers: no tensor is read."""
+    eight = "model.layers.1.mlp.up_proj.weight"
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
         tensors["model.layers.0.mlp.extra_proj.weight"] = torch.zeros(2)
         tensors[QKV] = torch.zeros(5, 7)
+        tensors[eight] = tensors[eight].to(torch.float8_e4m3fn)
 
+    monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
     path = rewritten(checkpoint("llama"), tmp_path, spoil)
     with pytest.raises(ValueError, match=r"do not fit its config\.json") as error:
         load_model(path)
@@ -240,6 +244,8 @@ def test_names_what_is_wrong(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert "missing: model.layers.0.mlp.up_proj.weight, model.norm.weight" in text
     assert "unexpected: model.layers.0.mlp.extra_proj.weight" in text
     assert f"misshapen: {QKV} is [5, 7], config.json says [32, 64]" in text
+    assert f"of a dtype that weights cannot have: {eight} (torch.float8_e4m3fn); copy both from the model" in text
+    assert "quantization_config" in text
 
 
 def test_bias_that_config_denies(checkpoint: Checkpoint, tmp_path: Path) -> None:

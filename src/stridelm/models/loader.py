@@ -182,7 +182,7 @@ def load_model(
     for form in formats_of(model):
         form.check(device)
     shares = _shares(model, loading)
-    if load_format == "auto" and (shares or loading is not None):  # a lost scale shows in the headers
+    if load_format == "auto":  # before minutes are spent on tensors that do not fit
         check_headers(model, loading, path)
     check_room(model, dtype, device)
     model = materialise(model, dtype, device)
@@ -363,7 +363,10 @@ def fill(
         if names
     ]
     if problems:
-        raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}")
+        remedy = "copy both from the model again"
+        if any(str(torch.float8_e4m3fn) in text for text in unsupported):
+            remedy += ", with config.json's quantization_config if weights are in eight bits"
+        raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}; {remedy}")
 
 
 def ignorable(name: str, model: Decoder) -> bool:
