@@ -141,6 +141,10 @@ def latent(tensors: dict[str, torch.Tensor]) -> None:
     tensors["midlayer.self_attn.q_a_proj.weight"] = tensors.pop("midlayer.self_attn.q_proj.weight")
 
 
+def flat(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["fc.weight"] = torch.zeros(64)
+
+
 def four_taps(tensors: dict[str, torch.Tensor]) -> None:
     tensors["fc.weight"] = torch.zeros(64, 4 * 64)
 
@@ -170,6 +174,16 @@ FAULTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "taps": (lambda head: edit_tensors(head, four_taps), ("256", "192", "trained for this model")),
     "number of taps": (lambda head: edit_config(head, num_aux_hidden_states=4), ("reads 4 hidden states", "3", IDS)),
+    "no matrix": (lambda head: edit_tensors(head, flat), ("no drafter recognises",)),
+    "no layer": (
+        lambda head: edit_config(head, transformer_layer_config="llama"),
+        ("layer_config is 'llama'",),
+    ),
+    "no object": (lambda head: edit_config(head, speculators_config=[1]), ("speculators_config is [1]", "copy")),
+    "no taps' object": (
+        lambda head: edit_config(head, **{IDS: None, "eagle_config": 3}),
+        ("eagle_config is 3",),
+    ),
     "no list": (lambda head: edit_config(head, **{IDS: "0, 1"}), ("takes a list of layers",)),
     "no taps": (lambda head: edit_config(head, eagle_config={"use_aux_hidden_state": False}), ("last hidden state",)),
     "vocabulary": (lambda head: edit_config(head, vocab_size=65), ("65", "64", "trained for this model")),

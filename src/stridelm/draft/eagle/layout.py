@@ -39,11 +39,11 @@ class Layout:
 
     @classmethod
     def of(cls, given: Given) -> Layout | None:
-        """None if the directory holds no EAGLE head."""
+        """None if the directory holds no EAGLE head. Raises ValueError for a config.json that makes no sense."""
         shapes = {spelling(name): shape for name, shape in given.shapes.items()}
-        if "fc.weight" not in shapes or not any(name.startswith("layers.0.self_attn.") for name in shapes):
+        if len(shapes.get("fc.weight", ())) != 2 or not any(name.startswith("layers.0.self_attn.") for name in shapes):
             return None
-        return cls(given, given.config.get("transformer_layer_config") or given.config, shapes)
+        return cls(given, _part(given, "transformer_layer_config") or given.config, shapes)
 
     @property
     def is_third(self) -> bool:
@@ -73,11 +73,9 @@ class Layout:
         list, it has layers whose inputs are read; inside `eagle_config`, where SpecForge does and SGLang looks, layers
         whose outputs are. Raises ValueError for what is no list of layers.
         """
-        config = self.given.config
-        inner = config.get("eagle_config") or {}
-        named, offset = config.get(TAPS), 0
-        if not named and isinstance(inner, dict):
-            named, offset = inner.get(TAPS), 1
+        named, offset = self.given.config.get(TAPS), 0
+        if not named:
+            named, offset = _part(self.given, "eagle_config").get(TAPS), 1
         if named and not (isinstance(named, list) and all(isinstance(layer, int) for layer in named)):
             raise ValueError(f"{self.given.path}/config.json: {TAPS} takes a list of layers; got {named!r}")
         return tuple(layer + offset for layer in named) if named else (2, layers // 2, layers - 3)
@@ -98,7 +96,7 @@ class Layout:
     def misfit(self, target: TargetInfo) -> str | None:
         """Why the head does not fit this target, with the remedy; None if it does."""
         config, path = target.config, self.given.path
-        verifier = (self.given.config.get("speculators_config") or {}).get("verifier") or {}
+        verifier = _part(self.given, "speculators_config").get("verifier") or {}
         trained_for, served = (set(of or ()) for of in (verifier.get("architectures"), config.architectures))
         if trained_for and served and not trained_for & served:
             return f"{path} is for {', '.join(trained_for)}, this model is {', '.join(served)}"
@@ -121,8 +119,7 @@ class Layout:
     def _reads_other_taps(self, target: Any) -> str | None:
         """Why an EAGLE-3 head cannot read the hidden states of a model with this config."""
         config, path, width = self.given.config, self.given.path, target.hidden_size
-        inner = config.get("eagle_config") or {}
-        if isinstance(inner, dict) and not inner.get("use_aux_hidden_state", True):
+        if not _part(self.given, "eagle_config").get("use_aux_hidden_state", True):
             return f"{path} reads the last hidden state alone (use_aux_hidden_state), which EAGLE-3 heads here do not"
         stated = config.get("target_hidden_size") or width
         if stated != width:
@@ -179,6 +176,14 @@ class Layout:
         for name, tensor in self.given.tensors(device):
             if spelling(name) not in VOCABULARY:
                 yield spelling(name), tensor
+
+
+def _part(given: Given, name: str) -> dict[str, Any]:
+    """An object inside config.json, empty if it is not there. Raises ValueError if it is something else."""
+    part = given.config.get(name) or {}
+    if not isinstance(part, dict):
+        raise ValueError(f"{given.path}/config.json: {name} is {part!r} and not an object; copy the head again")
+    return part
 
 
 def spelling(name: str) -> str:
