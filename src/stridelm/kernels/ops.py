@@ -21,19 +21,29 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class QKRope:
-    """How a layer's queries and keys are made from their projections: a norm over each head if the model has one, then
-    the rotation by the row's position."""
+    """How a layer's queries, keys and values are made from their projections: a norm over each head if the model has
+    one, then the rotation of queries and keys by the row's position."""
 
     heads: int
     kv_heads: int
+    """0 in a layer that stores nothing, because it reads the entries of another one."""
     positions: torch.Tensor
     """[N] int64."""
     cos_LF: torch.Tensor
     """float32 by position; dimension i is paired with i + F. A head's dimensions from 2 F on are not rotated."""
     sin_LF: torch.Tensor
     norms: torch.Tensor | None = None
-    """[2 D] norm weights: for queries, then for keys."""
+    """[2 D] norm weights: for queries, then for keys; [D] if there are no keys."""
     eps: float = 0.0
+    normed_values: bool = False
+    """Values are normalised too, without a weight. Only if queries and keys are."""
+    keys_as_values: bool = False
+    """The keys' projections are also the values', which are not projected: X = H + G."""
+
+    @property
+    def projected(self) -> int:
+        """How many heads are projected: X."""
+        return self.heads + self.kv_heads * (1 if self.keys_as_values else 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +142,8 @@ class Ops(Protocol):
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
-        """Write each row's rotated keys and its values to its slot of a layer's pool; returns the rotated queries
-        [N, H, D]. slots_N: int64."""
+        """Write each row's rotated keys and its values to its slot of a layer's pool, nothing if there are no KV heads;
+        returns the rotated queries [N, H, D]. slots_N: int64."""
         ...
 
     def rope_and_store_latent(

@@ -76,14 +76,27 @@ def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.
 def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [N, H, D], keys and values [N, G, D] of all rows."""
     heads, kv_heads = rope.heads, rope.kv_heads
-    qk, v = qkv_NXD.split((heads + kv_heads, kv_heads), dim=1)
+    qk, v = qkv_NXD[:, : heads + kv_heads], qkv_NXD[:, rope.projected - kv_heads :]
     qk = qk if qk.element_size() > 2 else qk.float()
     if rope.norms is not None:
-        of_queries, of_keys = rope.norms.view(2, -1)
-        weight = torch.cat((of_queries.expand(heads, -1), of_keys.expand(kv_heads, -1)))
-        qk = F.rms_norm(qk, qk.shape[-1:], None, rope.eps) * weight
+        of_queries, *of_keys = rope.norms.view(-1, qkv_NXD.shape[2])
+        weights = [of_queries.expand(heads, -1), *(weight.expand(kv_heads, -1) for weight in of_keys)]
+        qk = F.rms_norm(qk, qk.shape[-1:], None, rope.eps) * torch.cat(weights)
+    if rope.normed_values:
+        v = F.rms_norm(v, v.shape[-1:], None, rope.eps)
     q, k = rotate(qk, rope).to(qkv_NXD.dtype).split((heads, kv_heads), dim=1)
     return q, k, v
+
+
+def rope_and_store(
+    qkv_NXD: torch.Tensor, rope: QKRope, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, slots_N: torch.Tensor
+) -> torch.Tensor:
+    """`Ops.rope_and_store`."""
+    q, k, v = roped(qkv_NXD, rope)
+    if rope.kv_heads:
+        keys_PGD.index_copy_(0, slots_N, k)
+        values_PGD.index_copy_(0, slots_N, v)
+    return q
 
 
 def rope_and_store_latent(
@@ -121,6 +134,7 @@ class PlainOps:
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
         (torch.float16, torch.bfloat16, torch.float32, torch.float64),
     )
+    rope_and_store = staticmethod(rope_and_store)
     rope_and_store_latent = staticmethod(rope_and_store_latent)
     route = staticmethod(route)
     combine = staticmethod(combine)
@@ -143,16 +157,3 @@ class PlainOps:
         gate, up = gate_up_N2I.chunk(2, dim=-1)
         wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
         return _ACTIVATIONS[activation](wide).to(up.dtype) * up
-
-    def rope_and_store(
-        self,
-        qkv_NXD: torch.Tensor,
-        rope: QKRope,
-        keys_PGD: torch.Tensor,
-        values_PGD: torch.Tensor,
-        slots_N: torch.Tensor,
-    ) -> torch.Tensor:
-        q, k, v = roped(qkv_NXD, rope)
-        keys_PGD.index_copy_(0, slots_N, k)
-        values_PGD.index_copy_(0, slots_N, v)
-        return q

@@ -6,8 +6,8 @@ there is one compiled form per width, with one order of adding. So a row's bits 
 
 Nothing is read on the host, so launches can be captured into a CUDA graph and replayed over new values.
 
-Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
-P pool slots; in kernels B columns of a block, K heads processed at once.
+Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads; H + G if keys
+are also values), D head size, P pool slots; in kernels B columns of a block, K heads processed at once.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -99,12 +99,14 @@ def _turn_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     PAIRS: tl.constexpr,
+    NORMED_VALUES: tl.constexpr,
+    KEYS_AS_VALUES: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (N, blocks of HEADS of the X heads). A head is held as D / 2 pairs, of which the first PAIRS are rotated;
-    the others are pairs only so that all dimensions are held alike."""
+    """Grid (N, blocks of HEADS of the H + 2G heads). A head is held as D / 2 pairs, of which the first PAIRS are
+    rotated; the others are pairs only so that all dimensions are held alike."""
     wait_for_inputs(DEPENDENT)
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)
@@ -116,7 +118,9 @@ def _turn_kernel(
     low_B = pair_B if PAIRS == HALF else tl.where(turned_B, pair_B, pair_B + PAIRS)
     high_B = low_B + HALF if PAIRS == HALF else low_B + tl.where(turned_B, PAIRS, HALF - PAIRS)
     exists_KB = (head_K < H + 2 * G)[:, None] & (pair_B < HALF)[None, :]
-    at_KB = qkv + (row * (H + 2 * G) + head_K)[:, None] * D
+    from_K = tl.where(head_K < H + G, head_K, head_K - G) if KEYS_AS_VALUES else head_K
+    X: tl.constexpr = H + G if KEYS_AS_VALUES else H + 2 * G
+    at_KB = qkv + (row * X + from_K)[:, None] * D
     stored_low_KB = tl.load(at_KB + low_B[None, :], mask=exists_KB, other=0.0)
     stored_high_KB = tl.load(at_KB + high_B[None, :], mask=exists_KB, other=0.0)
 
@@ -126,6 +130,8 @@ def _turn_kernel(
         weight_low_KB = tl.load(weight_KB + low_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
         weight_high_KB = tl.load(weight_KB + high_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
         scale_K1 = _rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
+        if NORMED_VALUES:
+            stored_low_KB, stored_high_KB = low_KB * scale_K1, high_KB * scale_K1
         low_KB = low_KB * scale_K1 * weight_low_KB
         high_KB = high_KB * scale_K1 * weight_high_KB
     # Loaded again for each head, straight into the threads that need it: sharing one load would cost a barrier.
@@ -253,13 +259,14 @@ class TritonOps:
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
-        rows, heads, size = qkv_NXD.shape
+        rows, projected, size = qkv_NXD.shape
         pairs = rope.cos_LF.shape[1]
-        assert heads == rope.heads + 2 * rope.kv_heads and size % 2 == 0 and pairs <= size // 2
+        assert projected == rope.projected and size % 2 == 0 and pairs <= size // 2
+        assert rope.norms is not None or not rope.normed_values
         assert is_whole(keys_PGD) and is_whole(values_PGD)
         q_NHD = qkv_NXD.new_empty(rows, rope.heads, size)
         block = triton.next_power_of_2(size // 2)
-        _turn_kernel[rows, triton.cdiv(heads, TURN_HEADS)](
+        _turn_kernel[rows, triton.cdiv(rope.heads + 2 * rope.kv_heads, TURN_HEADS)](
             _whole(qkv_NXD),
             rope.positions.contiguous(),
             _whole(rope.cos_LF),
@@ -274,6 +281,8 @@ class TritonOps:
             rope.kv_heads,
             size,
             pairs,
+            rope.normed_values,
+            rope.keys_as_values,
             TURN_HEADS,
             block,
             num_warps=_warps(TURN_HEADS * block),

@@ -107,6 +107,48 @@ def check_turn(
         assert torch.equal(fewer[1][slots[:count]], keys[slots[:count]])
 
 
+def check_values(ops: Ops, rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> None:
+    """Values that are normalised, values that are the keys' projections, and no KV heads. sizes: as in HEADS."""
+    heads, kv_heads, size, turned = sizes
+    angles_of = Rope(RopeSpec(turned, 10000.0), POSITIONS)
+    angles_of.prepare(device)
+    qkv = noise(5, rows, heads + 2 * kv_heads, size, dtype=dtype, device=device)
+    qk, values_of = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    weights = noise(6, 2 * size, dtype=dtype, device=device)
+    slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(7))[:rows].to(device)
+
+    def run(
+        x: torch.Tensor, groups: int, norms: torch.Tensor, count: int = rows, **how: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """(queries, keys, values); the last two of all slots."""
+        keys, values = torch.zeros(2, SLOTS, kv_heads, size, dtype=dtype, device=device)
+        positions = torch.arange(rows, device=device)[:count] * 3
+        rope = QKRope(heads, groups, positions, angles_of.cos, angles_of.sin, norms, 1e-5, **how)
+        return ops.rope_and_store(x[:count], rope, keys, values, slots[:count]), keys, values
+
+    q, keys, _ = run(qkv, kv_heads, weights)
+    for x, of, how in (
+        (qkv, values_of, {"normed_values": True}),
+        (qk, qk[:, heads:], {"keys_as_values": True}),
+        (qk, qk[:, heads:], {"keys_as_values": True, "normed_values": True}),
+    ):
+        got = run(x, kv_heads, weights, **how)
+        close = CLOSE[dtype] * max(1.0, float(of.abs().max()) / 4)
+        assert float((got[0] - q).abs().max()) <= close and float((got[1] - keys).abs().max()) <= close
+        wanted = of.double()
+        if "normed_values" in how:
+            wanted = wanted / (wanted.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        assert float((got[2][slots].double() - wanted).abs().max()) <= close
+        assert int((got[2] != 0).any(-1).any(-1).sum()) == rows
+        for count in (1, 2):
+            fewer = run(x, kv_heads, weights, count, **how)
+            assert all(torch.equal(few[slots[:count]], all_[slots[:count]]) for few, all_ in zip(fewer[1:], got[1:]))
+            assert torch.equal(fewer[0], got[0][:count])
+    alone, *nothing = run(qkv[:, :heads], 0, weights[:size])
+    assert float((alone - q).abs().max()) <= CLOSE[dtype] * max(1.0, float(q.abs().max()) / 4)
+    assert not any(bool(part.any()) for part in nothing)
+
+
 def check_latent(
     ops: Ops, rows: int, heads: int, rank: int, width: int, interleaved: bool, dtype: torch.dtype, device: str
 ) -> None:

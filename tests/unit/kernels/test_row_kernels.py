@@ -14,7 +14,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
-from support.checks.row_ops import HEADS, check_gate, check_nan, check_norms, check_turn, noise
+from support.checks.row_ops import HEADS, check_gate, check_nan, check_norms, check_turn, check_values, noise
 from support.doubles.interpreter import INTERPRETED
 
 interpreted = INTERPRETED
@@ -45,6 +45,14 @@ def test_gate(dtype: torch.dtype, width: int, activation: str) -> None:
 def test_turn(dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool) -> None:
     """Programs whose heads are of one kind, two or three."""
     check_turn(TritonOps(), 5, sizes, norms, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("sizes", HEADS[::3], ids=str)
+def test_values(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    """Values that are normalised or are the keys' projections, and layers that store none."""
+    check_values(TritonOps(), 5, sizes, dtype, "cpu")
 
 
 @interpreted

@@ -12,7 +12,16 @@ from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
 from support.checks.experts import ROUTINGS, check_combine, check_route, check_route_shared, check_ties_and_nan
-from support.checks.row_ops import HEADS, check_gate, check_latent, check_nan, check_norms, check_turn, sets
+from support.checks.row_ops import (
+    HEADS,
+    check_gate,
+    check_latent,
+    check_nan,
+    check_norms,
+    check_turn,
+    check_values,
+    sets,
+)
 
 CASES = [(name, dtype) for name in sets("cpu") for dtype in sorted(OPS.get(name).dtypes, key=str)]
 every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
@@ -36,6 +45,13 @@ def test_gate(name: str, dtype: torch.dtype, width: int, activation: str) -> Non
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 def test_turn(name: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool) -> None:
     check_turn(OPS.get(name)(), 17, sizes, norms, dtype, "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("sizes", HEADS[::3], ids=str)
+def test_values(name: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    """Values that are normalised or are the keys' projections, and layers that store none."""
+    check_values(OPS.get(name)(), 17, sizes, dtype, "cpu")
 
 
 @every_set

@@ -10,19 +10,19 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from stridelm.kernels import plain
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.router import combine, route
 from stridelm.kernels.host.warm import compile_experts, compile_kernels
 from stridelm.kernels.ops import QKRope
-from stridelm.kernels.plain import rope_and_store_latent
 
 
 class HostOps:
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
-    rope_and_store_latent = staticmethod(rope_and_store_latent)  # torch: same bits beside any rows
+    rope_and_store_latent = staticmethod(plain.rope_and_store_latent)  # torch: same bits beside any rows
     route = staticmethod(route)
     combine = staticmethod(combine)
 
@@ -58,6 +58,8 @@ class HostOps:
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
     ) -> torch.Tensor:
+        if not rope.kv_heads or rope.normed_values or rope.keys_as_values:
+            return plain.rope_and_store(qkv_NXD, rope, keys_PGD, values_PGD, slots_N)
         count, _, size = qkv_NXD.shape
         q = qkv_NXD.new_empty(count, rope.heads, size)
         rows.rope_and_store(
