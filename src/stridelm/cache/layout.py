@@ -51,11 +51,18 @@ class HeadsKV(LayerState):
 
     @classmethod
     def of(
-        cls, heads: int, kv_heads: int, head_dim: int, window: int | None = None, group: str | None = None
+        cls,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        window: int | None = None,
+        group: str | None = None,
+        scale: float | None = None,
     ) -> HeadsKV:
-        """Keys and values of the same width, scores scaled by the inverse of its square root. group: by default the
-        window's own."""
-        return cls(group or group_of(window), window, heads, kv_heads, head_dim, head_dim, head_dim**-0.5)
+        """Keys and values of the same width. group: by default the window's own. scale: by default the inverse of the
+        width's square root."""
+        scale = head_dim**-0.5 if scale is None else scale
+        return cls(group or group_of(window), window, heads, kv_heads, head_dim, head_dim, scale)
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {"keys": (self.kv_heads, self.key_dim), "values": (self.kv_heads, self.value_dim)}

@@ -1,4 +1,4 @@
-"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions, shared by dense decoders."""
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions, shared by most decoders."""
 
 from __future__ import annotations
 
@@ -31,10 +31,17 @@ class HeadsSpec(MixerSpec):
     o_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated."""
+    value_norm: bool = False
+    """Values are normalised head by head too, without a weight."""
+    keys_as_values: bool = False
+    """The keys' projections are also the values', which have no matrix."""
+    scale: float | None = None
+    """Factor applied to the product of a query and a key; None: the inverse of head_dim's square root."""
 
     def __post_init__(self) -> None:
         check_sizes(num_attention_heads=self.num_heads, num_key_value_heads=self.num_kv_heads, head_dim=self.head_dim)
         check_sizes(sliding_window=1 if self.window is None else self.window)
+        assert self.qk_norm or not self.value_norm
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_heads} is no multiple of num_key_value_heads {self.num_kv_heads}"
@@ -46,12 +53,18 @@ class HeadsSpec(MixerSpec):
             )
 
     @property
+    def plain(self) -> bool:
+        """Whether values are projected and stored as they are."""
+        return not (self.value_norm or self.keys_as_values)
+
+    @property
     def needs(self) -> Mapping[str, Any]:
         return {"normed_heads": self.qk_norm}
 
     def state(self, shard: Shard = ONE) -> HeadsKV:
         heads = shard.of("num_attention_heads", self.num_heads)
-        return HeadsKV.of(heads, shard.of("num_key_value_heads", self.num_kv_heads), self.head_dim, self.window)
+        kv_heads = shard.of("num_key_value_heads", self.num_kv_heads)
+        return HeadsKV.of(heads, kv_heads, self.head_dim, self.window, scale=self.scale)
 
     def build(self, site: Site) -> Attention:
         return Attention(self, site)
@@ -66,11 +79,11 @@ class Attention(ModelPart):
         super().__init__()
         self.layer, self.eps, self.shard = site.layer, site.eps, site.shard
         state = spec.state(self.shard)
-        self.heads, self.kv_heads, self.head_dim = state.heads, state.kv_heads, spec.head_dim
+        self.spec, self.heads, self.kv_heads, self.head_dim = spec, state.heads, state.kv_heads, spec.head_dim
         reads, stored = site.reads or site.width, site.weight_format
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         rows, columns = Split.rows(site.shard), Split.columns(site.shard)
-        outs = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        outs = {"q_proj": q, "k_proj": kv, **({} if spec.keys_as_values else {"v_proj": kv})}
         self.qkv = Linear(reads, outs, bias=spec.qkv_bias, weight_format=stored, split=rows)
         self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored, split=columns)
         self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
@@ -81,9 +94,19 @@ class Attention(ModelPart):
         return self._rope[0]
 
     def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
-        qkv_NXD = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         rope = self.rope
-        qk = QKRope(self.heads, self.kv_heads, positions_N, rope.cos, rope.sin, self.qk_norm, self.eps)
+        qk = QKRope(
+            self.heads,
+            self.kv_heads,
+            positions_N,
+            rope.cos,
+            rope.sin,
+            self.qk_norm,
+            self.eps,
+            self.spec.value_norm,
+            self.spec.keys_as_values,
+        )
+        qkv_NXD = self.qkv(x).view(x.shape[0], qk.projected, self.head_dim)
         return self.shard.sum(self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)))
 
     def slots(self, theirs: str = "") -> Slots:

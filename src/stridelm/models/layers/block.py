@@ -89,6 +89,15 @@ class MLPSpec(Protocol):
 class LayerSpec:
     mixer: MixerSpec
     mlp: MLPSpec
+    norms_after: bool = False
+    """What the mixer and the MLP yield is normalised before it is added to the stream."""
+    scaled: bool = False
+    """In the end the stream is multiplied by a number of the layer's own."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is only a mixer and an MLP, each after a norm."""
+        return not (self.norms_after or self.scaled)
 
 
 class Stream:
@@ -134,6 +143,10 @@ class Stream:
         """The stream with all additions, for use where no norm follows."""
         return self.x if self._waiting is None else self.x + self._waiting
 
+    def scale(self, factor_1: torch.Tensor) -> None:
+        """Multiply the stream, with all additions."""
+        self.x, self._waiting = self.sum() * factor_1, None
+
     def keep(self, rows_M: torch.Tensor) -> None:
         """Continue with these rows only."""
         assert self._waiting is None
@@ -152,7 +165,7 @@ class CompiledBlocks(Protocol):
 
 
 class Block(ModelPart):
-    """Pre-norm block: mixer and MLP each read a norm of the stream and add to it."""
+    """Mixer and MLP each read a norm of the stream and add to it."""
 
     keeps_bits: ClassVar[bool] = True
 
@@ -164,6 +177,10 @@ class Block(ModelPart):
         self.mixer = spec.mixer.build(site)
         self.mlp_norm = nn.Parameter(torch.empty(site.width))
         self.mlp = spec.mlp.build(site)
+        self.after_mixer, self.after_mlp = (
+            nn.Parameter(torch.empty(site.width)) if spec.norms_after else None for _ in range(2)
+        )
+        self.scalar = nn.Parameter(torch.empty(1)) if spec.scaled else None
         self.compiled: CompiledBlocks | None = None
 
     def forward(
@@ -188,9 +205,14 @@ class Block(ModelPart):
             tap(self.layer, stream.x)
         if wanted_M is not None:
             stream.keep(wanted_M)
-        stream.add(self.mixer(read_NC, positions_N, mix, stream.ops))
+        self._add(stream, self.mixer(read_NC, positions_N, mix, stream.ops), self.after_mixer)
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
-        stream.add(self.mlp(read_NC, stream.ops))
+        self._add(stream, self.mlp(read_NC, stream.ops), self.after_mlp)
+        if self.scalar is not None:
+            stream.scale(self.scalar)
+
+    def _add(self, stream: Stream, delta_NH: torch.Tensor, norm_H: torch.Tensor | None) -> None:
+        stream.add(delta_NH if norm_H is None else stream.ops.norm(delta_NH, norm_H, stream.eps))
 
     def then_norm(
         self,
@@ -211,7 +233,14 @@ class Block(ModelPart):
     def slots(self, theirs: str = "") -> Slots:
         if self.mixer_norm is not None:
             yield from self._own("mixer_norm", theirs + "input_layernorm.weight")
-        yield from self._own("mlp_norm", theirs + "post_attention_layernorm.weight")
+        if self.after_mixer is None:
+            yield from self._own("mlp_norm", theirs + "post_attention_layernorm.weight")
+        else:  # that name is of another norm there
+            yield from self._own("after_mixer", theirs + "post_attention_layernorm.weight")
+            yield from self._own("mlp_norm", theirs + "pre_feedforward_layernorm.weight")
+            yield from self._own("after_mlp", theirs + "post_feedforward_layernorm.weight")
+        if self.scalar is not None:
+            yield from self._own("scalar", theirs + "layer_scalar")
         yield from self._inner("mixer", f"{theirs}{self.spec.mixer.name}.")
         yield from self._inner("mlp", f"{theirs}{self.spec.mlp.name}.")
 

@@ -85,7 +85,8 @@ class _Parts:
             return None
         linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         products = [few for few in map(_few, linears) if few is not None]
-        able = len(products) == len(linears) and attention.shard == mlp.shard == ONE
+        plain = block.spec.plain and attention.spec.plain and attention.shard == mlp.shard == ONE
+        able = plain and len(products) == len(linears)
         return cls(block, attention, mlp, products) if able else None
 
     def row(self) -> list[int]:

@@ -17,12 +17,13 @@ from stridelm.cache.layout import LayerStates
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes
+from stridelm.models.layers.embedding import Embedding
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import OVERRUN
-from stridelm.values import number
+from stridelm.values import LARGEST, number
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
@@ -50,6 +51,10 @@ class DecoderSpec:
     tied: bool = False
     extra_modules: int = 0
     """MTP modules that the checkpoint includes beside its layers. They are not part of this decoder."""
+    embedding_scale: float = 1.0
+    """Multiplies embeddings."""
+    logit_cap: float | None = None
+    """Logits l become cap * tanh(l / cap)."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -59,6 +64,8 @@ class DecoderSpec:
             max_position_embeddings=self.max_length,
         )
         number("rms_norm_eps", self.norm_eps, 0, 1)
+        if self.logit_cap is not None:
+            number("final_logit_softcapping", self.logit_cap, 0, LARGEST, open_low=True)
 
     @property
     def num_layers(self) -> int:
@@ -92,9 +99,7 @@ class Decoder(ModelPart):
         super().__init__()
         self.spec, self.shard = spec, shard
         self.ops: Ops = PlainOps()
-        # With a weight given, the embedding draws none, which on the meta device would import torch's compiler.
-        weight = torch.empty(spec.vocab_size, spec.hidden_size)
-        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
+        self.embed = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
         # Draft rows of a step may lie beyond the context; what they yield is discarded.
         self.ropes = Ropes(spec.max_length + OVERRUN)
         self.blocks = nn.ModuleList(
@@ -110,9 +115,7 @@ class Decoder(ModelPart):
 
     def tie(self) -> None:
         """Make the head use the embedding's weight."""
-        weight = self.embed.weight
-        assert isinstance(weight, nn.Parameter)
-        self.head.weight = weight
+        self.head.weight = self.embed.weight
 
     def forward(self, rows: ModelInput) -> torch.Tensor:
         stream = Stream(self.embed(rows.ids_N), self.ops, self.spec.norm_eps)
@@ -125,7 +128,8 @@ class Decoder(ModelPart):
         return stream.norm(self.norm)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden_MH)
+        logits_MV, cap = self.head(hidden_MH), self.spec.logit_cap
+        return logits_MV if cap is None else torch.tanh(logits_MV / cap) * cap
 
     @property
     def layer_states(self) -> LayerStates:

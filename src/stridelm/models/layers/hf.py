@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,20 @@ EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_l
 """Fields that declare how many MTP modules a checkpoint includes beside its layers."""
 
 
-def common_fields(config: Any) -> dict[str, Any]:
-    """DecoderSpec's fields except the layers, which llama, mistral, qwen2 and qwen3 spell the same way.
+def common_fields(config: Any, ropes: Iterable[RopeSpec] | None = None) -> dict[str, Any]:
+    """DecoderSpec's fields except the layers, which llama, mistral, qwen2 and qwen3 spell the same way. ropes: the
+    layers' rotations; if not given, the one that all of them have.
 
     Raises ValueError for senseless numbers of modules.
     """
+    limits = [rope.limit for rope in ([RopeSpec.of(config, head_dim(config))] if ropes is None else ropes)]
     modules = {name: getattr(config, name, None) or 0 for name in EXTRA_MODULES}
     check_sizes(0, **modules)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "norm_eps": config.rms_norm_eps,
-        "max_length": RopeSpec.of(config, head_dim(config)).limit or config.max_position_embeddings,
+        "max_length": min((limit for limit in limits if limit), default=config.max_position_embeddings),
         "tied": bool(config.tie_word_embeddings),
         "extra_modules": max(modules.values()),
     }

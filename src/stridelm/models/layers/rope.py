@@ -22,6 +22,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "proportional": ("factor",),
 }
 """The rope types that are supported, and the numbers without which they say nothing."""
 OPTIONAL = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
@@ -36,20 +37,25 @@ class RopeSpec:
     scaling beyond the original length depends on the length of the call that came first."""
 
     dim: int
-    """How many dimensions are rotated."""
+    """How many dimensions are rotated, some of them by no angle if the kind is "proportional"."""
     theta: float
     kind: str = "default"
     parameters: Mapping[str, Any] | None = None
     limit: int | None = None
 
     @classmethod
-    def of(cls, config: Any, head_dim: int) -> RopeSpec:
+    def of(cls, config: Any, head_dim: int, layer_type: str | None = None) -> RopeSpec:
         """Read a transformers config (`rope_parameters`, or `rope_theta` with `rope_scaling`). Of a head, the part
-        that `partial_rotary_factor` says is rotated.
+        that `partial_rotary_factor` says is rotated. layer_type: whose rotation it is, if each has its own.
 
         Raises ValueError for a rope type that is not supported, and for numbers that it cannot have.
         """
-        parameters = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+        stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        if layer_type is not None:
+            stated = stated.get(layer_type)
+            if not isinstance(stated, Mapping):
+                raise ValueError(f"rope_parameters of {layer_type} must be a mapping; got {stated!r}")
+        parameters = dict(stated)
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind not in NEEDED:
             raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(NEEDED)}")
@@ -62,8 +68,11 @@ class RopeSpec:
         parameters["original_max_position_embeddings"] = original
         if kind == "yarn" and parameters.get("factor") is None:
             parameters["factor"] = longest / original
+        if kind == "proportional":
+            parameters = {"factor": 1.0, **parameters, "partial_rotary_factor": part}
         _check(kind, {**parameters, "rope_theta": theta, "partial_rotary_factor": part})
-        return cls(int(head_dim * part), float(theta), kind, parameters, int(longest) if kind == "dynamic" else None)
+        dim = head_dim if kind == "proportional" else int(head_dim * part)
+        return cls(dim, float(theta), kind, parameters, int(longest) if kind == "dynamic" else None)
 
     def frequencies(self) -> tuple[torch.Tensor, float]:
         """(inverse frequencies [D/2] float32, factor on cos and sin)."""
@@ -76,7 +85,15 @@ class RopeSpec:
             return _llama3(base, p), 1.0
         if self.kind == "yarn":
             return self._yarn(base, p)
+        if self.kind == "proportional":
+            return self._proportional(base, p), 1.0
         return base, 1.0
+
+    def _proportional(self, base: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
+        """Frequencies of whole heads, of which only the first are used: the other pairs do not turn, so that a pair is
+        as far apart as in a head that is rotated as a whole."""
+        turning = int(p["partial_rotary_factor"] * self.dim // 2)
+        return torch.where(torch.arange(len(base)) < turning, base, 0.0) / p["factor"]
 
     def _yarn(self, base: torch.Tensor, p: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
         """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2 and equation 22)."""
