@@ -11,6 +11,7 @@ from stridelm.registry import Registry
 MODELS: Registry[Callable[[Any], Decoder]] = Registry("model type")
 for _name in (
     "deepseek_v3",
+    "gemma4_text",
     "glm4_moe",
     "kimi_k2",
     "llama",

@@ -52,8 +52,15 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+ALTERNATING: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 24,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+}
 SMALL_OF: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
+    "gemma4_text": ALTERNATING,
     "glm4_moe": GROUPED,
     "kimi_k2": LATENT,
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
@@ -102,6 +109,8 @@ def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) 
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.4)
     return model
 
 

@@ -24,6 +24,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
     "rope_theta": 5000.0,
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek_v3": {
         "plain": {},
@@ -40,6 +41,30 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-yarn-two-mscales": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
         "rope-linear-mscale": {
             "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0, "mscale_all_dim": 0.8}
+        },
+    },
+    "gemma4_text": {
+        "plain": {},
+        "widths": {
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+            "num_hidden_layers": 5,
+            "sliding_window": 7,
+            "global_head_dim": 32,
+            "final_logit_softcapping": 4.0,
+            "tie_word_embeddings": True,
+        },
+        "keys-as-values": {
+            "attention_k_eq_v": True,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_bias": True,
+        },
+        "ropes": {
+            "rope_parameters": {
+                SLIDING: {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+                FULL: {"rope_type": "proportional", "factor": 2.0, "rope_theta": 5e4, "partial_rotary_factor": 0.6},
+            },
+            "hidden_activation": "silu",
         },
     },
     "glm4_moe": {
@@ -70,6 +95,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "rope-yarn-by-lengths": {"rope_parameters": {**YARN, "factor": None}},
         "rope-yarn-factor": {"rope_parameters": {**YARN, "attention_factor": 1.2}},
         "rope-dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        "rope-proportional": {
+            "rope_parameters": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.4}
+        },
         "gelu": {"hidden_act": "gelu"},
         "gelu-tanh": {"hidden_act": "gelu_pytorch_tanh"},
         "far-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},

@@ -49,8 +49,9 @@ def test_it_agrees_with_transformers_and_the_loader(
     facts = inspect(path)
     theirs = AutoModelForCausalLM.from_pretrained(path)
     assert facts["architecture"] == type(theirs).__name__
-    biases = [buffer for name, buffer in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
-    assert facts["parameters"] == theirs.num_parameters() + sum(bias.numel() for bias in biases)
+    trained = ("e_score_correction_bias", "layer_scalar")
+    buffers = [buffer for name, buffer in theirs.named_buffers() if name.endswith(trained)]
+    assert facts["parameters"] == theirs.num_parameters() + sum(buffer.numel() for buffer in buffers)
     assert (facts["layers"], facts["heads"]) == (2, 4)
     latent = "kv_lora_rank" in SMALL_OF.get(model_type, {})
     assert (facts["kv_heads"], facts["head_dim"]) == ((None, None) if latent else (2, 16))

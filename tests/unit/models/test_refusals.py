@@ -18,6 +18,7 @@ from support.checkpoints.models import make
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 UNREAD = {
     "deepseek_v3": ("head_dim", "pretraining_tp", "qk_head_dim"),
+    "gemma4_text": ("num_hidden_layers", "vocab_size_per_layer_input"),
     "kimi_k2": ("head_dim", "pretraining_tp", "qk_head_dim"),
     "llama": ("pretraining_tp",),
     **dict.fromkeys(("mimo", "qwen2", "qwen3"), ("max_window_layers",)),
