@@ -211,7 +211,7 @@ class AttentionBackend:
 
     def check(self, states: LayerStates, dtype: torch.dtype) -> None:
         """Raise ValueError for a model that the backend cannot serve."""
-        for state in dict.fromkeys(states):
+        for state in dict.fromkeys(state.read for state in states):
             if type(state) not in self.mixers:
                 able = ", ".join(kind.__name__ for kind in self.mixers)
                 raise ValueError(

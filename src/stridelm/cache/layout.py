@@ -1,15 +1,15 @@
 """Describes what each layer caches per token; the pool, the ledger and attention read these descriptions.
 
 A kind of layer (heads of keys and values, one latent row, ...) is a subclass of LayerState. It names the tensors of its
-entries, and the page group in which they are stored. Layers of one group need the same pages: all of a request's, or
-those that a window reaches.
+entries, if it has any, and the page group in which they are stored. Layers of one group need the same pages: all of a
+request's, or those that a window reaches.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +33,11 @@ class LayerState:
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of one entry."""
         raise NotImplementedError
+
+    @property
+    def read(self) -> LayerState:
+        """The kind of the entries that its rows read; the state itself, unless it keeps none."""
+        return self
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return sum(map(math.prod, self.tensors().values())) * dtype.itemsize
@@ -87,6 +92,24 @@ class LatentKV(LayerState):
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {"latents": (self.rank + self.rope_dim,)}
+
+
+@dataclass(frozen=True)
+class Shared(LayerState):
+    """No entries: rows read those of an earlier layer in the same group, which every step writes before this layer
+    runs."""
+
+    layer: int
+    """The number of that layer."""
+    entries: LayerState
+    """What this layer takes those entries for: its own number of query heads and its own scale."""
+
+    @property
+    def read(self) -> LayerState:
+        return replace(self.entries, group=self.group, window=self.window)
+
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        return {}
 
 
 LayerStates = tuple[LayerState, ...]

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from stridelm.cache.layout import HeadsKV, LayerStates
+from stridelm.cache.layout import HeadsKV, LayerStates, Shared
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.host.columns import bits
 from stridelm.kernels.step_ops import StepOps
@@ -46,12 +46,18 @@ class PagePool:
     ) -> None:
         """pages: page group -> number of pages."""
         self.states = states
+        self.read = tuple(state.read for state in states)
+        """For each layer, the kind of the entries that its rows read."""
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
         self.entries: list[dict[str, torch.Tensor]] = []
-        """For each layer, its tensors by name."""
+        """For each layer, the tensors that its rows read, by name."""
         for state in states:
+            if isinstance(state, Shared):
+                assert states[state.layer].group == state.group and states[state.layer].tensors()
+                self.entries.append(self.entries[state.layer])
+                continue
             slots = (pages[state.group] + 1) * page_size
             shapes = state.tensors().items()
             self.entries.append(
@@ -82,7 +88,7 @@ class PagePool:
         """Layers with keys and values, by number."""
         found = self._stored.get(layers)
         if found is None:
-            states = [state for layer in layers if isinstance(state := self.states[layer], HeadsKV)]
+            states = [state for layer in layers if isinstance(state := self.read[layer], HeadsKV)]
             once = tuple(dict.fromkeys(states))
             rows = []
             for layer, state in zip(layers, states, strict=True):
@@ -102,13 +108,15 @@ class PagePool:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors of all layers."""
-        return [tensor for entries in self.entries for tensor in entries.values()]
+        """The tensors of all layers, each once."""
+        return [
+            entries[name] for state, entries in zip(self.states, self.entries, strict=True) for name in state.tensors()
+        ]
 
     def _tensors(self, group: str) -> list[torch.Tensor]:
-        """The tensors of a group's layers."""
+        """The tensors of a group's layers, each once."""
         layers = zip(self.states, self.entries, strict=True)
-        return [tensor for state, entries in layers if state.group == group for tensor in entries.values()]
+        return [entries[name] for state, entries in layers if state.group == group for name in state.tensors()]
 
 
 def draft_places(geometry: Geometry) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

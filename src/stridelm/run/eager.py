@@ -94,7 +94,7 @@ class PagedMix(PagedLayers):
         self.pool, self.ops, self.prepared, self.slots, self.lookers = pool, ops, prepared, slots, lookers
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
-        state, entries = self.pool.states[layer], self.pool.entries[layer]
+        state, entries = self.pool.read[layer], self.pool.entries[layer]
         mixer = self.prepared.mixer(state)
         return mixer.mix(state, inputs, entries, self.slots[state.group], self.ops, self.lookers)
 

@@ -102,7 +102,7 @@ class Segments:
 
     def _captured(self, rows: int, spans: int, like: Geometry) -> Segment | None:
         pool = self._runner.pool
-        attention = self._runner.attention.static_kind(like, pool.states, pool.dtype)
+        attention = self._runner.attention.static_kind(like, pool.read, pool.dtype)
         if attention is None:
             return None
         kind = Kind(rows, spans, attention, self._runner.taps)

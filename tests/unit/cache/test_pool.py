@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stridelm.cache.layout import HeadsKV, bytes_per_token
+from stridelm.cache.layout import HeadsKV, Shared, bytes_per_token
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from support.doubles.means import MeanState
 
@@ -47,6 +47,20 @@ def test_compact_moves_a_group() -> None:
         if group == "main":
             expected[6], expected[7], expected[8] = old[7], old[9], old[13]
         assert torch.equal(after, expected)
+
+
+def test_shared_entries_are_kept_once() -> None:
+    """A layer that reads another's entries has that layer's tensors, which are counted, listed and moved once."""
+    own = HeadsKV.of(4, 2, 8, 9)
+    shared = Shared(own.group, 9, 0, HeadsKV.of(8, 2, 8, scale=1.0))
+    assert shared.read == HeadsKV.of(8, 2, 8, 9, scale=1.0)
+    assert bytes_per_token((own, shared), torch.float32) == bytes_per_token((own,), torch.float32)
+    both = PagePool((own, shared), {own.group: 5}, 4, torch.float32, CPU)
+    assert both.entries[0] is both.entries[1] and len(both.tensors) == 2
+    keys = both.entries[0]["keys"]
+    keys.copy_(torch.arange(24.0)[:, None, None].expand_as(keys))
+    both.compact(own.group, torch.tensor([7, 9]), torch.tensor([6, 7]))
+    assert keys[5:9, 0, 0].tolist() == [5, 7, 9, 8]
 
 
 def test_bytes_per_token() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from stridelm.attention.base import HeadsInput, Mix
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, LayerState, Shared
 from stridelm.kernels.ops import Ops, QKRope
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.linear import Linear
@@ -35,6 +35,8 @@ class HeadsSpec(MixerSpec):
     """Values are normalised head by head too, without a weight."""
     keys_as_values: bool = False
     """The keys' projections are also the values', which have no matrix."""
+    reads: int | None = None
+    """Number of an earlier layer whose keys and values are read; such a layer makes only queries."""
     scale: float | None = None
     """Factor applied to the product of a query and a key; None: the inverse of head_dim's square root."""
 
@@ -53,18 +55,33 @@ class HeadsSpec(MixerSpec):
             )
 
     @property
+    def stored(self) -> tuple[str, ...]:
+        """The names of the matrices that make what is stored."""
+        if self.reads is not None:
+            return ()
+        return ("k_proj",) if self.keys_as_values else ("k_proj", "v_proj")
+
+    @property
     def plain(self) -> bool:
-        """Whether values are projected and stored as they are."""
-        return not (self.value_norm or self.keys_as_values)
+        """Whether keys and values are projected, and values stored as they are."""
+        return len(self.stored) == 2 and not self.value_norm
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return () if self.reads is None else ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+
+    def alone(self) -> HeadsSpec:
+        return replace(self, window=None, reads=None)
 
     @property
     def needs(self) -> Mapping[str, Any]:
         return {"normed_heads": self.qk_norm}
 
-    def state(self, shard: Shard = ONE) -> HeadsKV:
+    def state(self, shard: Shard = ONE) -> LayerState:
         heads = shard.of("num_attention_heads", self.num_heads)
         kv_heads = shard.of("num_key_value_heads", self.num_kv_heads)
-        return HeadsKV.of(heads, kv_heads, self.head_dim, self.window, scale=self.scale)
+        own = HeadsKV.of(heads, kv_heads, self.head_dim, self.window, scale=self.scale)
+        return own if self.reads is None else Shared(own.group, own.window, self.reads, own)
 
     def build(self, site: Site) -> Attention:
         return Attention(self, site)
@@ -77,16 +94,17 @@ class Attention(ModelPart):
 
     def __init__(self, spec: HeadsSpec, site: Site) -> None:
         super().__init__()
-        self.layer, self.eps, self.shard = site.layer, site.eps, site.shard
-        state = spec.state(self.shard)
-        self.spec, self.heads, self.kv_heads, self.head_dim = spec, state.heads, state.kv_heads, spec.head_dim
+        self.spec, self.layer, self.eps, self.shard = spec, site.layer, site.eps, site.shard
+        self.heads, self.head_dim = site.shard.of("num_attention_heads", spec.num_heads), spec.head_dim
+        self.kv_heads = site.shard.of("num_key_value_heads", spec.num_kv_heads) if spec.stored else 0
         reads, stored = site.reads or site.width, site.weight_format
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         rows, columns = Split.rows(site.shard), Split.columns(site.shard)
-        outs = {"q_proj": q, "k_proj": kv, **({} if spec.keys_as_values else {"v_proj": kv})}
+        outs = {"q_proj": q, **dict.fromkeys(spec.stored, kv)}
         self.qkv = Linear(reads, outs, bias=spec.qkv_bias, weight_format=stored, split=rows)
         self.o = Linear(q, {"o_proj": site.width}, bias=spec.o_bias, weight_format=stored, split=columns)
-        self.qk_norm = nn.Parameter(torch.empty(2 * self.head_dim)) if spec.qk_norm else None
+        normed = (2 if spec.stored else 1) * self.head_dim
+        self.qk_norm = nn.Parameter(torch.empty(normed)) if spec.qk_norm else None
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
 
     @property
@@ -112,6 +130,7 @@ class Attention(ModelPart):
     def slots(self, theirs: str = "") -> Slots:
         if self.qk_norm is not None:
             yield theirs + "q_norm.weight", WeightSlot("qk_norm", 0, self.head_dim)
-            yield theirs + "k_norm.weight", WeightSlot("qk_norm", self.head_dim, 2 * self.head_dim)
+            if self.kv_heads:
+                yield theirs + "k_norm.weight", WeightSlot("qk_norm", self.head_dim, 2 * self.head_dim)
         yield from self._inner("qkv", theirs)
         yield from self._inner("o", theirs)
