@@ -370,8 +370,10 @@ def fill(
 
 
 def ignorable(name: str, model: Decoder) -> bool:
-    """Whether a tensor may be skipped: older files carry redundant ones, and declared extra modules have their own."""
+    """Whether a tensor may be skipped: files carry redundant ones, and declared extra modules have their own."""
     if name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight"):
+        return True
+    if model.leaves_out(name):
         return True
     extra = EXTRA_TENSORS.match(name) if model.spec.extra_modules else None
     return extra is not None and (extra["layer"] is None or int(extra["layer"]) >= model.spec.num_layers)

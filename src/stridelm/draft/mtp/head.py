@@ -86,8 +86,7 @@ class MtpHead(DraftHead):
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
         """target: supplies embedding, output head, rotary tables and the shape of a block; it is not a submodule."""
         super().__init__()
-        last = target.spec.layers[-1]
-        layer = replace(last, mixer=replace(last.mixer, window=None))
+        layer = target.spec.layers[-1].alone()
         self.spec = replace(target.spec, layers=(layer,) * modules)
         self.form, self.num_modules = form, modules
         self._target = (target,)  # in a tuple, so that its parameters do not count as this module's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -57,6 +57,15 @@ class MixerSpec:
         """The arguments that it needs `Ops.prepare` to get."""
         return {}
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """How names begin, within the mixer, of tensors that checkpoints may have and nothing reads."""
+        return ()
+
+    def alone(self) -> MixerSpec:
+        """The same beside a model's layers: with entries of its own, for all tokens."""
+        return replace(self, window=None)
+
     def state(self, shard: Shard = ONE) -> LayerState:
         """The state that a rank keeps of it, in the page group of its window. Raises ValueError if the ranks' shares
         would not be equal."""
@@ -85,19 +94,33 @@ class MLPSpec(Protocol):
         ...
 
 
+class InputSpec(Protocol):
+    """The part of a layer that reads what the layer is given for each row beside the stream."""
+
+    def build(self, site: Site) -> ModelPart:
+        """Its forward takes (x [N, width], given [N, W], ops) and returns [N, width]."""
+        ...
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     mixer: MixerSpec
     mlp: MLPSpec
     norms_after: bool = False
     """What the mixer and the MLP yield is normalised before it is added to the stream."""
+    given: InputSpec | None = None
+    """Adds to the stream after the MLP."""
     scaled: bool = False
     """In the end the stream is multiplied by a number of the layer's own."""
 
     @property
     def plain(self) -> bool:
         """Whether it is only a mixer and an MLP, each after a norm."""
-        return not (self.norms_after or self.scaled)
+        return not (self.norms_after or self.given or self.scaled)
+
+    def alone(self) -> LayerSpec:
+        """The same beside a model's layers: with entries of its own, and given nothing but the stream."""
+        return replace(self, mixer=self.mixer.alone(), given=None)
 
 
 class Stream:
@@ -108,11 +131,12 @@ class Stream:
     needed.
     """
 
-    def __init__(self, x_NH: torch.Tensor, ops: Ops, eps: float) -> None:
-        """x is not written to."""
+    def __init__(self, x_NH: torch.Tensor, ops: Ops, eps: float, given_NLW: torch.Tensor | None = None) -> None:
+        """x is not written to. given: what each layer is given beside the stream."""
         self.ops, self.eps = ops, eps
         self.x = x_NH
         """The stream without the deferred addition."""
+        self.given = given_NLW
         self._waiting: torch.Tensor | None = None
 
     def add(self, delta_NH: torch.Tensor) -> None:
@@ -143,13 +167,18 @@ class Stream:
         """The stream with all additions, for use where no norm follows."""
         return self.x if self._waiting is None else self.x + self._waiting
 
+    def settle(self) -> torch.Tensor:
+        """The stream with all additions, none of which is deferred any longer."""
+        self.x, self._waiting = self.sum(), None
+        return self.x
+
     def scale(self, factor_1: torch.Tensor) -> None:
         """Multiply the stream, with all additions."""
-        self.x, self._waiting = self.sum() * factor_1, None
+        self.x = self.settle() * factor_1
 
     def keep(self, rows_M: torch.Tensor) -> None:
         """Continue with these rows only."""
-        assert self._waiting is None
+        assert self._waiting is None and self.given is None
         self.x = self.x.index_select(0, rows_M)
 
 
@@ -180,6 +209,7 @@ class Block(ModelPart):
         self.after_mixer, self.after_mlp = (
             nn.Parameter(torch.empty(site.width)) if spec.norms_after else None for _ in range(2)
         )
+        self.input = None if spec.given is None else spec.given.build(site)
         self.scalar = nn.Parameter(torch.empty(1)) if spec.scaled else None
         self.compiled: CompiledBlocks | None = None
 
@@ -208,6 +238,9 @@ class Block(ModelPart):
         self._add(stream, self.mixer(read_NC, positions_N, mix, stream.ops), self.after_mixer)
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         self._add(stream, self.mlp(read_NC, stream.ops), self.after_mlp)
+        if self.input is not None:
+            assert stream.given is not None
+            stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops))
         if self.scalar is not None:
             stream.scale(self.scalar)
 
@@ -239,6 +272,8 @@ class Block(ModelPart):
             yield from self._own("after_mixer", theirs + "post_attention_layernorm.weight")
             yield from self._own("mlp_norm", theirs + "pre_feedforward_layernorm.weight")
             yield from self._own("after_mlp", theirs + "post_feedforward_layernorm.weight")
+        if self.input is not None:
+            yield from self._inner("input", theirs)
         if self.scalar is not None:
             yield from self._own("scalar", theirs + "layer_scalar")
         yield from self._inner("mixer", f"{theirs}{self.spec.mixer.name}.")

@@ -18,6 +18,7 @@ from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes
 from stridelm.models.layers.embedding import Embedding
+from stridelm.models.layers.layer_inputs import LayerInputs, LayerInputsSpec
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
@@ -55,6 +56,8 @@ class DecoderSpec:
     """Multiplies embeddings."""
     logit_cap: float | None = None
     """Logits l become cap * tanh(l / cap)."""
+    given: LayerInputsSpec | None = None
+    """What each layer is given for every row beside the stream."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -100,6 +103,7 @@ class Decoder(ModelPart):
         self.spec, self.shard = spec, shard
         self.ops: Ops = PlainOps()
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
+        self.given = None if spec.given is None else LayerInputs(spec.given, spec.hidden_size, spec.norm_eps)
         # Draft rows of a step may lie beyond the context; what they yield is discarded.
         self.ropes = Ropes(spec.max_length + OVERRUN)
         self.blocks = nn.ModuleList(
@@ -112,13 +116,18 @@ class Decoder(ModelPart):
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tied:
             self.tie()
+        mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
+        self._unread = tuple(f"model.layers.{i}.{mixer.name}.{part}" for i, mixer in mixers for part in mixer.unread)
 
     def tie(self) -> None:
         """Make the head use the embedding's weight."""
         self.head.weight = self.embed.weight
 
     def forward(self, rows: ModelInput) -> torch.Tensor:
-        stream = Stream(self.embed(rows.ids_N), self.ops, self.spec.norm_eps)
+        x_NH = self.embed(rows.ids_N)
+        given_NLW = None if self.given is None else self.given(rows.ids_N, x_NH, self.ops)
+        stream = Stream(x_NH, self.ops, self.spec.norm_eps, given_NLW)
+        del x_NH, given_NLW  # the stream frees them when it needs them no longer
         if self.compiled is not None and rows.tap is None:
             final_NH = self.compiled(stream, rows.positions_N, rows.mix, self.norm)
             if final_NH is not None:
@@ -136,9 +145,15 @@ class Decoder(ModelPart):
         """The state that each layer keeps on this rank."""
         return self.spec.states(self.shard)
 
+    def leaves_out(self, name: str) -> bool:
+        """Whether a checkpoint may have a tensor of this name that the model does not read."""
+        return name.startswith(self._unread)
+
     def slots(self, theirs: str = "") -> Slots:
         """Every tensor of a Hugging Face checkpoint, and where it goes."""
         yield from self._own("embed.weight", theirs + "model.embed_tokens.weight")
+        if self.given is not None:
+            yield from self._inner("given", theirs + "model.")
         for i in range(self.spec.num_layers):
             yield from self._inner(f"blocks.{i}", f"{theirs}model.layers.{i}.")
         yield from self._own("norm", theirs + "model.norm.weight")
