@@ -30,6 +30,7 @@ from support.checks.identity import (
 from support.doubles.stand import Job, Stand, accepted, all_speculations, cases, speculation
 from support.doubles.tree_drafter import NAME as TREE
 from support.doubles.tree_drafter import registered
+from support.oracles.models import VARIANTS
 
 DTYPES = ("bfloat16", "float32")
 CHUNKS = (1, 7, 1024)
@@ -39,8 +40,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 9},
     "qwen2_moe": {"num_experts": 8},
     "deepseek_v3": {},
+    "gemma4_text": VARIANTS["gemma4_text"]["shared-with-inputs"],
 }
-"""Full attention with a tied head, a window shorter than most trees, experts, and latent rows."""
+"""Full attention with a tied head, a window shorter than most trees, experts, latent rows, and layers that read others'
+entries."""
 
 
 @pytest.fixture(scope="module", autouse=True)

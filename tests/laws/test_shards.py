@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from support.checks.identity import mixed_jobs
 from support.doubles.ranks import ThreadShard, on_each_rank
 from support.doubles.stand import Job, Stand, accepted
 from support.doubles.tree_drafter import NAME as TREE
+from support.oracles.models import VARIANTS
 
 Write = Callable[..., Path]
 WORLD = 2
@@ -26,11 +28,15 @@ WHOLE = ("mlp.router.scores.weight", "mixer.q_latent.weight", "mixer.latent.weig
 """Every rank chooses the experts for itself, and has the latents, which all heads read."""
 
 
+SHARED = ("gemma4_text", {**VARIANTS["gemma4_text"]["shared-with-inputs"], "num_global_key_value_heads": 2})
+"""Layers that read others' entries."""
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("model", list(MODELS))
-def test_every_rank_emits_the_same(checkpoint: Write, model: str, temperature: float) -> None:
+@pytest.mark.parametrize(("model", "options"), [*((model, {}) for model in MODELS), SHARED])
+def test_every_rank_emits_the_same(checkpoint: Write, model: str, options: dict[str, Any], temperature: float) -> None:
     """Every drafter in one batch, prompts in chunks; in float64 the order of sums decides nothing."""
-    stand = Stand(checkpoint(model), "float64")
+    stand = Stand(checkpoint(model, **options), "float64")
     jobs = [job for job in mixed_jobs(stand, 8, temperature, ["nothing"], seed=3) if drafter_of(job) != TREE]
     whole = stand.run(jobs, max_num_batched_tokens=33)
     assert accepted(whole)

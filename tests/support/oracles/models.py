@@ -66,6 +66,27 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             },
             "hidden_activation": "silu",
         },
+        "shared": {
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_hidden_layers": 5,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 7,
+            "global_head_dim": 32,
+            "use_double_wide_mlp": True,
+        },
+        "layer-inputs": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
+        "shared-with-inputs": {
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 4,
+            "sliding_window": 9,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 70,
+            "tie_word_embeddings": True,
+            "final_logit_softcapping": 5.0,
+        },
     },
     "glm4_moe": {
         "plain": {},
@@ -188,7 +209,9 @@ def engine_logits(stand: Stand, prompt: list[int], **settings: Any) -> tuple[lis
 def true_logits(path: Path, ids: list[int]) -> torch.Tensor:
     """[L - 1, V] of transformers, one forward pass over everything."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
-    return model(torch.tensor([ids])).logits[0, :-1].float()
+    # With hidden states asked for, transformers does not try to skip rows of layers that store nothing, which it can do
+    # only if layers have inputs of their own.
+    return model(torch.tensor([ids]), output_hidden_states=True).logits[0, :-1].float()
 
 
 def check_model(path: Path, chunk: int, device: str = "cpu", close: float = CLOSE, **settings: Any) -> None:

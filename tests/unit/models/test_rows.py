@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,15 +17,17 @@ from stridelm.models.layers.decoder import ModelInput
 from stridelm.models.layers.rope import Rope, RopeSpec
 from stridelm.models.loader import load_model
 from support.checks.linear import check_row_bits
+from support.oracles.models import VARIANTS
 
+SHARED = ("gemma4_text", VARIANTS["gemma4_text"]["shared-with-inputs"])
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in MODELS), SHARED])
+def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Without attention, a row of the model has the same bits among 1 to 64 rows."""
-    model = load_model(checkpoint(kind, hidden_size=80, intermediate_size=168), dtype=dtype)
+    model = load_model(checkpoint(kind, hidden_size=80, intermediate_size=168, **options), dtype=dtype)
     ids = torch.randint(0, 64, (64,), generator=torch.Generator().manual_seed(0))
     positions = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(1))
 
@@ -33,6 +36,8 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, dtype: torch.d
             q, row = latent_rows(inputs.turned_NHK, inputs.rows_NC, inputs.rope)
             return inputs.q_NHR + q.sum(2, keepdim=True) * row[:, None, : inputs.q_NHR.shape[2]]
         q, k, v = roped(inputs.qkv_NXD, inputs.rope)
+        if not k.shape[1]:
+            return q
         return q + (k * v).repeat_interleave(q.shape[1] // k.shape[1], 1)
 
     def run(rows: torch.Tensor) -> torch.Tensor:
