@@ -200,9 +200,10 @@ def load_model(
 
 
 def _shares(model: Decoder, loading: Loading | None) -> dict[str, Split]:
-    """Checkpoint tensors of which the model holds a share, with that share. What is widened is cut only after that."""
+    """Checkpoint tensors of which only the model's share is read, with that share. What is widened is cut only after
+    that, and a mixture's experts in one tensor once it has been read."""
     whole = loading.read_whole if loading is not None else ()
-    return {name: slot.split for name, slot in model.slots() if slot.split.world > 1 and name not in whole}
+    return {name: slot.split for name, slot in model.slots() if slot.cuts_files and name not in whole}
 
 
 def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapping[str, Split]) -> None:

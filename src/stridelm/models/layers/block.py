@@ -85,12 +85,17 @@ class MLPSpec(Protocol):
         ...
 
     @property
+    def reads_stream(self) -> bool:
+        """Whether it reads the stream beside the norm of it."""
+        ...
+
+    @property
     def needs(self) -> Mapping[str, Any]:
         """The arguments that it needs `Ops.prepare` to get."""
         ...
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, width], ops) and returns [N, width]."""
+        """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]."""
         ...
 
 
@@ -237,7 +242,8 @@ class Block(ModelPart):
             stream.keep(wanted_M)
         self._add(stream, self.mixer(read_NC, positions_N, mix, stream.ops), self.after_mixer)
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
-        self._add(stream, self.mlp(read_NC, stream.ops), self.after_mlp)
+        beside = (stream.x,) if self.spec.mlp.reads_stream else ()
+        self._add(stream, self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
         if self.input is not None:
             assert stream.given is not None
             stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops))

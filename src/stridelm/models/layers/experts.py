@@ -16,13 +16,14 @@ from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.linear import Stack, Storable, WeightFormat
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.router import Router
-from stridelm.models.layers.slots import ModelPart, Slots, Split
+from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureSpec:
     """Raises ValueError for an impossible width."""
 
+    reads_stream: ClassVar[bool] = False
     name: str = "mlp"
     moe_intermediate_size: int
     """Width of an expert."""
@@ -35,6 +36,8 @@ class MixtureSpec:
     """Name in checkpoints of what scales the shared MLP's result, by the sigmoid of its product with the row."""
     activation: str = "silu"
     """The gates' activation, one of kernels.ops.ACTIVATIONS."""
+    stacked: bool = False
+    """Whether checkpoints have one tensor for all experts' gates and ups, and one for their downs."""
 
     def __post_init__(self) -> None:
         check_sizes(moe_intermediate_size=self.moe_intermediate_size)
@@ -80,7 +83,7 @@ class Experts(Storable):
 
     def __init__(self, spec: MixtureSpec, site: Site) -> None:
         super().__init__()
-        self.count, self.activation = spec.routing.num_experts, spec.activation
+        self.count, self.activation, self.stacked = spec.routing.num_experts, spec.activation, spec.stacked
         rows, columns = Split.rows(site.shard), Split.columns(site.shard)
         self.width, self.inner = site.width, rows.share(0, spec.moe_intermediate_size)
         self.stacks = {
@@ -120,6 +123,11 @@ class Experts(Storable):
         return [self.get_parameter(name) for name in self._kept]
 
     def slots(self, theirs: str = "") -> Slots:
+        if self.stacked:
+            for name, parts in (("gate_up", 2 * self.count), ("down", self.count)):
+                rows, split = self.get_parameter(name).shape[0], self.stacks[name].split
+                yield f"{theirs}{name}_proj", WeightSlot(name, 0, rows, split, stacked=self.count, parts=parts)
+            return
         for expert in range(self.count):
             at = 2 * expert * self.inner
             yield from self._matrix(f"{theirs}{expert}.gate_proj.", "gate_up", at, self.inner)

@@ -18,6 +18,7 @@ from stridelm.models.layers.slots import ModelPart, Slots, Split
 class GatedMLPSpec:
     """Raises ValueError for an impossible width."""
 
+    reads_stream: ClassVar[bool] = False
     name: str = "mlp"
     intermediate_size: int
     bias: bool = False

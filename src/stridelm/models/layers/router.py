@@ -59,3 +59,28 @@ class Router(ModelPart):
         yield from self._inner("scores", theirs)
         if self.bias is not None:
             yield from self._own("bias", theirs + "gate.e_score_correction_bias")
+
+
+class NormedRouter(ModelPart):
+    """Scores a norm of the row, divided by the square root of its width, and multiplies each expert's weight by a
+    number of the expert's own."""
+
+    keeps_bits: ClassVar[bool] = True
+
+    def __init__(self, width: int, routing: Routing, eps: float) -> None:
+        super().__init__()
+        self.routing, self.eps = routing, eps
+        self.norm = nn.Parameter(torch.empty(width))
+        self.scores = Linear(width, {"proj": routing.num_experts}, weight_format=WIDE)
+        self.expert_scale = nn.Parameter(torch.empty(routing.num_experts))
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [N, width] -> (experts, weights), as `Ops.route` returns them."""
+        logits = self.scores(ops.norm(x, self.norm, self.eps)) * x.shape[1] ** -0.5
+        chosen_NK, weights_NK = ops.route(logits, self.routing)
+        return chosen_NK, weights_NK * self.expert_scale[chosen_NK]
+
+    def slots(self, theirs: str = "") -> Slots:
+        yield from self._inner("scores", theirs)
+        yield from self._own("norm", theirs + "scale")
+        yield from self._own("expert_scale", theirs + "per_expert_scale")

@@ -65,14 +65,27 @@ class WeightSlot:
     split: Split = WHOLE
     repeat: int = 1
     """How many of those rows each row of the tensor fills; the last one fills what is left. Such a tensor is whole."""
+    stacked: int = 0
+    """How many matrices the tensor holds, along a first dimension of its own; 0: it is a matrix or a vector."""
+    parts: int = 1
+    """How many matrices of equal size lie one below the other in those rows: each is split for itself."""
+
+    @property
+    def cuts_files(self) -> bool:
+        """Whether the share is one run of the tensor along a dimension, so that nothing else need be read."""
+        return self.split.world > 1 and not self.stacked
 
     def stored_shape(self, filled: torch.Size) -> torch.Size:
         """The shape of the checkpoint's tensor, from that of the rows to be filled."""
         assert self.repeat == 1 or self.split.world == 1
-        return self.split.whole(torch.Size((-(-filled[0] // self.repeat), *filled[1:])))
+        whole = self.split.whole(torch.Size((-(-filled[0] // self.repeat), *filled[1:])))
+        return torch.Size((self.stacked, whole[0] // self.stacked, *whole[1:])) if self.stacked else whole
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows to be filled, from the checkpoint's tensor."""
+        if self.stacked:
+            matrices = tensor.flatten(0, 1).chunk(self.parts)
+            return torch.cat([self.split.of(matrix) for matrix in matrices])
         share = self.split.of(tensor)
         return share if self.repeat == 1 else share.repeat_interleave(self.repeat, 0)[: self.stop - self.start]
 
