@@ -28,12 +28,15 @@ WHOLE = ("mlp.router.scores.weight", "mixer.q_latent.weight", "mixer.latent.weig
 """Every rank chooses the experts for itself, and has the latents, which all heads read."""
 
 
-SHARED = ("gemma4_text", {**VARIANTS["gemma4_text"]["shared-with-inputs"], "num_global_key_value_heads": 2})
-"""Layers that read others' entries."""
+MORE = [
+    ("gemma4_text", {**VARIANTS["gemma4_text"]["shared-with-inputs"], "num_global_key_value_heads": 2}),
+    ("gemma4_text", VARIANTS["gemma4_text"]["experts"]),
+]
+"""Layers that read others' entries, and experts in one tensor."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("model", "options"), [*((model, {}) for model in MODELS), SHARED])
+@pytest.mark.parametrize(("model", "options"), [*((model, {}) for model in MODELS), *MORE])
 def test_every_rank_emits_the_same(checkpoint: Write, model: str, options: dict[str, Any], temperature: float) -> None:
     """Every drafter in one batch, prompts in chunks; in float64 the order of sums decides nothing."""
     stand = Stand(checkpoint(model, **options), "float64")

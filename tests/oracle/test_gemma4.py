@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_models import copied, rewritten
 
 from stridelm.cache.layout import HeadsKV, Shared
 from stridelm.models.loader import load_model
+from support.checkpoints.changed import copied, rewritten
 from support.oracles.models import FULL, SLIDING, VARIANTS, check_model
 
 Checkpoint = Callable[..., Path]
@@ -68,5 +68,26 @@ def test_refused(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any]
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **changes}))
     (path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": None}, "num_experts must be at least 1"),
+        ({"top_k_experts": 0}, "top_k_experts must be at least 1"),
+        ({"top_k_experts": 7}, "7 exceeds the 6 experts"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size must be at least 1"),
+        ({"num_experts": 5}, r"experts\.down_proj is \[6, 64, 32\], config\.json says \[5, 64, 32\]"),
+        ({"moe_intermediate_size": 31}, r"experts\.gate_up_proj is \[6, 64, 64\], config\.json says \[6, 62, 64\]"),
+        ({"enable_moe_block": False}, r"unexpected: model\.layers\.0\.experts\.down_proj"),
+    ],
+)
+def test_refused_mixtures(checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Experts that do not add up, in config.json or between it and the weights."""
+    path = copied(checkpoint("gemma4_text", **VARIANTS["gemma4_text"]["experts"]), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(ValueError, match=message):
         load_model(path)

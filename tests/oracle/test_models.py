@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from stridelm import LLM, SamplingParams
 from stridelm.models import MODELS
 from stridelm.models.loader import load_config, load_model, materialise
+from support.checkpoints.changed import copied, rewritten
 from support.oracles.models import check_model, options, variants
 
 Checkpoint = Callable[..., Path]
@@ -206,20 +205,6 @@ def test_names_of_latents(checkpoint: Checkpoint, tmp_path: Path) -> None:
     text = str(error.value)
     assert f"missing: {names['kv_b_proj']}; unexpected: {names['q_proj']}; misshapen: " in text
     assert f"{names['kv_a_proj_with_mqa']} is [5, 7], config.json says [40, 64]" in text
-
-
-def copied(path: Path, target: Path) -> Path:
-    shutil.copytree(path, target, dirs_exist_ok=True)
-    return target
-
-
-def rewritten(path: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """A copy of a checkpoint with its tensors changed."""
-    copied(path, target)
-    tensors = load_file(target / "model.safetensors")
-    change(tensors)
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    return target
 
 
 QKV = "model.layers.1.self_attn.k_proj.weight"

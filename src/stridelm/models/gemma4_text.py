@@ -1,16 +1,20 @@
 """`Gemma4ForCausalLM`: sliding and full layers with heads and rotations of their own, norms on both sides of mixers and
-MLPs, layers that read the keys and values of earlier ones, and inputs of single layers."""
+MLPs, layers that read the keys and values of earlier ones, inputs of single layers, and experts beside MLPs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from stridelm.kernels.ops import Routing
 from stridelm.models.layers.attention import HeadsSpec
-from stridelm.models.layers.block import LayerSpec, check_sizes
+from stridelm.models.layers.block import LayerSpec, MLPSpec, check_sizes
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
+from stridelm.models.layers.experts import MixtureSpec
 from stridelm.models.layers.hf import activation_of, common_fields, gated_mlp, windows
 from stridelm.models.layers.layer_inputs import LayerInputSpec, LayerInputsSpec
+from stridelm.models.layers.mlp import GatedMLPSpec
+from stridelm.models.layers.parallel_mlps import ParallelMLPsSpec
 from stridelm.models.layers.rope import RopeSpec
 
 
@@ -44,18 +48,33 @@ def _refuse(config: Any) -> None:
             raise ValueError(f"num_kv_shared_layers {shared} of {count} leave no layer of type {kind} to read from")
     if config.use_bidirectional_attention == "all":  # "vision" is of images' tokens, which are not served
         raise ValueError("use_bidirectional_attention 'all' is not supported: a token may see only those before it")
-    if config.enable_moe_block:
-        raise ValueError("enable_moe_block true is not supported; supported: false")
 
 
 def _layers(config: Any) -> tuple[LayerSpec, ...]:
     mlp, width, first = gated_mlp(config), config.hidden_size_per_layer_input, _first_shared(config)
-    given = LayerInputSpec(width=width, activation=activation_of(config)) if width else None
     wide = replace(mlp, intermediate_size=mlp.intermediate_size * (2 if config.use_double_wide_mlp else 1))
+    given = LayerInputSpec(width=width, activation=activation_of(config)) if width else None
     return tuple(
-        LayerSpec(_mixer(config, layer), mlp if layer < first else wide, norms_after=True, given=given, scaled=True)
+        LayerSpec(
+            mixer=_mixer(config, layer),
+            mlp=_mlp(config, mlp if layer < first else wide),
+            norms_after=True,
+            given=given,
+            scaled=True,
+        )
         for layer in range(config.num_hidden_layers)
     )
+
+
+def _mlp(config: Any, mlp: GatedMLPSpec) -> MLPSpec:
+    """The MLP, beside which there are experts if the config says so."""
+    if not config.enable_moe_block:
+        return mlp
+    check_sizes(top_k_experts=config.top_k_experts)
+    routing = Routing(num_experts=config.num_experts, num_experts_per_tok=config.top_k_experts, norm_topk_prob=True)
+    width, activation = config.moe_intermediate_size, activation_of(config)
+    mixture = MixtureSpec(moe_intermediate_size=width, routing=routing, activation=activation, stacked=True)
+    return ParallelMLPsSpec(mlp=mlp, mixture=mixture)
 
 
 def _first_shared(config: Any) -> int:

@@ -75,6 +75,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "use_double_wide_mlp": True,
         },
         "layer-inputs": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
+        "experts": {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+            "global_head_dim": 32,
+        },
         "shared-with-inputs": {
             "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
             "num_hidden_layers": 6,

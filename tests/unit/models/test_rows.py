@@ -19,12 +19,12 @@ from stridelm.models.loader import load_model
 from support.checks.linear import check_row_bits
 from support.oracles.models import VARIANTS
 
-SHARED = ("gemma4_text", VARIANTS["gemma4_text"]["shared-with-inputs"])
+MORE = [("gemma4_text", VARIANTS["gemma4_text"][name]) for name in ("shared-with-inputs", "experts")]
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in MODELS), SHARED])
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in MODELS), *MORE])
 def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Without attention, a row of the model has the same bits among 1 to 64 rows."""
     model = load_model(checkpoint(kind, hidden_size=80, intermediate_size=168, **options), dtype=dtype)
