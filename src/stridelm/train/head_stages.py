@@ -127,6 +127,8 @@ def check_target(path: Path, length: int) -> DecoderSpec:
     spec = build_empty(load_config(path), path).spec
     if not all(isinstance(state, HeadsKV) for state in spec.states()):
         raise ValueError(f"{path} has layers that do not keep keys and values; heads cannot be trained for it here")
+    if any(state.scale != state.key_dim**-0.5 for state in spec.states() if isinstance(state, HeadsKV)):
+        raise ValueError(f"{path} does not scale attention by its heads' width; heads cannot be trained for it here")
     if length > spec.max_length:
         have = f"--prompt-tokens and --new-tokens make {length}, {path} has a context of {spec.max_length}"
         raise ValueError(f"{have}; lower them")

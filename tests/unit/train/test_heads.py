@@ -262,9 +262,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_runs(
     assert not out.exists()
 
 
-def test_targets_with_latent_rows_are_refused(checkpoint: Callable[..., Path]) -> None:
+def test_targets_with_other_attention_are_refused(checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="layers that do not keep keys and values"):
         check_target(checkpoint("deepseek_v3"), 20)
+    with pytest.raises(ValueError, match="does not scale attention by its heads' width"):
+        check_target(checkpoint("gemma4_text"), 20)
 
 
 def test_heads_that_do_not_divide_and_tokens_of_others_are_refused(
