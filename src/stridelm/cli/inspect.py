@@ -118,11 +118,11 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
 
 
 def _shape(model: Decoder) -> dict[str, Any]:
-    from stridelm.models.layers.experts import MixtureSpec
+    from stridelm.cache.layout import Shared
 
     spec = model.spec
     mixers, mlps = ([getattr(layer, part) for layer in spec.layers] for part in ("mixer", "mlp"))
-    routings = [mlp.routing for mlp in mlps if isinstance(mlp, MixtureSpec)]
+    routings = [mlp.routing for mlp in mlps if hasattr(mlp, "routing")]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "layers": spec.num_layers,
@@ -139,6 +139,7 @@ def _shape(model: Decoder) -> dict[str, Any]:
         "vocab_size": spec.vocab_size,
         "tied_embeddings": spec.tied,
         "rope": _of([rope.spec for rope in model.ropes], "kind"),
+        "shared_layers": sum(isinstance(state, Shared) for state in model.layer_states),
         "windows": sorted({mixer.window for mixer in mixers if mixer.window is not None}),
     }
 
@@ -232,19 +233,21 @@ def _model_table(facts: dict[str, Any]) -> Table:
     stored = ", ".join(f"{count} tensors in {dtype}" for dtype, count in facts["stored"].items())
     kv = ", ".join(f"{size(count)} in {dtype}" for dtype, count in facts["kv_bytes_per_token"].items())
     windows = ", ".join(str(window) for window in facts["windows"])
+    mlp, rope, turned = (_either(facts[name]) for name in ("intermediate_size", "rope", "rope_dim"))
     masks = ", ".join(str(token) for token in facts["mask_token_ids"])
     lines = {
         "architecture": f"{facts['architecture']} ({facts['model_type']})",
         "parameters": f"{facts['parameters']:,}" + (", embeddings tied" if facts["tied_embeddings"] else ""),
-        "layers": f"{facts['layers']} of width {facts['hidden_size']}"
-        + (f", MLP {facts['intermediate_size']}" if facts["intermediate_size"] else ""),
+        "layers": f"{facts['layers']} of width {facts['hidden_size']}" + (f", MLP {mlp}" if mlp else ""),
         "experts": f"{facts['num_experts_per_tok']} of {facts['num_experts']}, each of width "
         f"{facts['moe_intermediate_size']}"
         if facts["num_experts"]
         else "none",
-        "attention": f"{facts['heads']} heads on {_stored(facts)}" + (f", sliding window {windows}" if windows else ""),
-        "context": f"{facts['context']:,} tokens, {facts['rope']} RoPE"
-        + (f" of {facts['rope_dim']} dimensions a head" if facts["rope_dim"] != facts["head_dim"] else ""),
+        "attention": f"{facts['heads']} heads on {_stored(facts)}"
+        + (f", sliding window {windows}" if windows else "")
+        + (f"; {facts['shared_layers']} layers read others' KV" if facts["shared_layers"] else ""),
+        "context": f"{facts['context']:,} tokens, {rope} RoPE"
+        + (f" of {turned} dimensions a head" if facts["rope_dim"] != facts["head_dim"] else ""),
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
         "mask tokens": masks or "none",
         "weights": f"{size(facts['weight_bytes'])}: {stored}; {', '.join(facts['weight_formats'])}",
@@ -273,7 +276,12 @@ def _stored(facts: dict[str, Any]) -> str:
     """What attention keeps per token."""
     if facts["latent_dim"] is not None:
         return f"latent rows of {facts['latent_dim']} + {facts['rope_dim']}"
-    return f"{facts['kv_heads']} KV heads of {facts['head_dim']}"
+    return f"{_either(facts['kv_heads'])} KV heads of {_either(facts['head_dim'])}"
+
+
+def _either(value: Any) -> str:
+    """A value of all layers, or those of some each; empty if there is none."""
+    return " or ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def _drafter_table(facts: dict[str, Any]) -> Table:

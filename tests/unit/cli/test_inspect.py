@@ -19,6 +19,7 @@ from stridelm.models import MODELS, loader
 from stridelm.models.files import DTYPES
 from stridelm.verify import RULES
 from support.checkpoints.models import SMALL_OF
+from support.oracles.models import VARIANTS
 
 Inspect = Callable[..., dict[str, Any]]
 
@@ -103,7 +104,7 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
     assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
 
 
-def test_latent_rows_and_partial_rotation_on_the_screen(
+def test_kinds_of_attention_on_the_screen(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -112,6 +113,11 @@ def test_latent_rows_and_partial_rotation_on_the_screen(
     assert entry_point.main(["inspect", str(checkpoint("glm4_moe"))]) == 0
     out = capsys.readouterr().out
     assert "2 KV heads of 16" in out and "default RoPE of 8 dimensions a head" in out
+    path = checkpoint("gemma4_text", **VARIANTS["gemma4_text"]["shared"])
+    assert entry_point.main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "MLP 96 or 192" in out and "default or proportional RoPE" in out
+    assert "2 KV heads of 16 or 32, sliding window 7; 2 layers read others' KV" in out
 
 
 def test_memory_is_told_for_any_gpu(speaking: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
