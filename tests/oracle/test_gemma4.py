@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,25 @@ def test_leftovers_of_shared_layers(checkpoint: Checkpoint, tmp_path: Path) -> N
 
 
 QKV = "model.layers.1.self_attn.v_proj.weight"
+
+
+@pytest.mark.parametrize("variant", ["shared-with-inputs", "experts"])
+def test_the_text_part_of_a_checkpoint_with_images(
+    checkpoint: Checkpoint, variant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is served as the text alone would be, and the log says what is left out."""
+    with caplog.at_level(logging.INFO, "stridelm"):
+        check_model(checkpoint("gemma4", scale=3.0, **VARIANTS["gemma4_text"][variant]), 7)
+    assert re.search(r"tensors left out: embed_vision \(1\), vision_tower \(\d\d\)", caplog.text)
+
+
+def test_a_text_part_of_another_type(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = copied(checkpoint("gemma4"), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["model_type"] = "gpt2"
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="gpt2"):
+        load_model(path)
 
 
 def test_what_layers_keep(checkpoint: Checkpoint) -> None:

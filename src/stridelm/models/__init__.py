@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from stridelm.models.layers.decoder import Decoder
@@ -23,3 +24,7 @@ for _name in (
     "qwen3_moe",
 ):
     MODELS.add(_name, f"stridelm.models.{_name}:build")
+
+WITH_TEXT: Mapping[str, str] = MappingProxyType({"gemma4": "model.language_model."})
+"""Model types of checkpoints with a text part beside others, and how names of that part's tensors begin. It is served
+if its own type is one of MODELS."""

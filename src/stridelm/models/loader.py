@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch import nn
 
 from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
-from stridelm.models import MODELS
+from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.files import DTYPES, read_headers, read_tensors
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.hf import text_part
 from stridelm.models.layers.linear import Storable, WeightFormat, set_products
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
@@ -50,7 +52,7 @@ EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>
 
 
 def load_config(path: str | Path) -> Any:
-    """The transformers config of a checkpoint directory.
+    """The transformers config of a checkpoint directory, or of its text part if it has others beside it.
 
     Raises ValueError if it is missing or cannot be read, and for what is not supported: model types, and weights that
     are quantised.
@@ -69,10 +71,21 @@ def load_config(path: str | Path) -> Any:
         refuse_unread(quantisation, str(path))
     try:
         # Left open, transformers would ask on a terminal whether to run what `auto_map` refers to.
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     # A broken file makes transformers raise all kinds of errors; the user needs the file's name in each case.
     except Exception as error:
         raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
+    under = WITH_TEXT.get(config.model_type)
+    if under is None:
+        return config
+    part = text_part(config, under)
+    if part.model_type not in MODELS:
+        raise ValueError(f"the text part of {path} has the unknown model type {part.model_type!r}; {_known()}")
+    return part
+
+
+def _known() -> str:
+    return f"choose one of: {', '.join((*MODELS, *WITH_TEXT))}"
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -91,11 +104,9 @@ def _make_known(stated: Mapping[str, Any], path: Path) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = stated.get("model_type")
-    if not isinstance(kind, str) or kind not in MODELS:
+    if not isinstance(kind, str) or not (kind in MODELS or kind in WITH_TEXT):
         code = "; the code of its own that its auto_map names is not run" if stated.get("auto_map") else ""
-        raise ValueError(
-            f"{path}/config.json has the unknown model type {kind!r}; choose one of: {', '.join(MODELS)}{code}"
-        )
+        raise ValueError(f"{path}/config.json has the unknown model type {kind!r}; {_known()}{code}")
     if kind not in CONFIG_MAPPING:
         MODELS.get(kind)
 
@@ -222,6 +233,10 @@ def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapp
     seconds = max(time.perf_counter() - began, 1e-9)
     rate = size(int(total / seconds))
     logger.info("%s of weights read from %s in %.1f s, %s/s", size(total), path, seconds, rate)
+    beside = Counter(part for name, _ in read_headers(path) if (part := model.part_beside(name)) is not None)
+    if beside:
+        left_out = ", ".join(f"{part} ({count})" for part, count in sorted(beside.items()))
+        logger.info("only the text part of %s is served; tensors left out: %s", path, left_out)
 
 
 def formats_of(model: nn.Module) -> list[WeightFormat]:

@@ -49,18 +49,21 @@ class Draws:
 
 
 def config_of(path: Path) -> dict[str, Any]:
+    """Of its text part, if there are others."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return config
+    part: dict[str, Any] = config.get("text_config", config)
+    return part
 
 
 def tensors_of(path: Path) -> Tensors:
-    """All tensors of a directory, in one file or several, safetensors or PyTorch."""
+    """All tensors of a directory, in one file or several, safetensors or PyTorch; named as if there were only a text
+    part."""
     found: Tensors = {}
     for file in sorted(path.glob("*.safetensors")):
         found |= load_file(file)
     for file in [*path.glob("*.bin"), *path.glob("*.pt")]:
         found |= torch.load(file, weights_only=True)
-    return found
+    return {name.replace("model.language_model.", "model."): tensor for name, tensor in found.items()}
 
 
 # Modules shipped with the target: DeepSeek-V3, GLM-4.5, MiMo, Qwen3-Next and similar

@@ -67,6 +67,18 @@ SMALL_OF: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
 }
 """What else a model type needs to be small; None: it has no such field."""
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "position_embedding_size": 32,
+}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {"gemma4": ("gemma4_text", {"vision_config": VISION})}
+"""Model types with a text part: that part's type, and what there is beside it."""
+SMALL_OF |= {whole: {**SMALL_OF[text], "pad_token_id": 0} for whole, (text, _) in BESIDE.items()}
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
@@ -96,7 +108,12 @@ def make(model_type: str, *, seed: int = 0, scale: float = 8.0, **changes: Any) 
     own = SMALL_OF.get(model_type, {})
     base = {name: value for name, value in {**SMALL, **own}.items() if value is not None or name not in own}
     # A copy, because configs write into the dictionaries that they get.
-    config = AutoConfig.for_model(model_type, **copy.deepcopy({**base, **changes}))
+    stated = copy.deepcopy({**base, **changes})
+    if model_type in BESIDE:
+        text_type, beside = BESIDE[model_type]
+        tied = {"tie_word_embeddings": stated["tie_word_embeddings"]}
+        stated = {"text_config": {"model_type": text_type, **stated}, **tied, **copy.deepcopy(beside)}
+    config = AutoConfig.for_model(model_type, **stated)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -41,6 +41,7 @@ from support.doubles.bounds import BOUNDS, bounds_registered
 from support.doubles.depths import AtMost
 from support.doubles.poison import PoisonedPool
 from support.oracles.heads import Drafted
+from support.oracles.models import VARIANTS
 
 DEPTHS = (6, 1, 3)
 """Mixed in one batch."""
@@ -48,6 +49,7 @@ SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attent
 DRAFTS: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "tie_word_embeddings": True},
     "mistral": {**SMALL, "num_hidden_layers": 1, "sliding_window": 5},
+    "gemma4": {**VARIANTS["gemma4_text"]["shared-with-inputs"], "vocab_size_per_layer_input": VOCAB},
 }
 GREEDY: dict[str, Any] = {}
 DRAWN = {"temperature": 1.0}
@@ -113,7 +115,7 @@ def test_drafts_are_the_model_s_own(
     target: Path, drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, page_size: int, chunk: int
 ) -> None:
     """Cold and after a prefix hit, with requests of several depths in one batch."""
-    path = drafts["qwen3" if page_size == 1 else "mistral"]
+    path = drafts["qwen3" if page_size == 1 else "gemma4" if chunk == 7 else "mistral"]
     cut_prompts(monkeypatch, chunk)
     llm = load(target, path, page_size=page_size)
     check_cold_and_warm(llm, watch(llm, path), mixed)

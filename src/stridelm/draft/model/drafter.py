@@ -33,7 +33,7 @@ from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span
 from stridelm.draft.given import Given
 from stridelm.draft.guess import Chain, Guessing, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
-from stridelm.models import MODELS
+from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import build_empty, build_stored, check_headers, load_config, load_model
 from stridelm.params import Speculation
@@ -43,7 +43,7 @@ from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, DraftKV, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
-WHOLE = ("model.embed_tokens.weight", "model.norm.weight")
+WHOLE = ("embed_tokens.weight", "norm.weight")
 """Tensors of a whole decoder that heads do not have."""
 MARKERS = ("medusa_num_heads", "draft_vocab_size", "speculators_model_type")
 """Fields of a head's config.json."""
@@ -83,8 +83,9 @@ class ModelDrafter(Drafter):
     @classmethod
     def recognises(cls, given: Given) -> bool:
         config = given.config
-        known = str(config.get("model_type")) in MODELS and not any(marker in config for marker in MARKERS)
-        return known and all(name in given.shapes for name in WHOLE)
+        kind = str(config.get("model_type"))
+        known = (kind in MODELS or kind in WITH_TEXT) and not any(marker in config for marker in MARKERS)
+        return known and all(WITH_TEXT.get(kind, "model.") + name in given.shapes for name in WHOLE)
 
     @classmethod
     def why_not(cls, target: TargetInfo) -> str | None:

@@ -52,6 +52,8 @@ class DecoderSpec:
     tied: bool = False
     extra_modules: int = 0
     """MTP modules that the checkpoint includes beside its layers. They are not part of this decoder."""
+    under: str = "model."
+    """How the names of a checkpoint's tensors begin, except the head's. Those of other parts begin otherwise."""
     embedding_scale: float = 1.0
     """Multiplies embeddings."""
     logit_cap: float | None = None
@@ -117,7 +119,9 @@ class Decoder(ModelPart):
         if spec.tied:
             self.tie()
         mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
-        self._unread = tuple(f"model.layers.{i}.{mixer.name}.{part}" for i, mixer in mixers for part in mixer.unread)
+        self._unread = tuple(
+            f"{spec.under}layers.{i}.{mixer.name}.{part}" for i, mixer in mixers for part in mixer.unread
+        )
 
     def tie(self) -> None:
         """Make the head use the embedding's weight."""
@@ -147,15 +151,24 @@ class Decoder(ModelPart):
 
     def leaves_out(self, name: str) -> bool:
         """Whether a checkpoint may have a tensor of this name that the model does not read."""
-        return name.startswith(self._unread)
+        return name.startswith(self._unread) or self.part_beside(name) is not None
+
+    def part_beside(self, name: str) -> str | None:
+        """The part of a checkpoint, such as its vision tower, to which a tensor belongs; None for the text's."""
+        outer, _, inner = self.spec.under.removesuffix(".").rpartition(".")
+        if not outer or not name.startswith(f"{outer}."):
+            return None
+        part = name.split(".")[outer.count(".") + 1]
+        return None if part == inner else part
 
     def slots(self, theirs: str = "") -> Slots:
         """Every tensor of a Hugging Face checkpoint, and where it goes."""
-        yield from self._own("embed.weight", theirs + "model.embed_tokens.weight")
+        under = theirs + self.spec.under
+        yield from self._own("embed.weight", under + "embed_tokens.weight")
         if self.given is not None:
-            yield from self._inner("given", theirs + "model.")
+            yield from self._inner("given", under)
         for i in range(self.spec.num_layers):
-            yield from self._inner(f"blocks.{i}", f"{theirs}model.layers.{i}.")
-        yield from self._own("norm", theirs + "model.norm.weight")
+            yield from self._inner(f"blocks.{i}", f"{under}layers.{i}.")
+        yield from self._own("norm", under + "norm.weight")
         if not self.spec.tied:
             yield from self._inner("head", theirs + "lm_head.")

@@ -20,6 +20,21 @@ EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_l
 """Fields that declare how many MTP modules a checkpoint includes beside its layers."""
 
 
+TENSORS_UNDER = "tensors_under"
+"""Attribute of a text part's config: how the names of its tensors begin."""
+OF_THE_WHOLE = ("architectures", "dtype", "quantization_config", "tie_word_embeddings")
+"""Fields of a config with parts that hold for its text part."""
+
+
+def text_part(config: Any, under: str) -> Any:
+    """The config of a checkpoint's text part, whose tensors' names begin with `under`."""
+    part = config.get_text_config()
+    stated = {name: value for name in OF_THE_WHOLE if (value := getattr(config, name, None)) is not None}
+    for name, value in {**stated, TENSORS_UNDER: under}.items():
+        setattr(part, name, value)
+    return part
+
+
 def common_fields(config: Any, ropes: Iterable[RopeSpec] | None = None) -> dict[str, Any]:
     """DecoderSpec's fields except the layers, which llama, mistral, qwen2 and qwen3 spell the same way. ropes: the
     layers' rotations; if not given, the one that all of them have.
@@ -36,6 +51,7 @@ def common_fields(config: Any, ropes: Iterable[RopeSpec] | None = None) -> dict[
         "max_length": min((limit for limit in limits if limit), default=config.max_position_embeddings),
         "tied": bool(config.tie_word_embeddings),
         "extra_modules": max(modules.values()),
+        "under": getattr(config, TENSORS_UNDER, "model."),
     }
 
 
