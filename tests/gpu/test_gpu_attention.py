@@ -56,7 +56,7 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtyp
         check_attention(backend, make(pieces, **sizes, head_dim=64, dtype=dtype, device="cuda", seed=seed))
 
 
-@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_head_sizes(backend: str, window: int | None, head_dim: int) -> None:
@@ -105,7 +105,7 @@ def test_launches(deterministic: bool, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_invariance(dtype: torch.dtype, head_dim: int, window: int | None) -> None:
     """A row has the same bits alone, in a chunk and in a batch; a candidate has those of the row it may become."""

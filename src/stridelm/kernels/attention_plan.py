@@ -34,6 +34,11 @@ WORKSPACE_LIMIT = 1 << 28
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEADS = 128
 """Maximum query heads per KV head."""
+VERY_WIDE = 256
+"""Heads wider than this have lower tiles and shorter blocks, since a tile's sums must fit into registers and its
+queries, keys and values into shared memory."""
+MAX_DIM = 512
+"""Widest heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +115,16 @@ class HeadStack(Stack):
     @staticmethod
     @cache
     def of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> HeadStack:
-        """Raises ValueError for an unsupported dtype or number of heads."""
+        """Raises ValueError for an unsupported dtype, number of heads or width."""
         _check_dtype(dtype)
         per_head = heads // kv_heads
         if per_head > MAX_HEADS:
             raise ValueError(
                 f"{per_head} query heads share a KV head; the triton attention backend supports at most {MAX_HEADS}"
+            )
+        if dim > MAX_DIM:
+            raise ValueError(
+                f"heads of width {dim} need attention='reference'; the triton backend supports at most {MAX_DIM}"
             )
         return HeadStack(kv_heads, per_head, dim, dtype, deterministic)
 
@@ -123,9 +132,15 @@ class HeadStack(Stack):
     def max_queries(self) -> int:
         # float32 is multiplied without matrix instructions, so a taller stack gains nothing.
         queries = 16 if self.dtype == torch.float32 else 64 if self.deterministic else 128
+        if self.dim > VERY_WIDE and queries > 16:  # as for latents, whose values are as wide
+            queries //= 2
         return max(queries, power_of_two(self.per_group))
 
     def _shape(self, height: int) -> Shape:
+        if self.dim > VERY_WIDE:
+            if self.dtype == torch.float32:
+                return Shape(height, 16, warps=4, stages=1)
+            return Shape(height, 32, warps=8 if height > 16 else 4, stages=1 if self.deterministic else 2)
         if self.dtype == torch.float32:
             return Shape(height, 32, warps=4, stages=2)
         wide = power_of_two(self.dim) > 128
@@ -133,7 +148,8 @@ class HeadStack(Stack):
         return Shape(height, 64, warps=warps, stages=2 if wide else 3)
 
     def narrowed(self, shape: Shape) -> Shape | None:
-        return replace(shape, keys=32) if shape.queries <= 64 and not self.deterministic else None
+        narrows = shape.queries <= 64 and not self.deterministic and self.dim <= VERY_WIDE
+        return replace(shape, keys=32) if narrows else None
 
     def resident(self, shape: Shape) -> int:
         """Shared memory is the limit: each program keeps its queries and the blocks being loaded there, and passes

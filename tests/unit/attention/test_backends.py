@@ -44,10 +44,10 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, dtype: torch.dtyp
         check_attention(backend, case)
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 128, 256, 512])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_head_sizes(backend: str, head_dim: int) -> None:
-    """Head sizes from 16 to 256, powers of two or not."""
+    """Head sizes from 16 to 512, powers of two or not."""
     for dtype in DTYPES:
         check_attention(backend, make(random_pieces(head_dim, 4), head_dim=head_dim, dtype=dtype))
 

@@ -59,10 +59,10 @@ def test_ragged_spans(backend: str, heads: int, kv_heads: int, page_size: int) -
         check_attention(backend, make(pieces, heads=heads, kv_heads=kv_heads, dtype=dtype, page_size=page_size))
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 24, 80, 128, 256, 512])
 @pytest.mark.parametrize("backend", MODES)
 def test_head_sizes(backend: str, head_dim: int) -> None:
-    """Head sizes from 16 to 256, powers of two or not."""
+    """Head sizes from 16 to 512, powers of two or not."""
     for dtype in DTYPES:
         pieces = [Piece(70, 3, (-1, 0, 0)), Piece(0, 20)]
         check_attention(backend, make(pieces, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, page_size=16))
@@ -306,11 +306,13 @@ def test_refusals() -> None:
         HeadStack.of(32, 8, 128, torch.float64, True)
     with pytest.raises(ValueError, match="256 query heads"):
         HeadStack.of(256, 1, 128, torch.float16, True)
+    with pytest.raises(ValueError, match="heads of width 1024 need attention='reference'"):
+        HeadStack.of(8, 1, 1024, torch.float16, True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (64, 4, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (64, 4, 256), (32, 4, 512)])
 def test_every_plan_has_a_form(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> None:
     """A start launches all binaries that a step may need: block sizes, and whether programs share a tile's keys."""
     stack = HeadStack.of(heads, kv_heads, dim, dtype, deterministic)
