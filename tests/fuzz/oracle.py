@@ -58,7 +58,12 @@ class Oracle:
     def _listen(self, ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """([T, V] logits, [T, H] states after the final norm)."""
         states = self._model.model(torch.tensor([ids]), use_cache=False).last_hidden_state
-        return self._model.lm_head(states)[0].numpy(), states[0].numpy()
+        return self._scores(states)[0].numpy(), states[0].numpy()
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.lm_head(states)
+        cap = self.config.get("final_logit_softcapping")
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         return self._heard(tuple(ids))[0]
@@ -73,7 +78,7 @@ class Oracle:
         ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
         states = self._model.model(ids, use_cache=False).last_hidden_state
         last = torch.tensor([len(text) - 1 for text in texts])
-        return self._model.lm_head(states[torch.arange(len(texts)), last]).numpy()
+        return self._scores(states[torch.arange(len(texts)), last]).numpy()
 
     def settled(self, params: Params) -> dict[str, Any]:
         """The parameters with bad words as ids: each word as it is and after a space."""

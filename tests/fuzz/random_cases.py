@@ -15,6 +15,7 @@ from fuzz.random_requests import random_ask
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("plain", "all-sparse", "one-group", "queries-without-rank", "halves", "rope-yarn-mscale"),
+    "gemma4_text": ("plain", "widths", "keys-as-values", "shared-with-inputs", "experts"),
     "glm4_moe": ("plain", "all-sparse", "one-group", "all-groups", "three-eighths", "rope-yarn"),
     "llama": ("plain", "one-kv-head", "all-biases", "rope-llama3", "rope-yarn", "gelu-tanh", "three-queries-a-head"),
     "mistral": ("window", "no-window"),

@@ -153,15 +153,12 @@ def _block(draws: Draws, target: Tensors, prefix: str) -> Tensors:
     layers = {int(name.split(".")[2]) for name in target if name.startswith("model.layers.")}
     last = f"model.layers.{max(layers)}."
     like = {name.removeprefix(last): t for name, t in target.items() if name.startswith(last)}
-    if like.keys() >= QUERIES and not like.keys() & KEYS:  # the target's last layer reads the keys of another
-        alike = [i for i in layers if f"model.layers.{i}.self_attn.k_proj.weight" in target]
+    alike = [i for i in layers if f"model.layers.{i}.self_attn.k_proj.weight" in target]
+    if alike and max(alike) < max(layers):  # the target's last layer reads the keys of another
         read = f"model.layers.{max(i for i in alike if _queries(target, i) == _queries(target, max(layers)))}."
         like |= {name.removeprefix(read): t for name, t in target.items() if name.startswith(f"{read}self_attn.")}
     like = {name: t for name, t in like.items() if "per_layer_" not in name}  # it is given nothing but the stream
     return draws.like({prefix + name: t for name, t in like.items()})
-
-
-QUERIES, KEYS = {"self_attn.q_proj.weight"}, {"self_attn.k_proj.weight"}
 
 
 def _queries(target: Tensors, layer: int) -> torch.Size:
