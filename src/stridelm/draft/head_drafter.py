@@ -27,12 +27,11 @@ from typing import ClassVar
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
+from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.guess import Chain, Guessing, replacing_lengths
-from stridelm.draft.heads import DraftHead, HeadSource, check_head, load_head
+from stridelm.draft.head_weights import HeadWeights
 from stridelm.draft.tail import Tail
-from stridelm.models.layers.decoder import Decoder
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, head_layout, last_of, place, place_nodes
@@ -48,7 +47,7 @@ from stridelm.types import (
 )
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(HeadWeights):
     """Base of drafters with such a head; subclasses load it."""
 
     keeps_kv: ClassVar[bool] = True
@@ -69,37 +68,6 @@ class HeadDrafter(Drafter):
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether `_hidden` is set."""
         self._tail = Tail(slots, num_modules - 1, runtime.patience, width, runtime.dtype, target.device)
-
-    @classmethod
-    def empty(cls, target: TargetInfo, model: Decoder) -> DraftHead:
-        """The head without its weights. Raises ValueError for a config that does not describe one."""
-        raise NotImplementedError
-
-    @classmethod
-    def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:
-        """Where the weights of `empty` come from; it gets the formats in which they are stored."""
-        raise NotImplementedError
-
-    def load(self, head: DraftHead, runtime: TargetRuntime) -> DraftHead:
-        """The head with its weights, on the target's device. Raises ValueError if they do not fit."""
-        source = self.source(self.target, head)
-        return load_head(head, source if self.target.weighted else None, runtime)
-
-    @classmethod
-    def check_weights(cls, target: TargetInfo, model: Decoder) -> None:
-        head = cls._on_meta(target, model)
-        source = cls.source(target, head)
-        check_head(head, source if target.weighted else None, target.device)
-
-    @classmethod
-    def memory_need(cls, target: TargetInfo, model: Decoder) -> MemoryNeed:
-        head = cls._on_meta(target, model)
-        return MemoryNeed(sum(parameter.numel() for parameter in head.parameters()), head.layer_states)
-
-    @classmethod
-    def _on_meta(cls, target: TargetInfo, model: Decoder) -> DraftHead:
-        with torch.device("meta"):
-            return cls.empty(target, model)
 
     @property
     def draft_kv(self) -> DraftKV:

@@ -66,8 +66,8 @@ class DraftCheck:
 
 
 def check_drafting(engine: Engine) -> tuple[DraftCheck, ...]:
-    """Measure the acceptance of the engine's own head and of those that it was given or that lie beside the model, log
-    each, and warn of those with next to none. Empty, with the reason logged, if there is nothing to measure it by. The
+    """Measure the acceptance of the engine's own head and of those that it was given, log each, and warn of those with
+    next to none. Empty, with the reason logged, if there is nothing to measure it by. The
     engine must be idle, and is left as it was."""
     reason, heads = _why_not(engine), heads_to_try(engine)
     if reason is not None or not heads:
@@ -91,12 +91,11 @@ def check_drafting(engine: Engine) -> tuple[DraftCheck, ...]:
 
 
 def heads_to_try(engine: Engine) -> list[str]:
-    """Drafters with weights of their own that can run: the engine's own, then those that were named and, if the engine
-    drafts with a head by default, those beside the model."""
+    """Drafters with weights of their own that can run: the engine's own, then those that were named. Loading one that
+    merely lies beside the model would delay every start."""
     target, own = engine.loaded.target, _own(engine)
     named = list(target.heads)[: len(engine.config.drafter_models)]
-    others = named if own is None else list(target.heads)
-    able = [name for name in others if name != own and DRAFTERS.get(name).why_not(target) is None]
+    able = [name for name in named if name != own and DRAFTERS.get(name).why_not(target) is None]
     return able if own is None else [own, *able]
 
 

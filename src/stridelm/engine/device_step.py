@@ -5,14 +5,14 @@ whole (engine/capture.py); steps that are not captured run through the same code
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.dispatch import Drafters
+from stridelm.engine.introspect import Readable
 from stridelm.engine.outcome import tabulate
 from stridelm.engine.step_timer import StepTimer
 from stridelm.run.batch import RowLayout, build, row_layout, shape_of
@@ -35,38 +35,6 @@ class Detail:
 
     draft: Draft
     batch: ForwardBatch
-
-
-@dataclass(slots=True)
-class Readable:
-    """What log-probabilities and hidden states are read from. Later steps overwrite it."""
-
-    spans: tuple[Span, ...]
-    tokens: torch.Tensor
-    """[R, K] int64 emitted tokens."""
-    drawn: torch.Tensor
-    """[R, K] int64 decision row that each was drawn from."""
-    logits: torch.Tensor
-    """[M, V] raw logits of the decision rows."""
-    decisions: torch.Tensor
-    """[M] int64 which rows of the step those are."""
-    states: torch.Tensor
-    """[N, H] final states of all rows."""
-    prompt_logits: torch.Tensor | None = None
-    """[P, V] raw logits of the prompt rows that are reported."""
-    prompt_rows: torch.Tensor | None = None
-    """[P] int64 which rows of the step those are."""
-
-    @classmethod
-    def of(cls, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> Readable:
-        decided = verdict.tokens, verdict.rows, logits.decisions, batch.decisions
-        return cls(batch.spans, *decided, logits.states.final, logits.prompt, batch.prompt_rows)
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Readable:
-        """With each of the tensors changed."""
-        values: list[Any] = [getattr(self, each.name) for each in fields(self)]
-        changed: list[Any] = [change(value) if isinstance(value, torch.Tensor) else value for value in values]
-        return Readable(*changed)
 
 
 @dataclass(slots=True)

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 
-from stridelm.engine.device_step import Readable
+from stridelm.run.eager import Logits
 from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
-from stridelm.types import Logprob, Request, Span
+from stridelm.types import ForwardBatch, Logprob, Request, Span, Verdict
 from stridelm.upload import upload
+
+
+@dataclass(slots=True)
+class Readable:
+    """What log-probabilities and hidden states are read from. Later steps overwrite it."""
+
+    spans: tuple[Span, ...]
+    tokens: torch.Tensor
+    """[R, K] int64 emitted tokens."""
+    drawn: torch.Tensor
+    """[R, K] int64 decision row that each was drawn from."""
+    logits: torch.Tensor
+    """[M, V] raw logits of the decision rows."""
+    decisions: torch.Tensor
+    """[M] int64 which rows of the step those are."""
+    states: torch.Tensor
+    """[N, H] final states of all rows."""
+    prompt_logits: torch.Tensor | None = None
+    """[P, V] raw logits of the prompt rows that are reported."""
+    prompt_rows: torch.Tensor | None = None
+    """[P] int64 which rows of the step those are."""
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> Readable:
+        decided = verdict.tokens, verdict.rows, logits.decisions, batch.decisions
+        return cls(batch.spans, *decided, logits.states.final, logits.prompt, batch.prompt_rows)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Readable:
+        """With each of the tensors changed."""
+        values: list[Any] = [getattr(self, each.name) for each in fields(self)]
+        changed: list[Any] = [change(value) if isinstance(value, torch.Tensor) else value for value in values]
+        return Readable(*changed)
 
 
 @dataclass(slots=True)

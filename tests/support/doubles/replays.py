@@ -8,8 +8,9 @@ from dataclasses import fields
 
 import torch
 
-from stridelm.engine.device_step import Readable, Run
+from stridelm.engine.device_step import Run
 from stridelm.engine.engine import Engine
+from stridelm.engine.introspect import Readable
 from stridelm.types import Draft
 
 

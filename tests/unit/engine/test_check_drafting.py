@@ -39,20 +39,27 @@ def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built_in(**options: Any) -> Engine:
-    return Engine(EngineConfig(device="cpu", **options))
+    """The built-in model; if it drafts with `mtp`, its other head is named too."""
+    named = {"drafter_model": lying_beside("eagle")} if options["drafter"] == "mtp" else {}
+    return Engine(EngineConfig(device="cpu", **{**named, **options}))
 
 
 @pytest.mark.parametrize("drafter", HEADS)
 def test_heads_that_fit_are_told_of(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Starting an engine logs what was accepted, of its own head first and then of the one beside it, and warns of
+    """Starting an engine logs what was accepted, of its own head first and then of the one that was named, and warns of
     nothing."""
     caplog.set_level(logging.INFO, LOGGER)
-    start(EngineConfig(device="cpu", drafter=drafter))
-    records = of_the_check(caplog)
     (other,) = HEADS.keys() - {drafter}
+    start(EngineConfig(device="cpu", drafter=drafter, drafter_model=lying_beside(other)))
+    records = of_the_check(caplog)
     assert [record.levelno for record in records] == [logging.INFO] * 2
     for name, record in zip((drafter, other), records, strict=True):
         assert f"drafter {name}: " in record.getMessage() and "first guesses accepted" in record.getMessage()
+
+
+def lying_beside(drafter: str) -> str:
+    """The built-in model's own head."""
+    return str(builtin_path() / "drafters" / HEADS[drafter])
 
 
 def of_the_check(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -88,27 +95,29 @@ def test_a_head_with_shuffled_weights_is_warned_of(
     drafter: str, broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if it were another model's, whether the engine drafts with it or it was named for requests that do. The
-    warning has its name, and says what is likely and what to do. A head beside the model that nobody named is tried
-    too, unless the engine drafts with none."""
+    warning has its name, and says what is likely and what to do. A head beside the model that nobody named is not
+    tried."""
     caplog.set_level(logging.INFO, LOGGER)
     start(EngineConfig(device="cpu", drafter=drafter, drafter_model=shuffled(broken, tmp_path)))
     records = of_the_check(caplog)
-    assert len(records) == (1 if drafter == "ngram" else 2)
+    assert len(records) == (1 if drafter in ("ngram", broken) else 2)
     (warning,) = (record for record in records if record.levelno == logging.WARNING)
     for words in (f"drafter {broken}: ", "another model", "other layers", "dtype", "='none'", "check_drafting=False"):
         assert words in warning.getMessage()
 
 
 def test_a_head_that_cannot_be_used_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One beside the model that the engine itself does not need."""
-    model = tmp_path / "model"
-    shutil.copytree(builtin_path(), model)
-    file = model / "drafters" / "eagle3" / "model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(file).items() if "o_proj" not in name}, file)
-    found = check_drafting(built_in(model=str(model), drafter="mtp"))
+    """One that was named and that the engine itself does not need: names and shapes fit, so the engine starts."""
+    head = tmp_path / "head"
+    shutil.copytree(lying_beside("eagle"), head)
+    file = head / "model.safetensors"
+    save_file(
+        {name: tensor * float("nan") if "o_proj" in name else tensor for name, tensor in load_file(file).items()}, file
+    )
+    found = check_drafting(built_in(drafter="mtp", drafter_model=str(head)))
     assert [check.drafter for check in found] == ["mtp"]
     (warning,) = (record for record in of_the_check(caplog) if record.levelno == logging.WARNING)
-    assert "drafter eagle cannot be used: " in warning.getMessage() and "o_proj" in warning.getMessage()
+    assert "drafter eagle cannot be used: " in warning.getMessage() and "not finite" in warning.getMessage()
 
 
 def test_of_other_heads_nothing_is_left() -> None:
@@ -138,7 +147,7 @@ def test_a_few_drafts_are_not_judged() -> None:
         ({"drafter": "ngram"}, "no weights of its own"),
         ({"drafter": "suffix"}, "no weights of its own"),
         ({"drafter": "mask"}, "no weights of its own"),
-        ({"drafter": "mtp", "depth": 0}, "drafts nothing"),
+        ({"drafter": "mtp", "depth": 0, "drafter_model": None}, "drafts nothing"),
         ({"drafter": "mtp", "load_format": "dummy"}, "random"),
         ({"drafter": "mtp", "acceptance": "synthetic:2"}, "simulated"),
         ({"drafter": "mtp", "skip_tokenizer_init": True}, "tokenizer"),
