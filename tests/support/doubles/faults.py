@@ -63,7 +63,7 @@ def stages(engine: Engine) -> dict[str, tuple[object, str, Callable[..., list[Re
         "compact": (engine.loaded.pool, "keep", lambda batch, *_: _spans(batch)),
         "commit": (engine.ledger, "advance", lambda request, rows: [request]),
         "observe": (engine.drafters, "observe", lambda spans, *_: _spans(spans)),
-        "introspect": (engine.roster.inside, "read", lambda detail: _spans(detail.batch)),
+        "introspect": (engine.roster.inside, "read", lambda detail: _spans(detail)),
         "emit": (engine.steps.emitter, "_end_at", lambda request, *_: [request]),
     }
 
