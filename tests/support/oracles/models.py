@@ -223,7 +223,7 @@ def true_logits(path: Path, ids: list[int]) -> torch.Tensor:
 
 def check_model(path: Path, chunk: int, device: str = "cpu", close: float = CLOSE, **settings: Any) -> None:
     """Prefill in chunks, then decoding: every position's logits are transformers'."""
-    stand = Stand(path, "float32", device)
+    stand = Stand(path, "float32", device, options={"drafter_model": None})
     rng = random.Random(chunk)
     prompt = [rng.randrange(stand.target.vocab_size) for _ in range(PROMPT)]
     ids, ours = engine_logits(stand, prompt, max_num_batched_tokens=chunk, **settings)
