@@ -13,7 +13,8 @@ LONG = PROMPT * 4
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    options = ("--api-key", "one", "--api-key", "other", "--drafter", "suffix")
+    # At a depth that is chosen, how much is guessed would depend on how busy the machine is.
+    options = ("--api-key", "one", "--api-key", "other", "--drafter", "suffix", "--depth", "8")
     with serving(tmp_path_factory.mktemp("neighbours"), *options) as served:
         yield served
 
