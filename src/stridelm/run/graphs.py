@@ -14,6 +14,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MOST_OUTSIDE = 32 << 20
+"""Bytes that the driver may take for one graph beside torch's memory: a few MiB in practice. What is missing beyond
+that was taken by another process on the card."""
+
 
 class GraphPool:
     """All graphs share their memory: no two run at once, and the outputs of one are read before another starts."""
@@ -65,12 +69,24 @@ class GraphPool:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # else memory cached by the first run would offset what the capture takes
-        before = torch.cuda.mem_get_info(self._device)[0]
+        before = self._memory()
         graph = torch.cuda.CUDAGraph()
         with _no_collection(), torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
             result = body()
-        self.spent += max(0, before - torch.cuda.mem_get_info(self._device)[0])
+        self.spent += taken(before, self._memory())
         return graph, result
+
+    def _memory(self) -> tuple[int, int]:
+        """(bytes free on the device, bytes that torch holds of it in this process)."""
+        return torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
+
+
+def taken(before: tuple[int, int], after: tuple[int, int]) -> int:
+    """Bytes that a capture took: torch's own, and what the driver keeps for the graph, which shows only in the memory
+    of the whole device. (free, reserved) before and after."""
+    own = after[1] - before[1]
+    outside = before[0] - after[0] - own
+    return max(0, own + min(max(0, outside), MOST_OUTSIDE))
 
 
 class _Borrowed:
