@@ -2,6 +2,7 @@
 
     python benchmarks/live_load.py --decoding plain,eagle@3:synthetic:2.5 --json results/live_load.jsonl
     python benchmarks/live_load.py --decoding plain --loads closed16,closed64,closed256 --plot live_load.svg
+    python benchmarks/live_load.py --decoding plain,ngram@3,ngram@3+plain --loads burst,burst
     python benchmarks/live_load.py --tiny --decoding plain,ngram@3 --loads 2,closed4 --seconds 5
 
 Llama-3.1-8B's shape in bfloat16, weights random, no prefix cache, at most 256 requests at once, 8,192 rows per step.
@@ -16,22 +17,25 @@ The first token's time runs from a request's arrival. An event is a step that em
 would receive. A token's time is that between two events, divided by the tokens that the later one emitted. Captures and
 compilations are those that happened while requests waited.
 
-mask@3:synthetic:2.5 and the like emit 2.5 tokens per step because they were told to: acceptance is simulated.
+mask@3:synthetic:2.5 and the like emit 2.5 tokens per step because they were told to: acceptance is simulated. A sum
+like ngram@3+plain is requests that are decoded in these ways by turns, in one engine whose default is the first.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from gpu_decode import speculation
 from load_model import engine_options, speculation_options
 from load_report import as_table, plot
 from load_requests import Asked, stream_of
@@ -152,7 +156,7 @@ def engine_request(asked: Asked) -> tuple[list[int], SamplingParams]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decoding", default="plain,eagle@3:synthetic:2.5")
+    parser.add_argument("--decoding", default="plain,eagle@3:synthetic:2.5", help="see above; sums are mixtures")
     parser.add_argument("--loads", default="burst,burst,4,12,24", help="burst, requests per second, or closedN")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long requests arrive; a closed loop's window")
     parser.add_argument("--warm-up", type=float, help="seconds of a closed loop before its window (default: 10)")
@@ -211,9 +215,10 @@ def main() -> int:
 
 
 def open_engine(folder: Path, decoding: str, settings: LiveSettings) -> Engine:
+    ways = decoding.split("+")
     config = EngineConfig(
-        **engine_options(folder, [decoding], settings.layers, tiny=settings.tiny),
-        **speculation_options(decoding),
+        **engine_options(folder, ways, settings.layers, tiny=settings.tiny),
+        **speculation_options(ways[0]),
         skip_tokenizer_init=True,
         max_num_seqs=settings.max_num_seqs,
         capture=settings.capture,
@@ -233,13 +238,14 @@ def measure(engine: Engine, decoding: str, load_of: str, settings: LiveSettings)
     else:
         traffic = Timetable(load_of, settings.seconds, engine.loaded.target.vocab_size)
     requests: dict[str, Seen] = {}
+    ways = itertools.cycle([None, *map(speculation, decoding.split("+")[1:])])  # None: the engine's own
     longest = now = 0.0
     began = time.perf_counter()
     while engine.busy or traffic.open(now):
         now = time.perf_counter() - began
         for seen, prompt, params in traffic.due(now):
             name = f"{load_of} {len(requests)}"
-            engine.add(name, prompt, params)
+            engine.add(name, prompt, replace(params, speculation=next(ways)))
             requests[name] = seen
         if not engine.busy:
             time.sleep(0.001)
