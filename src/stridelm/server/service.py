@@ -264,13 +264,19 @@ class Service:
             engine_client = self.engine_client
         self._check_places(engine_client, samples, caller)
         most, own = self.config.max_queue, self._places(caller)
-        generation = await engine_client.submit(prompts, caller.tenant, most, own, rids)
+        limit, loop = self.config.request_timeout, asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            submitted = engine_client.submit(prompts, caller.tenant, most, own, rids)
+            generation = await asyncio.wait_for(submitted, limit)
+        except asyncio.TimeoutError:  # the engine stands still, and has not even accepted it
+            assert limit is not None
+            raise timed_out(limit) from None
         generation.most_held = int(self.config.max_unread_mib * MIB)
         for prompt in prompts:
             self.metrics.prompt(len(prompt.ids) * prompt.params.n)
-        limit = self.config.request_timeout
         if limit is not None:
-            timer = asyncio.get_running_loop().call_later(limit, self._expire, engine_client, generation, limit)
+            timer = loop.call_at(began + limit, self._expire, engine_client, generation, limit)
             generation.on_end = timer.cancel
         return generation
 

@@ -133,6 +133,17 @@ def test_a_request_that_takes_too_long(narrow: Served, stream: bool) -> None:
     assert settle(narrow, 1.0)["stride_requests_running"] == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_stands_still_accepts_nothing(narrow: Served, stream: bool) -> None:
+    """The limit holds for requests that the engine has not even accepted."""
+    with narrow.openai(KEY) as client:
+        with narrow.standing_still(), pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(**LONG, stream=stream)
+        assert caught.value.status_code == 408
+        until("it serves again", lambda: served_again(client))
+    assert settle(narrow, 1.0)["stride_requests_running"] == 0
+
+
 def test_a_request_leaves_one_line(narrow: Served) -> None:
     """A JSON object with its cost, and without its prompt."""
 
