@@ -57,6 +57,11 @@ class EngineConfig:
         "quantised checkpoints are recognised without it",
     )
     dtype: str = option("auto", "auto, bfloat16, float16, float32 or float64")
+    kv_cache_dtype: str = option(
+        "auto",
+        "how KV is stored: auto (in the model's dtype) or fp8 (8 bits, e4m3: half the memory of bfloat16, with the "
+        "checkpoint's k_scale and v_scale where it has them)",
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     attention: str = option(
         "auto",
@@ -117,6 +122,10 @@ class EngineConfig:
             raise ValueError(f"unknown load_format {self.load_format!r}; choose auto or dummy")
         if self.quantization not in (None, "fp8"):
             raise ValueError(f"unknown quantization {self.quantization!r}; choose fp8, or leave it out")
+        if self.kv_cache_dtype == "fp8_e4m3":
+            object.__setattr__(self, "kv_cache_dtype", "fp8")
+        if self.kv_cache_dtype not in ("auto", "fp8"):
+            raise ValueError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; choose auto or fp8 (e4m3)")
         for name in (
             "enable_prefix_caching",
             "check_drafting",
@@ -166,6 +175,10 @@ class EngineConfig:
     def may_capture(self) -> bool:
         """Whether steps may be captured, if there is a GPU."""
         return not (self.enforce_eager or self.check_pages)
+
+    @property
+    def kv_in_eight_bits(self) -> bool:
+        return self.kv_cache_dtype == "fp8"
 
     @property
     def spec_decode_metrics(self) -> str | None:

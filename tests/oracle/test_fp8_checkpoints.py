@@ -139,7 +139,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "static rows": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations__dynamic": False}), "with input_activations"),
     "weights alone": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations": None}), "with input_activations {}"),
     "no groups": (changed(CHANNEL_CONFIG, config_groups=None), "with weights {}"),
-    "KV": (changed(CHANNEL_CONFIG, kv_cache_scheme={"num_bits": 8}), "quantised KV cache"),
+    "KV by heads": (
+        changed(CHANNEL_CONFIG, kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "attn_head"}),
+        "kv_cache_scheme",
+    ),
 }
 
 

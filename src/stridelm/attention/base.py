@@ -141,7 +141,8 @@ class HeadsMixer(Mixer[HeadsKV]):
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         keys, values = entries["keys"], entries["values"]
-        q_NHD = ops.rope_and_store(inputs.qkv_NXD, inputs.rope, keys, values, slots_N)
+        scales = state.key_scale, state.value_scale
+        q_NHD = ops.rope_and_store(inputs.qkv_NXD, inputs.rope, keys, values, slots_N, *scales)
         return self.attend(state, q_NHD if wanted_M is None else q_NHD.index_select(0, wanted_M), keys, values)
 
     def attend(
@@ -165,7 +166,8 @@ class LatentMixer(Mixer[LatentKV]):
     ) -> torch.Tensor:
         latents = entries["latents"]
         q_NHR = inputs.q_NHR
-        turned_NHK = ops.rope_and_store_latent(inputs.turned_NHK, inputs.rows_NC, inputs.rope, latents, slots_N)
+        made = inputs.turned_NHK, inputs.rows_NC, inputs.rope
+        turned_NHK = ops.rope_and_store_latent(*made, latents, slots_N, state.key_scale)
         if wanted_M is not None:
             q_NHR, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHR, turned_NHK))
         return self.attend(state, q_NHR, turned_NHK, latents)

@@ -47,6 +47,11 @@ class FlashInferHeads(HeadsMixer):
         super().check(state, dtype, deterministic)
         if dtype not in DTYPES:
             raise ValueError(f"the flashinfer backend runs in float16 and bfloat16, not in {dtype}; set dtype")
+        if state.stored is not None:
+            raise ValueError(
+                "the flashinfer backend reads KV in the model's dtype; leave kv_cache_dtype at 'auto', or use "
+                "attention='triton'"
+            )
         if state.key_dim not in HEAD_DIMS:
             raise ValueError(
                 f"the flashinfer backend has head sizes {', '.join(map(str, HEAD_DIMS))}, not {state.key_dim}; "

@@ -1,4 +1,5 @@
-"""Attention over pages on a CPU in bfloat16 or float32, by a compiled kernel. Other dtypes go to the reference."""
+"""Attention over pages on a CPU in bfloat16 or float32, by a compiled kernel. Other dtypes, and entries in eight bits,
+go to the reference."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class HostHeads(HeadsMixer):
     def attend(
         self, state: HeadsKV, q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor
     ) -> torch.Tensor:
-        if q_NHD.dtype not in DTYPES:
+        if q_NHD.dtype not in DTYPES or state.stored is not None:
             return self._reference().attend(state, q_NHD, keys_PGD, values_PGD)
         if self._sight is None:
             self._sight = _Sight(self._geometry)
@@ -46,6 +47,8 @@ class HostHeads(HeadsMixer):
         layers_LF: np.ndarray[Any, Any],
         call: list[int],
     ) -> bool:
+        if any(state.stored is not None for state in stored.states):
+            return False
         geometry = self._geometry
         pages = {group: table.contiguous() for group, table in geometry.tables.items()}  # lives until it has been read
         kinds = [

@@ -19,6 +19,7 @@ from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
 from stridelm.attention.host_view import HostView
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
 from stridelm.cache.layout import HeadsKV, LatentKV
+from stridelm.kernels.entries import read
 from stridelm.types import Geometry
 
 MAX_SCORES = 1 << 25
@@ -45,7 +46,7 @@ class ReferenceHeads(HeadsMixer):
         rows, heads, _ = q_NHD.shape
         dtype = torch.float32 if q_NHD.element_size() == 2 else q_NHD.dtype
         groups = self._tile_groups(state, dtype)
-        queries = q_NHD.to(dtype) * state.scale
+        queries = q_NHD.to(dtype) * (state.scale * state.key_scale)
         values_PGD = values_PGD[..., : state.value_dim]
         if len(groups) == 1 and groups[0].tiles * groups[0].rows_per_tile == rows:
             return _values(state, groups[0], queries, keys_PGD, values_PGD, dtype).to(q_NHD.dtype)
@@ -125,6 +126,8 @@ def _slice_values(
     total = _add_blocks(weights.sum(-1, keepdim=True))
     mixed = _product(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, value_dim)
     out = _add_blocks(mixed) / total
+    if state.value_scale != 1.0:
+        out *= state.value_scale
     out = out[:, :, : rows * per_head].view(tiles, heads_kv, rows, per_head, value_dim).transpose(1, 2)
     return out.reshape(tiles * rows, heads_kv * per_head, value_dim)
 
@@ -154,7 +157,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> t
 def _blocks(pool_PGD: torch.Tensor, slots: torch.Tensor, tiles: int, dtype: torch.dtype) -> torch.Tensor:
     """Gather slots from the pool as [T * G * blocks, BLOCK, D] in the dtype of the computation."""
     heads, dim = pool_PGD.shape[1:]
-    gathered = pool_PGD.index_select(0, slots).view(tiles, -1, BLOCK, heads, dim)
+    gathered = read(pool_PGD, slots).view(tiles, -1, BLOCK, heads, dim)
     out = torch.empty(tiles, heads, gathered.shape[1], BLOCK, dim, dtype=dtype, device=pool_PGD.device)
     return out.copy_(gathered.permute(0, 3, 1, 2, 4)).view(-1, BLOCK, dim)
 

@@ -100,7 +100,8 @@ class PagedStep:
             rows_per_tile=launch.rows_per_tile,
             paths_N64=paths_N64,
             window=state.window,
-            scale=state.scale,
+            scale=state.scale * state.key_scale,
+            value_scale=state.value_scale,
             deterministic=self.deterministic,
             **entries,
             **self._spans,
@@ -121,7 +122,8 @@ class TritonHeads(HeadsMixer):
         cls, state: HeadsKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
     ) -> None:
         q_NHD = torch.zeros(1, state.heads, state.key_dim, dtype=dtype, device=device)
-        keys, values = torch.zeros(2, page_size, state.kv_heads, state.key_dim, dtype=dtype, device=device).unbind(0)
+        pool = (2, page_size, state.kv_heads, state.key_dim)
+        keys, values = torch.zeros(pool, dtype=state.stored or dtype, device=device).unbind(0)
         launch_forms(state, deterministic, page_size, q_NHD, keys_PGD=keys, values_PGD=values)
 
     def attend(
@@ -145,7 +147,8 @@ class TritonLatents(LatentMixer):
         q_NHR, turned_NHK = (
             torch.zeros(1, state.heads, width, dtype=dtype, device=device) for width in (state.rank, state.rope_dim)
         )
-        rows_PGC = torch.zeros(page_size, 1, state.rank + state.rope_dim, dtype=dtype, device=device)
+        pool = (page_size, 1, state.rank + state.rope_dim)
+        rows_PGC = torch.zeros(pool, dtype=state.stored or dtype, device=device)
         entries = {"keys_PGD": rows_PGC, "values_PGD": None, "turned_NHT": turned_NHK}
         launch_forms(state, deterministic, page_size, q_NHR, **entries)
 

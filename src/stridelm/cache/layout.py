@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+EIGHT_BITS = torch.float8_e4m3fn
+"""In which entries may be stored instead of the model's dtype (kernels/entries.py)."""
 FULL = "full"
 """The page group of layers with full attention."""
 
@@ -29,6 +31,8 @@ class LayerState:
     group: str
     window: int | None
     """Number of tokens that a row sees, its own included; None: all. The group may hold more than that."""
+    stored: torch.dtype | None = field(default=None, kw_only=True)
+    """The dtype of its entries; None: the model's."""
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of one entry."""
@@ -39,8 +43,15 @@ class LayerState:
         """The kind of the entries that its rows read; the state itself, unless it keeps none."""
         return self
 
+    def in_eight_bits(self, key_scale: float, value_scale: float) -> LayerState:
+        """The same with entries that are divided by these scales and stored in eight bits. Raises ValueError for a
+        kind of layer that cannot be."""
+        raise ValueError(
+            f"layers with {type(self).__name__} cannot be stored in eight bits; leave kv_cache_dtype at 'auto'"
+        )
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return sum(map(math.prod, self.tensors().values())) * dtype.itemsize
+        return sum(map(math.prod, self.tensors().values())) * (self.stored or dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class HeadsKV(LayerState):
     value_dim: int
     scale: float
     """Factor applied to the product of a query and a key."""
+    key_scale: float = field(default=1.0, kw_only=True)
+    """What a stored key must be multiplied by."""
+    value_scale: float = field(default=1.0, kw_only=True)
 
     @classmethod
     def of(
@@ -72,6 +86,9 @@ class HeadsKV(LayerState):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {"keys": (self.kv_heads, self.key_dim), "values": (self.kv_heads, self.value_dim)}
 
+    def in_eight_bits(self, key_scale: float, value_scale: float) -> HeadsKV:
+        return replace(self, stored=EIGHT_BITS, key_scale=key_scale, value_scale=value_scale)
+
 
 @dataclass(frozen=True)
 class LatentKV(LayerState):
@@ -83,15 +100,24 @@ class LatentKV(LayerState):
     rope_dim: int
     scale: float
     """Factor applied to the product of a query and a key."""
+    key_scale: float = field(default=1.0, kw_only=True)
+    """What a stored row must be multiplied by, as a key and as a value."""
+
+    @property
+    def value_scale(self) -> float:
+        return self.key_scale
 
     @property
     def one_head(self) -> HeadsKV:
         """The same as a single KV head: keys are whole rows, values are their latents."""
-        width = self.rank + self.rope_dim
-        return HeadsKV(self.group, self.window, self.heads, 1, width, self.rank, self.scale)
+        made = HeadsKV(self.group, self.window, self.heads, 1, self.rank + self.rope_dim, self.rank, self.scale)
+        return replace(made, stored=self.stored, key_scale=self.key_scale, value_scale=self.value_scale)
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {"latents": (self.rank + self.rope_dim,)}
+
+    def in_eight_bits(self, key_scale: float, value_scale: float) -> LatentKV:
+        return replace(self, stored=EIGHT_BITS, key_scale=key_scale)
 
 
 @dataclass(frozen=True)
@@ -111,9 +137,25 @@ class Shared(LayerState):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {}
 
+    def in_eight_bits(self, key_scale: float, value_scale: float) -> Shared:
+        return replace(self, entries=self.entries.in_eight_bits(key_scale, value_scale))
+
 
 LayerStates = tuple[LayerState, ...]
 """A model's layers, in order."""
+
+
+UNSCALED = (1.0, 1.0)
+"""Scales of keys and of values."""
+
+
+def in_eight_bits(states: Iterable[LayerState], scales: Mapping[int, tuple[float, float]] | None = None) -> LayerStates:
+    """The same layers with entries in eight bits. scales: number of a layer -> scales of its keys and values; layers
+    that are not in it have UNSCALED. Raises ValueError for a kind of layer that cannot be stored so."""
+    known = scales or {}
+    layers = enumerate(states)
+    owners = ((state.layer if isinstance(state, Shared) else number, state) for number, state in layers)
+    return tuple(state.in_eight_bits(*known.get(owner, UNSCALED)) for owner, state in owners)
 
 
 def bytes_per_token(states: Iterable[LayerState], dtype: torch.dtype) -> int:

@@ -44,7 +44,7 @@ class PagePool:
         device: torch.device,
         ops: StepOps | None = None,
     ) -> None:
-        """pages: page group -> number of pages."""
+        """pages: page group -> number of pages. dtype: the model's."""
         self.states = states
         self.read = tuple(state.read for state in states)
         """For each layer, the kind of the entries that its rows read."""
@@ -61,7 +61,7 @@ class PagePool:
             slots = (pages[state.group] + 1) * page_size
             shapes = state.tensors().items()
             self.entries.append(
-                {name: torch.zeros(slots, *shape, dtype=dtype, device=device) for name, shape in shapes}
+                {name: torch.zeros(slots, *shape, dtype=state.stored or dtype, device=device) for name, shape in shapes}
             )
         ops = ops or step_ops_for(device)
         self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}

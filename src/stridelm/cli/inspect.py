@@ -30,6 +30,7 @@ RELEVANT = (
     "device",
     "dtype",
     "quantization",
+    "kv_cache_dtype",
     "capture_memory",
     "page_size",
     "num_pages",
@@ -152,11 +153,15 @@ def _of(parts: Sequence[Any], name: str) -> Any:
 
 
 def _kv_bytes(model: Decoder) -> dict[str, int]:
-    """Dtype -> bytes that one token's KV takes over all layers."""
-    from stridelm.cache.layout import bytes_per_token
+    """Dtype -> bytes that one token's KV takes over all layers; fp8: with that kv_cache_dtype, in every dtype."""
+    import torch
+
+    from stridelm.cache.layout import bytes_per_token, in_eight_bits
     from stridelm.models.files import DTYPES
 
-    return {name: bytes_per_token(model.layer_states, dtype) for name, dtype in DTYPES.items()}
+    states = model.layer_states
+    found = {name: bytes_per_token(states, dtype) for name, dtype in DTYPES.items()}
+    return {**found, "fp8": bytes_per_token(in_eight_bits(states), torch.float32)}
 
 
 def _memory(config: EngineConfig, target: TargetInfo, model: Decoder, memory: float | None) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def _small(engine: Engine, drafter: str, longest: int) -> Engine:
     DRAFTERS.get(drafter).check_weights(target, model)
     windows = {FULL: None, **windows_of(model.layer_states)}
     pages = {group: max(count, 1) for group, count in useful_pages(config, windows, max_length).items()}
-    pool = PagePool(model.layer_states, pages, config.page_size, loaded.pool.dtype, loaded.device)
+    pool = PagePool(loaded.pool.states, pages, config.page_size, loaded.pool.dtype, loaded.device)
     attention = type(loaded.attention)(loaded.deterministic)
     return Engine(config, replace(loaded, target=target, pool=pool, pages=pages, attention=attention))
 

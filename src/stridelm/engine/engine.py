@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from stridelm.engine.doubts import Doubts
 from stridelm.engine.emit import Emitter
 from stridelm.engine.intake import Intake
 from stridelm.engine.introspect import Introspection
+from stridelm.engine.kv_dtype import stored_states
 from stridelm.engine.load import LoadedModel, load
 from stridelm.engine.roster import Roster
 from stridelm.engine.shortage import is_shortage
@@ -83,6 +84,7 @@ class Engine:
             loaded.pages,
             config.page_size,
             loaded.pool.dtype,
+            partial(stored_states, config),
             loaded.deterministic,
             ops,
             self.tokens.arena,

@@ -20,6 +20,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
 from stridelm.draft.whose import heads_of
+from stridelm.engine.kv_dtype import stored_states, target_states
 from stridelm.engine.memory import captured_bytes, count_pages, largest_step, profile_memory, useful_pages
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import (
@@ -77,7 +78,8 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     empty, _ = build_stored(hf_config, path, shard, config.quantization)
     for name in dict.fromkeys((chosen, *list(target.heads)[: len(config.drafter_models)])):
         DRAFTERS.get(name).check_weights(target, empty)
-    attention.check(empty.layer_states, dtype)
+    states = target_states(config, empty, path, device)
+    attention.check(states, dtype)
     captures = device.type == "cuda" and attention.reads_device
     if not captures:
         config.refuse_capture_options("steps are captured only on a GPU with attention='triton'")
@@ -102,7 +104,8 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
     kept = captured_bytes(config, captures=captures) + memory_need.parameters * dtype.itemsize
     room = MemoryBudget(device, free_memory(device), activations + kept)
-    pages = count_pages(config, (*model.layer_states, *memory_need.layers), target.max_length, dtype, room)
+    kept_states = (*states, *stored_states(config, memory_need.layers))
+    pages = count_pages(config, kept_states, target.max_length, dtype, room)
     if FULL not in pages and drafts_with_kv(target):  # page ids for KV of drafters other than the default
         pages[FULL] = useful_pages(config, {FULL: None}, target.max_length)[FULL]
     logger.info(
@@ -113,7 +116,7 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
         size(weight_bytes(empty, dtype)),  # of the empty model, since the loaded one's may be packed by now
         ", ".join(format_names(empty)),
         size(activations) if device.type == "cuda" else "not measured",
-        size(sum(pages[state.group] * config.page_size * state.bytes_per_token(dtype) for state in model.layer_states)),
+        size(sum(pages[state.group] * config.page_size * state.bytes_per_token(dtype) for state in states)),
         pages,
         config.page_size,
     )
@@ -127,7 +130,7 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
         eos_id=None if tokenizer is None else tokenizer.eos_id,
         eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
         target=target,
-        pool=PagePool(model.layer_states, pages, config.page_size, dtype, device),
+        pool=PagePool(states, pages, config.page_size, dtype, device),
         pages=pages,
         attention=attention,
         device=device,

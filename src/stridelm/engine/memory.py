@@ -16,6 +16,7 @@ from stridelm.cache.pool import MemoryBudget, divided
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
+from stridelm.engine.kv_dtype import stored_states
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import parameter_bytes
 from stridelm.progress import size
@@ -116,7 +117,7 @@ def profile_memory(
         "logits": logits if device.type == "cuda" else 0,
     }
     parts = {name: count for name, count in parts.items() if count}
-    states = (*model.layer_states, *need.layers)
+    states = stored_states(config, (*model.layer_states, *need.layers))
     page_bytes, fraction = page_bytes_of(config, states, dtype), kv_fraction(config, device)
     room = int(max(0, free - sum(parts.values())) * fraction)
     useful = useful_pages(config, windows_of(states), target.max_length)
@@ -172,6 +173,7 @@ def _remedies(config: EngineConfig, parts: Mapping[str, int], dtype: torch.dtype
         "set drafter='none'": "drafting heads" in parts,
         "lower capture_memory": "captured steps" in parts,
         "lower max_num_batched_tokens or max_num_seqs": "logits" in parts,
+        "set kv_cache_dtype='fp8'": config.num_pages is not None and not config.kv_in_eight_bits,
         "lower num_pages": config.num_pages is not None,
         "raise kv_memory_fraction": config.num_pages is None and fraction < GPU_MEMORY_FRACTION,
     }

@@ -36,6 +36,7 @@ from stridelm.kernels.attention_device import attend
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Shape, Stack, make_plan, padded
 from stridelm.kernels.attention_splits import merge
 from stridelm.kernels.dependent import dependent
+from stridelm.kernels.plain_fp8 import E4M3
 from stridelm.types import MAX_DRAFT_ROWS
 
 MERGED_QUERIES = 4
@@ -65,6 +66,7 @@ def paged_attention(
     max_keys: int,
     window: int | None = None,
     soft_cap: float | None = None,
+    value_scale: float = 1.0,
     deterministic: bool = False,
     paths_N64: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
@@ -73,7 +75,8 @@ def paged_attention(
 ) -> None:
     """Write the attention values of the tiles' rows into `out_NHD`; other rows are left unchanged.
 
-    q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of attention_plan.DTYPES; the last dimension is contiguous.
+    q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of attention_plan.DTYPES, or keys and values in eight bits
+      (entries.py); the last dimension is contiguous.
     turned_NHT: for latents, the rest of the queries. Keys are then whole rows [P, 1, D + T], and values None.
     tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
     tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as
@@ -83,7 +86,8 @@ def paged_attention(
       rows must be 0. Read for draft rows only.
     positions_N: int64 position of each draft row; a real row's is its storage index. Read only with a window.
     rows_per_tile: at most the stack's `max_rows` (attention_plan.py).
-    scale: positive, for instance D^-0.5. soft_cap: scores become cap * tanh(score / cap) (Gemma 2).
+    scale: positive, for instance D^-0.5, times what stored keys must be multiplied by. value_scale: the same of values.
+    soft_cap: scores become cap * tanh(score / cap) (Gemma 2).
     max_keys: at least start + count of every span that will ever run in this launch.
     window: a row sees keys less than this many positions before its own, itself included.
     paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
@@ -162,6 +166,7 @@ def paged_attention(
         window or 0,
         factor,
         cap,
+        value_scale,
         rows_per_tile,
         TAIL=tail,
         PAGE=page_size,
@@ -192,6 +197,7 @@ def paged_attention(
             plan.splits,
             plan.least,
             window or 0,
+            value_scale,
             rows_per_tile,
             BLOCK_M=MERGED_QUERIES,
             num_warps=4,
@@ -202,5 +208,5 @@ def paged_attention(
 def _check(q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, out_NHD: torch.Tensor) -> None:
     assert q_NHD.shape == out_NHD.shape and keys_PGD.shape == values_PGD.shape
     assert q_NHD.shape[1] % keys_PGD.shape[1] == 0 and q_NHD.shape[2] == keys_PGD.shape[2]
-    for tensor in (q_NHD, keys_PGD, values_PGD, out_NHD):
-        assert tensor.stride(2) == 1 and tensor.dtype == q_NHD.dtype
+    assert q_NHD.dtype == out_NHD.dtype and keys_PGD.dtype == values_PGD.dtype in (q_NHD.dtype, E4M3)
+    assert all(tensor.stride(2) == 1 for tensor in (q_NHD, keys_PGD, values_PGD, out_NHD))

@@ -7,6 +7,8 @@ the usual three numbers per query vector and goes through the keys block by bloc
     total   sum of the weights 2^(score - peak)
     acc     sum of the weighted values
 
+Keys and values in eight bits are widened to the queries' dtype, in which they are exact, before they are multiplied.
+
 In latent attention a key is a latent and, after it, a tail that is no part of the value: a block of latents is read
 once, as keys and as values.
 
@@ -144,6 +146,7 @@ def attend(
     window,
     factor,
     cap,
+    value_scale,
     rows,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -167,7 +170,8 @@ def attend(
     them, keys are the values too, the same for all heads, and the second dimension of the grid is groups of HEADS query
     heads. HEADS: otherwise, query heads per KV head. rows: of a tile. splits: room for splits in the workspace. least:
     see `splits_of`. PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a
-    score is factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2.
+    score is factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the
+    output.
     """
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
@@ -243,15 +247,17 @@ def attend(
         exists_BD = (slot_B >= 0)[:, None] & (dim_D < D)[None, :]
         slot_B64 = slot_B.to(tl.int64)  # a pool may have more elements than 32 bits can count
         k_BD = tl.load(keys + (slot_B64 * key_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
+        k_BD = k_BD.to(q_MD.dtype)
         if turned is None:
             v_BD = tl.load(values + (slot_B64 * value_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
+            v_BD = v_BD.to(q_MD.dtype)
         else:
             v_BD = k_BD
             tail_BT = tl.load(
                 tails + (slot_B64 * key_stride_p)[:, None] + dim_T[None, :],
                 mask=(slot_B >= 0)[:, None] & (dim_T < TAIL)[None, :],
                 other=0.0,
-            )
+            ).to(q_MD.dtype)
         next_B = _slots(block + 1, table, path, base, high, PAGE, BLOCK_B, PATHS)
 
         scores_MB = tl.dot(q_MD, tl.trans(k_BD), input_precision=PRECISION)
@@ -295,4 +301,4 @@ def attend(
     else:
         if UNIT > 0:
             acc_MD, peak_M, total_M = merged(sum_MD, sum_peak_M, sum_total_M, acc_MD, peak_M, total_M)
-        store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
+        store_rows(out, acc_MD, total_M, value_scale, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)

@@ -73,9 +73,9 @@ def merged(acc_MD, peak_M, total_M, more_MD, more_peak_M, more_total_M):
 
 
 @triton.jit
-def store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, stride_n, stride_h, D: tl.constexpr):
-    """acc / total into the output; rows that see nothing get 0."""
-    values_MD = acc_MD / tl.where(total_M == 0.0, 1.0, total_M)[:, None]
+def store_rows(out, acc_MD, total_M, scale, row_M, head_M, live_M, dim_D, stride_n, stride_h, D: tl.constexpr):
+    """acc / total * scale into the output; rows that see nothing get 0."""
+    values_MD = acc_MD / tl.where(total_M == 0.0, 1.0, total_M)[:, None] * scale
     at_MD = out + (row_M * stride_n + head_M * stride_h)[:, None] + dim_D[None, :]
     tl.store(at_MD, values_MD.to(out.dtype.element_ty), mask=live_M[:, None] & (dim_D < D)[None, :])
 
@@ -116,6 +116,7 @@ def merge(
     splits,
     least,
     window,
+    value_scale,
     rows,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -162,4 +163,4 @@ def merge(
 
     row_M = tl.load(firsts + span).to(tl.int64) + in_span_M
     head_M = group * HEADS + query_M % HEADS
-    store_rows(out, acc_MD, total_M, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
+    store_rows(out, acc_MD, total_M, value_scale, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 import triton
@@ -16,7 +17,7 @@ import triton.language as tl
 from stridelm.kernels.triton_rows import VECTOR_BYTES, is_whole
 
 MOVED_ENTRIES, MOVED_WORDS = 64, 32
-"""Cache entries that a program moves at once, and 32-bit words of each: a cache line."""
+"""Cache entries that a program moves at once, and words of each: usually a cache line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,20 +28,22 @@ class Pools:
     tensors: tuple[torch.Tensor, ...]
     """Held, so that their memory is not freed."""
     places_T2: torch.Tensor
-    """int64 address and 32-bit words per slot, of each tensor."""
+    """int64 address and words per slot, of each tensor."""
     widest: int
     """Maximum words per slot."""
     unit: int
     """Words that a thread moves at once: 4 if each tensor's slot is a whole number of 16-byte vectors, else 1."""
+    word: int
+    """Bytes of a word: 4, or what divides every tensor's slot."""
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Pools:
         assert tensors and all(is_whole(tensor) for tensor in tensors)
         sizes = [tensor[0].nbytes for tensor in tensors]
-        assert all(size % 4 == 0 for size in sizes), "a head has an even size, so a slot's KV are whole words"
-        places = [(tensor.data_ptr(), size // 4) for tensor, size in zip(tensors, sizes, strict=True)]
+        word = gcd(4, *sizes)  # less than 4 only for a few narrow heads in eight bits
+        places = [(tensor.data_ptr(), size // word) for tensor, size in zip(tensors, sizes, strict=True)]
         unit = 4 if all(size % VECTOR_BYTES == 0 for size in sizes) else 1
-        return cls(tuple(tensors), torch.tensor(places, device=tensors[0].device), max(sizes) // 4, unit)
+        return cls(tuple(tensors), torch.tensor(places, device=tensors[0].device), max(sizes) // word, unit, word)
 
 
 def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> None:
@@ -58,6 +61,7 @@ def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> Non
         target_N.contiguous(),
         count,
         pools.unit,
+        pools.word,
         MOVED_ENTRIES,
         MOVED_WORDS,
         num_warps=4,
@@ -65,7 +69,16 @@ def compact(pools: Pools, source_N: torch.Tensor, target_N: torch.Tensor) -> Non
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sources", "targets"])
-def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: tl.constexpr, WORDS: tl.constexpr):
+def _move_kernel(
+    places,
+    sources,
+    targets,
+    count,
+    UNIT: tl.constexpr,
+    WORD: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
     """Grid (tensors, blocks of words). A program moves its words of all entries, so programs share nothing.
 
     Each block of entries is read completely and then written, one block after another. By the rule in `StepOps.mover`,
@@ -73,7 +86,8 @@ def _move_kernel(places, sources, targets, count, UNIT: tl.constexpr, ENTRIES: t
     writes.
     """
     place = places + tl.program_id(0) * 2
-    pool = tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.int32)), 16)
+    word: tl.constexpr = tl.int32 if WORD == 4 else tl.int16 if WORD == 2 else tl.int8
+    pool = tl.multiple_of(tl.load(place).to(tl.pointer_type(word)), 16)
     words = tl.load(place + 1) // UNIT * UNIT  # the same number, but now the compiler knows it to be a multiple
     word_B = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     for first in range(0, count, ENTRIES):

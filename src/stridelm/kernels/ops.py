@@ -141,9 +141,12 @@ class Ops(Protocol):
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         """Write each row's rotated keys and its values to its slot of a layer's pool, nothing if there are no KV heads;
-        returns the rotated queries [N, H, D]. slots_N: int64."""
+        returns the rotated queries [N, H, D]. slots_N: int64. The pool has the projections' dtype, or eight bits with
+        these scales (kernels/entries.py)."""
         ...
 
     def rope_and_store_latent(
@@ -153,9 +156,11 @@ class Ops(Protocol):
         rope: LatentRope,
         latents_PC: torch.Tensor,
         slots_N: torch.Tensor,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         """Write each row's normalised latent and rotated key to its slot of a layer's pool; returns the rotated queries
-        [N, H, K]. rows: as projected. q: any strides whose last is 1. slots_N: int64."""
+        [N, H, K]. rows: as projected. q: any strides whose last is 1. slots_N: int64. The pool has the projections'
+        dtype, or eight bits with this scale."""
         ...
 
     def route(

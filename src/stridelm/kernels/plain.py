@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels import entries
 from stridelm.kernels.ops import LatentRope, QKRope, Routing
 
 
@@ -73,8 +74,11 @@ def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.
     return total_NC.to(parts_NKC.dtype)
 
 
-def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [N, H, D], keys and values [N, G, D] of all rows."""
+def roped(
+    qkv_NXD: torch.Tensor, rope: QKRope, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [N, H, D], keys and values [N, G, D] of all rows. dtype: of keys and values; None: of the projections."""
+    dtype = dtype or qkv_NXD.dtype
     heads, kv_heads = rope.heads, rope.kv_heads
     qk, v = qkv_NXD[:, : heads + kv_heads], qkv_NXD[:, rope.projected - kv_heads :]
     qk = qk if qk.element_size() > 2 else qk.float()
@@ -83,42 +87,57 @@ def roped(qkv_NXD: torch.Tensor, rope: QKRope) -> tuple[torch.Tensor, torch.Tens
         weights = [of_queries.expand(heads, -1), *(weight.expand(kv_heads, -1) for weight in of_keys)]
         qk = F.rms_norm(qk, qk.shape[-1:], None, rope.eps) * torch.cat(weights)
     if rope.normed_values:
-        v = F.rms_norm(v, v.shape[-1:], None, rope.eps)
-    q, k = rotate(qk, rope).to(qkv_NXD.dtype).split((heads, kv_heads), dim=1)
-    return q, k, v
+        v = F.rms_norm(v.to(dtype), v.shape[-1:], None, rope.eps)
+    q, k = rotate(qk, rope).split((heads, kv_heads), dim=1)
+    return q.to(qkv_NXD.dtype), k.to(dtype), v.to(dtype)
 
 
 def rope_and_store(
-    qkv_NXD: torch.Tensor, rope: QKRope, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, slots_N: torch.Tensor
+    qkv_NXD: torch.Tensor,
+    rope: QKRope,
+    keys_PGD: torch.Tensor,
+    values_PGD: torch.Tensor,
+    slots_N: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """`Ops.rope_and_store`."""
-    q, k, v = roped(qkv_NXD, rope)
+    q, k, v = roped(qkv_NXD, rope, entries.wide(keys_PGD.dtype, qkv_NXD.dtype))
     if rope.kv_heads:
-        keys_PGD.index_copy_(0, slots_N, k)
-        values_PGD.index_copy_(0, slots_N, v)
+        entries.write(keys_PGD, slots_N, k, key_scale)
+        entries.write(values_PGD, slots_N, v, value_scale)
     return q
 
 
 def rope_and_store_latent(
-    q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope, latents_PC: torch.Tensor, slots_N: torch.Tensor
+    q_NHK: torch.Tensor,
+    rows_NC: torch.Tensor,
+    rope: LatentRope,
+    latents_PC: torch.Tensor,
+    slots_N: torch.Tensor,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """`Ops.rope_and_store_latent`."""
-    q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope)
-    latents_PC.index_copy_(0, slots_N, latent_NC)
+    q_NHK, latent_NC = latent_rows(q_NHK, rows_NC, rope, entries.wide(latents_PC.dtype, rows_NC.dtype))
+    entries.write(latents_PC, slots_N, latent_NC, scale)
     return q_NHK
 
 
-def latent_rows(q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rotated queries [N, H, K], latent rows [N, C] as they are stored)."""
+def latent_rows(
+    q_NHK: torch.Tensor, rows_NC: torch.Tensor, rope: LatentRope, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rotated queries [N, H, K], latent rows [N, C] as they are stored). dtype: of latent rows; None: of the
+    projections."""
+    dtype = dtype or rows_NC.dtype
     width = q_NHK.shape[2]
     latent, key = rows_NC.split((rows_NC.shape[1] - width, width), dim=1)
-    latent = F.rms_norm(latent.contiguous(), rope.norm_R.shape, rope.norm_R, rope.eps)
+    latent = F.rms_norm(latent.contiguous().to(dtype), rope.norm_R.shape, rope.norm_R.to(dtype), rope.eps)
     turned = torch.cat((q_NHK, key[:, None]), dim=1)
     turned = turned if turned.element_size() > 2 else turned.float()
     if rope.interleaved:
         turned = turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-    q, key = rotate(turned, rope).to(rows_NC.dtype).split((q_NHK.shape[1], 1), dim=1)
-    return q, torch.cat((latent, key[:, 0]), dim=1)
+    q, key = rotate(turned, rope).split((q_NHK.shape[1], 1), dim=1)
+    return q.to(rows_NC.dtype), torch.cat((latent, key[:, 0].to(dtype)), dim=1)
 
 
 def rotate(x_NHD: torch.Tensor, rope: QKRope | LatentRope) -> torch.Tensor:

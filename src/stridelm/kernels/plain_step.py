@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from stridelm.kernels import plain_logits
+from stridelm.kernels.entries import as_moved
 from stridelm.kernels.step_ops import Move, Sureness
 from stridelm.types import CANDIDATE, Draft, Verdict
 
@@ -142,7 +143,7 @@ class PlainStepOps:
 
     def mover(self, tensors: Sequence[torch.Tensor]) -> Move:
         def move(source_N: torch.Tensor, target_N: torch.Tensor) -> None:
-            for tensor in tensors:
+            for tensor in map(as_moved, tensors):
                 tensor.index_copy_(0, target_N, tensor.index_select(0, source_N))
 
         return move

@@ -21,12 +21,14 @@ import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import LatentRope, QKRope
+from stridelm.kernels.plain_fp8 import LARGEST
 from stridelm.kernels.triton_router import combine, route
 
 VECTOR_BYTES = 16
 """What a thread loads at once, if the address is a multiple of it."""
 GATE_COLUMNS = 1024
 """Columns of a row that a program gates: several programs share even a single row."""
+_LARGEST = tl.constexpr(LARGEST)
 TURN_HEADS = 8
 """Heads of a row that a program rotates."""
 
@@ -82,6 +84,15 @@ def _gate_kernel(
     tl.store(out + row * WIDTH + column_B, gated(gate_B, up_B, ACTIVATION), mask=exists_B)
 
 
+@triton.jit
+def _as_stored(x, inverse, pool):
+    """What is written to a pool for a number: itself, or in eight bits (entries.py). inverse: of the entries' scale."""
+    if pool.dtype.element_ty == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32) * inverse, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        x = x.to(tl.float8e4nv)
+    return x
+
+
 # Positions and slots are read one by one and are often views into a larger buffer, at any offset.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _turn_kernel(
@@ -95,6 +106,8 @@ def _turn_kernel(
     queries,
     keys,
     values,
+    key_inverse,
+    value_inverse,
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -151,12 +164,12 @@ def _turn_kernel(
     tl.store(at_KB + high_B[None, :], roped_high_KB, mask=mine_KB)
     at_KB = keys + (slot * G + head_K - H)[:, None] * D
     mine_KB = exists_KB & ((head_K >= H) & (head_K < H + G))[:, None]
-    tl.store(at_KB + low_B[None, :], roped_low_KB, mask=mine_KB)
-    tl.store(at_KB + high_B[None, :], roped_high_KB, mask=mine_KB)
+    tl.store(at_KB + low_B[None, :], _as_stored(roped_low_KB, key_inverse, keys), mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], _as_stored(roped_high_KB, key_inverse, keys), mask=mine_KB)
     at_KB = values + (slot * G + head_K - H - G)[:, None] * D
     mine_KB = exists_KB & (head_K >= H + G)[:, None]
-    tl.store(at_KB + low_B[None, :], stored_low_KB, mask=mine_KB)
-    tl.store(at_KB + high_B[None, :], stored_high_KB, mask=mine_KB)
+    tl.store(at_KB + low_B[None, :], _as_stored(stored_low_KB, value_inverse, values), mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], _as_stored(stored_high_KB, value_inverse, values), mask=mine_KB)
 
 
 @triton.jit
@@ -180,6 +193,7 @@ def _latent_kernel(
     slots,
     out,
     latents,
+    inverse,
     query_stride_n,
     query_stride_h,
     row_stride,
@@ -208,10 +222,11 @@ def _latent_kernel(
         exists_R = dim_R < R
         x_R = tl.load(rows + row * row_stride + dim_R, mask=exists_R, other=0.0).to(tl.float32)
         weight_R = tl.load(weight + dim_R, mask=exists_R, other=0.0).to(tl.float32)
-        tl.store(entry + dim_R, x_R * _rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R, mask=exists_R)
+        normed_R = x_R * _rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R
+        tl.store(entry + dim_R, _as_stored(normed_R, inverse, latents), mask=exists_R)
         low_B, high_B = _turned(rows + row * row_stride + R + first_B, cos_B, sin_B, real_B, HALF, INTERLEAVED)
-        tl.store(entry + R + pair_B, low_B, mask=real_B)
-        tl.store(entry + R + HALF + pair_B, high_B, mask=real_B)
+        tl.store(entry + R + pair_B, _as_stored(low_B, inverse, latents), mask=real_B)
+        tl.store(entry + R + HALF + pair_B, _as_stored(high_B, inverse, latents), mask=real_B)
     else:
         head_K = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
         exists_KB = (head_K < H)[:, None] & real_B[None, :]
@@ -258,6 +273,8 @@ class TritonOps:
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
         rows, projected, size = qkv_NXD.shape
         pairs = rope.cos_LF.shape[1]
@@ -277,6 +294,8 @@ class TritonOps:
             q_NHD,
             keys_PGD,
             values_PGD,
+            1 / key_scale,
+            1 / value_scale,
             rope.heads,
             rope.kv_heads,
             size,
@@ -297,6 +316,7 @@ class TritonOps:
         rope: LatentRope,
         latents_PC: torch.Tensor,
         slots_N: torch.Tensor,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         rows, heads, width = q_NHK.shape
         rank = rows_NC.shape[1] - width
@@ -314,6 +334,7 @@ class TritonOps:
             slots_N.contiguous(),
             out_NHK,
             latents_PC,
+            1 / scale,
             *q_NHK.stride()[:2],
             rows_NC.stride(0),
             heads,

@@ -19,6 +19,7 @@ from stridelm.cache.pool import free_memory
 from stridelm.kernels import ops_for
 from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.files import DTYPES, read_headers, read_tensors
+from stridelm.models.kv_scales import is_kv_scale
 from stridelm.models.layers.compiled import compile_blocks
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import text_part
@@ -352,7 +353,7 @@ def fill(
     unsupported: list[str] = []
     for name, tensor in tensors:
         if name not in slots:
-            if not ignorable(name):
+            if not (ignorable(name) or is_kv_scale(name)):  # these are no weights: engine/kv_dtype.py reads them
                 unexpected.append(name)
             continue
         slot = replace(slots[name], split=WHOLE) if name in cut else slots[name]

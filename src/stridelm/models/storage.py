@@ -81,6 +81,7 @@ def _by_block(said: Mapping[str, Any]) -> Storage:
 def _by_channel(said: Mapping[str, Any]) -> Storage:
     if said.get("format") != "float-quantized":
         raise _unsupported(f"compressed-tensors in format {said.get('format')!r}", "'float-quantized'")
+    _check_kv_cache(said.get("kv_cache_scheme"))
     groups = list((said.get("config_groups") or {}).values())
     for group in groups or [{}]:
         weights, rows = group.get("weights") or {}, group.get("input_activations") or {}
@@ -95,9 +96,14 @@ def _by_channel(said: Mapping[str, Any]) -> Storage:
                     f"compressed-tensors with {which} {dict(part)}",
                     f"{wanted}, symmetric and {'dynamic' if dynamic else 'not dynamic'}",
                 )
-    if said.get("kv_cache_scheme"):
-        raise _unsupported("a quantised KV cache (kv_cache_scheme)", "none")
     return Storage(BY_CHANNEL, tuple(said.get("ignore") or ()))
+
+
+def _check_kv_cache(said: Mapping[str, Any] | None) -> None:
+    """Raise ValueError for scales of KV other than one for a layer's keys and one for its values."""
+    wanted = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    if said and ({field: said.get(field) for field in wanted} != wanted or said.get("dynamic")):
+        raise _unsupported(f"a kv_cache_scheme {dict(said)}", f"{wanted}, not dynamic")
 
 
 def _unsupported(what: str, supported: str) -> ValueError:

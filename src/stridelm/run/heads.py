@@ -8,6 +8,7 @@ Legend: R requests, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,6 +53,8 @@ class TargetRuntime:
     """Page group -> number of pages in its pool."""
     page_size: int
     dtype: torch.dtype
+    stored: Callable[[LayerStates], LayerStates]
+    """Layers as this engine stores them."""
     deterministic: bool
     ops: StepOps
     arena: Arena
@@ -260,10 +263,11 @@ class HeadRunner:
         self._head = head
         self._serving = runtime
         device = runtime.model.norm.device
-        runtime.attention.check(head.layer_states, runtime.dtype)
-        page_bytes = runtime.page_size * bytes_per_token(head.layer_states, runtime.dtype)
+        states = runtime.stored(head.layer_states)
+        runtime.attention.check(states, runtime.dtype)
+        page_bytes = runtime.page_size * bytes_per_token(states, runtime.dtype)
         MemoryBudget(device, free_memory(device)).check(runtime.pages[FULL], page_bytes)
-        self.pool = PagePool(head.layer_states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
+        self.pool = PagePool(states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
 
     def mix(self, rows: HeadRows, last_rows: LastRows | None = None) -> PagedMix:
         """What the head calls to mix its own layer i for these rows. All rows write their entries; if `last_rows` with

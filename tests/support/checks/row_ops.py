@@ -9,6 +9,7 @@ import torch
 
 from stridelm.kernels import OPS
 from stridelm.kernels.ops import LatentRope, Ops, QKRope
+from stridelm.kernels.plain_fp8 import E4M3
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks.linear import check_row_bits
 
@@ -190,3 +191,78 @@ def check_nan(ops: Ops, dtype: torch.dtype, device: str) -> None:
     """A weight that was never loaded yields NaN."""
     weight = torch.full((64,), float("nan"), dtype=dtype, device=device)
     assert bool(ops.norm(noise(8, 2, 64, dtype=dtype, device=device), weight, 1e-5).isnan().all())
+
+
+SCALES = (0.004, 0.4)
+"""Of keys and of values: with the first, some keys are beyond what eight bits hold."""
+
+
+def check_eight_bits(ops: Ops, rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> None:
+    """Keys and values in eight bits are those in float32 divided by their scales, limited and rounded once; queries are
+    those of other pools. sizes: as in HEADS."""
+    heads, kv_heads, size, turned = sizes
+    angles_of = Rope(RopeSpec(turned, 10000.0), POSITIONS)
+    angles_of.prepare(device)
+    qkv = noise(5, rows, heads + 2 * kv_heads, size, dtype=dtype, device=device) * 2
+    weights = noise(6, 2 * size, dtype=dtype, device=device)
+    slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(7))[:rows].to(device)
+
+    def run(x: torch.Tensor, norms: torch.Tensor | None, stored: torch.dtype, count: int = rows) -> list[torch.Tensor]:
+        keys, values = torch.zeros(2, SLOTS, kv_heads, size, device=device).to(stored)
+        positions = torch.arange(rows, device=device)[:count] * 3
+        rope = QKRope(heads, kv_heads, positions, angles_of.cos, angles_of.sin, norms, 1e-5)
+        scales = SCALES if stored == E4M3 else (1.0, 1.0)
+        return [ops.rope_and_store(x[:count], rope, keys, values, slots[:count], *scales), keys, values]
+
+    for norms in (None, weights):
+        exact = run(qkv.float(), None if norms is None else norms.float(), torch.float32)
+        got = run(qkv, norms, E4M3)
+        usual = run(qkv, norms, dtype)[0]
+        assert float((got[0] - usual).abs().max()) <= CLOSE[dtype] * max(1.0, float(usual.abs().max()) / 4)
+        for stored, of, scale in zip(got[1:], exact[1:], SCALES, strict=True):
+            check_stored(stored[slots], of[slots], scale)
+        assert int((got[1].float() != 0).any(-1).any(-1).sum()) == rows
+        for count in (1, 2):
+            fewer = run(qkv, norms, E4M3, count)
+            assert all(torch.equal(few[slots[:count]], all_[slots[:count]]) for few, all_ in zip(fewer[1:], got[1:]))
+    assert float(exact[1].abs().max()) > 448 * SCALES[0]
+    spoilt = qkv.clone()
+    spoilt[0] = float("nan")
+    assert all(bool(part[slots[0]].float().isnan().all()) for part in run(spoilt, None, E4M3)[1:])
+
+
+def check_eight_bit_latents(
+    ops: Ops, rows: int, heads: int, rank: int, width: int, interleaved: bool, dtype: torch.dtype, device: str
+) -> None:
+    angles_of = Rope(RopeSpec(width, 10000.0), POSITIONS)
+    angles_of.prepare(device)
+    queries = noise(9, rows, heads, width, dtype=dtype, device=device)
+    projected = noise(10, rows, rank + width, dtype=dtype, device=device)
+    weight = noise(11, rank, dtype=dtype, device=device)
+    positions = torch.arange(rows, device=device) * 3
+    slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(12))[:rows].to(device)
+
+    def run(stored: torch.dtype, as_dtype: torch.dtype, count: int = rows) -> list[torch.Tensor]:
+        latents = torch.zeros(SLOTS, rank + width, device=device).to(stored)
+        rope = LatentRope(positions[:count], angles_of.cos, angles_of.sin, weight.to(as_dtype), 1e-5, interleaved)
+        inputs = queries[:count].to(as_dtype), projected[:count].to(as_dtype)
+        scale = SCALES[0] if stored == E4M3 else 1.0
+        return [ops.rope_and_store_latent(*inputs, rope, latents, slots[:count], scale), latents]
+
+    got, exact = run(E4M3, dtype), run(torch.float32, torch.float32)
+    assert torch.equal(got[0], run(dtype, dtype)[0])
+    check_stored(got[1][slots], exact[1][slots], SCALES[0])
+    assert int((got[1].float() != 0).any(-1).sum()) == rows
+    for count in (1, 2):
+        assert torch.equal(run(E4M3, dtype, count)[1][slots[:count]], got[1][slots[:count]])
+
+
+def check_stored(stored: torch.Tensor, exact: torch.Tensor, scale: float) -> None:
+    """Numbers in eight bits are the nearest to those divided by the scale; at most a few, which lie in the middle of
+    two, are the second nearest."""
+    assert stored.dtype == E4M3
+    wanted = (exact.double() / scale).clamp(-448, 448)
+    nearest = wanted.to(E4M3).double()
+    off = (stored.double() - wanted).abs() - (nearest - wanted).abs()
+    assert bool((off <= 1e-4 * wanted.abs()).all())
+    assert float((stored.double() != nearest).double().mean()) < 1e-3

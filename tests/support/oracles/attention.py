@@ -94,8 +94,10 @@ def make(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    scales: tuple[float, float] | None = None,
 ) -> Case:
-    """Random keys, values and queries, on pages in random order. Entries after a span are random too."""
+    """Random keys, values and queries, on pages in random order. Entries after a span are random too. scales: of keys
+    and values in eight bits."""
     rng = random.Random(seed)
     counts = [-(-piece.storage // page_size) for piece in pieces]
     pages = list(range(1, sum(counts) + 3))
@@ -109,16 +111,18 @@ def make(
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
 
     wide = value_dim or head_dim
+    state = HeadsKV("main", window, heads, kv_heads, head_dim, wide, head_dim**-0.5)
+    state = state if scales is None else state.in_eight_bits(*scales)
     return Case(
         list(pieces),
-        HeadsKV("main", window, heads, kv_heads, head_dim, wide, head_dim**-0.5),
+        state,
         heads,
         page_size,
         dtype,
         device,
         tables,
-        noise(slots, kv_heads, head_dim),
-        noise(slots, kv_heads, wide),
+        stored(noise(slots, kv_heads, head_dim), state.key_scale, state),
+        stored(noise(slots, kv_heads, wide), state.value_scale, state),
         noise(len(rows), heads, head_dim) * 2,
         rows,
     )
@@ -136,7 +140,13 @@ def make_latent(
     """The same for a layer with latent rows."""
     made = make(pieces, heads=heads, kv_heads=1, head_dim=rank + rope_dim, window=window, **options)
     latent = LatentKV("main", window, heads, rank, rope_dim, made.kv.scale)
+    latent = latent if made.kv.stored is None else latent.in_eight_bits(made.kv.key_scale, made.kv.value_scale)
     return replace(made, kv=latent.one_head, values=made.keys[..., :rank], latent=latent)
+
+
+def stored(entries: torch.Tensor, scale: float, state: HeadsKV) -> torch.Tensor:
+    """As a layer like this keeps them."""
+    return entries if state.stored is None else (entries.double() / scale).clamp(-448, 448).to(state.stored)
 
 
 def geometry(case: Case) -> Geometry:
@@ -184,7 +194,8 @@ def naive(case: Case, soft_cap: float | None = None) -> torch.Tensor:
     """[N, H, D] float64: softmax(q k / sqrt(D)) v over what each row may see; NaN for dead rows."""
     out = torch.full((*case.queries.shape[:2], case.kv.value_dim), float("nan"), dtype=torch.float64)
     per_head = case.heads // case.kv.kv_heads
-    keys, values = case.keys.cpu().double(), case.values.cpu().double()
+    keys = case.keys.cpu().double() * case.kv.key_scale
+    values = case.values.cpu().double() * case.kv.value_scale
     for n, (i, row) in enumerate(case.rows):
         piece = case.pieces[i]
         own = row - piece.real

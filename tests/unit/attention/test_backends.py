@@ -72,6 +72,25 @@ def test_unknown_layers_are_refused(backend: str) -> None:
         made.check((HeadsKV.of(4, 2, 64), MeanState("full", None, 8)), torch.bfloat16)
 
 
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.013, 0.2)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_eight_bits(backend: str, dtype: torch.dtype, scales: tuple[float, float]) -> None:
+    """Entries in eight bits are what they stand for, times their scales: in attention over heads and over latents, for
+    any rows in any batch."""
+    for seed in range(2):
+        pieces = random_pieces(seed, 4, longest=150)
+        check_attention(backend, make(pieces, dtype=dtype, seed=seed, page_size=5, scales=scales, window=40))
+    tree = random_tree(random.Random(3), 9)
+    bits = make([Piece(130, 9), Piece(0, 30)], dtype=dtype, scales=scales)
+    check_row_invariance(backend, bits)
+    check_path_invariance(backend, make([Piece(124, 2, tree)], dtype=dtype, scales=scales))
+    if backend in LATENT_NAMES:
+        scale = scales[:1] * 2
+        check_attention(backend, make_latent(random_pieces(3, 4, longest=150), dtype=dtype, scales=scale))
+        check_path_invariance(backend, make_latent([Piece(124, 2, tree)], dtype=dtype, scales=scale))
+
+
 @pytest.mark.parametrize("window", [1, 2, 7, 64, 129, 1000])
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_windows(backend: str, window: int) -> None:

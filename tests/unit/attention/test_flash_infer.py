@@ -169,3 +169,5 @@ def test_refusals() -> None:
         make(PLAIN, head_dim=80, dtype=torch.float16).attend(NAME)
     with pytest.raises(ValueError, match="float16 and bfloat16, not in torch"):
         make(PLAIN, head_dim=64).attend(NAME)
+    with pytest.raises(ValueError, match="leave kv_cache_dtype at 'auto', or use attention='triton'"):
+        make(PLAIN, head_dim=64, dtype=torch.float16, scales=(1.0, 1.0)).attend(NAME)

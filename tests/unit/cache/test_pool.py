@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stridelm.cache.layout import HeadsKV, Shared, bytes_per_token
+from stridelm.cache.layout import HeadsKV, LatentKV, Shared, bytes_per_token, in_eight_bits
 from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
 from support.doubles.means import MeanState
 
@@ -61,6 +61,28 @@ def test_shared_entries_are_kept_once() -> None:
     keys.copy_(torch.arange(24.0)[:, None, None].expand_as(keys))
     both.compact(own.group, torch.tensor([7, 9]), torch.tensor([6, 7]))
     assert keys[5:9, 0, 0].tolist() == [5, 7, 9, 8]
+
+
+def test_eight_bits() -> None:
+    """Entries take a byte a number, whatever the model's dtype, and move like others; a layer that reads another's has
+    the same scales. A kind of layer that cannot be stored so says what to do."""
+    layout = (HeadsKV.of(4, 2, 8, 9), LatentKV("main", None, 4, 6, 4, 1.0))
+    shared = Shared(layout[0].group, 9, 0, HeadsKV.of(8, 2, 8, scale=1.0))
+    stored = in_eight_bits((*layout, shared), {0: (0.5, 0.25), 1: (2.0, 3.0)})
+    for dtype in (torch.bfloat16, torch.float32):
+        assert bytes_per_token(stored, dtype) == 2 * 2 * 8 + 10
+    own, latent, reader = stored
+    assert (own.key_scale, own.value_scale) == (reader.read.key_scale, reader.read.value_scale) == (0.5, 0.25)
+    assert latent.key_scale == latent.one_head.key_scale == latent.one_head.value_scale == 2.0
+    assert latent.one_head.stored == reader.read.stored == torch.float8_e4m3fn
+    both = PagePool(stored, {own.group: 5, "main": 5}, 4, torch.float32, CPU)
+    assert {tensor.dtype for tensor in both.tensors} == {torch.float8_e4m3fn} and both.dtype == torch.float32
+    keys = both.entries[0]["keys"]
+    keys.copy_(torch.arange(24.0).clamp(max=16)[:, None, None].expand_as(keys))
+    both.compact(own.group, torch.tensor([7, 9]), torch.tensor([6, 7]))
+    assert keys[5:9, 0, 0].tolist() == [5, 7, 9, 8]
+    with pytest.raises(ValueError, match="MeanState cannot be stored in eight bits; leave kv_cache_dtype at 'auto'"):
+        in_eight_bits(LAYOUT)
 
 
 def test_bytes_per_token() -> None:

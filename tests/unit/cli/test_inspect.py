@@ -62,7 +62,9 @@ def test_it_agrees_with_transformers_and_the_loader(
     assert facts["stored"] == {"float32": len(load_file(path / "model.safetensors"))}
     assert facts["weight_bytes"] == 4 * facts["parameters"]
     ours = loader.build_empty(loader.load_config(path), path)
-    for name, size in facts["kv_bytes_per_token"].items():
+    sizes = facts["kv_bytes_per_token"]
+    assert sizes.pop("fp8") * 4 == sizes["float32"]
+    for name, size in sizes.items():
         assert size == bytes_per_token(ours.layer_states, DTYPES[name])
     mixture = SMALL_OF.get(model_type, {})
     assert facts["num_experts"] == mixture.get("n_routed_experts", mixture.get("num_experts"))

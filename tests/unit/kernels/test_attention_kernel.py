@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +71,37 @@ def test_head_sizes(backend: str, head_dim: int) -> None:
     for dtype in DTYPES:
         pieces = [Piece(70, 3, (-1, 0, 0)), Piece(0, 20)]
         check_attention(backend, make(pieces, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, page_size=16))
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.013, 0.2)])
+@pytest.mark.parametrize("backend", MODES)
+def test_eight_bits(backend: str, scales: tuple[float, float]) -> None:
+    """Keys and values in eight bits, and latents, times their scales; the same bits in any batch if it promises so."""
+    for seed, dtype in enumerate(DTYPES):
+        pieces = random_pieces(seed, 3, longest=60, rows=12)
+        for page_size, head_dim in ((5, 16), (16, 80)):
+            check_attention(backend, make(pieces, dtype=dtype, page_size=page_size, head_dim=head_dim, scales=scales))
+        latent = make_latent(pieces, heads=16, dtype=dtype, page_size=16, scales=scales[:1] * 2)
+        check_attention(backend, latent)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 9])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.usefixtures("short_splits")
+def test_shared_keys_in_eight_bits(deterministic: bool, programs: int) -> None:
+    """Partial sums of several programs are multiplied by the values' scale once."""
+    pieces = [Piece(400, 1), Piece(0, 1), Piece(150, 2, (-1, -1, 0, 1)), Piece(64, 10)]
+    case = make(pieces, page_size=16, dtype=torch.float16, scales=(0.5, 0.2))
+    check_values(launch(case, programs=programs, deterministic=deterministic), naive(case))
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_bits_of_eight_bits() -> None:
+    """A row has the same bits in chunks of any size, beside other rows, and as a candidate."""
+    tree = (-1, 0, 0, 1, 2, 2, -1, 6)
+    for built, dtype in ((make, torch.float16), (make_latent, torch.float32)):
+        check_row_invariance("exact-triton", built([Piece(130, 9), Piece(0, 30)], dtype=dtype, scales=(0.3, 0.3)))
+        check_path_invariance("exact-triton", built([Piece(124, 2, tree)], dtype=dtype, scales=(0.3, 0.3)))
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 1000])
@@ -366,3 +402,25 @@ def test_steps_need_only_the_binaries_of_a_start(deterministic: bool, window: in
     assert {name.partition(".")[2] for name in needed} == {"attend", "merge"}
     for kernel, binaries in needed.items():
         assert binaries <= made[kernel], kernel
+
+
+# As it is compiled
+
+
+def test_eight_bits_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 all kernels that write or read KV in eight bits compile, convert it by instructions
+    that do so, and fit into shared memory and registers."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "support.checks.kv_compiles"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    kernels = json.loads(run.stdout.splitlines()[-1])
+    assert {kernel["name"] for kernel in kernels} == {"attend", "merge", "_turn_kernel", "_latent_kernel"}
+    assert all(kernel["conversions"] for kernel in kernels if kernel["name"] != "merge")
+    assert all(kernel["shared"] <= 227 * 1024 and not kernel["spills"] for kernel in kernels)

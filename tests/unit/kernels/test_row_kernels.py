@@ -7,14 +7,24 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.cache.layout import HeadsKV
+from stridelm.cache.layout import HeadsKV, in_eight_bits
 from stridelm.kernels import OPS, ops_for
 from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
-from support.checks.row_ops import HEADS, check_gate, check_nan, check_norms, check_turn, check_values, noise
+from support.checks.row_ops import (
+    HEADS,
+    check_eight_bit_latents,
+    check_eight_bits,
+    check_gate,
+    check_nan,
+    check_norms,
+    check_turn,
+    check_values,
+    noise,
+)
 from support.doubles.interpreter import INTERPRETED
 
 interpreted = INTERPRETED
@@ -57,6 +67,21 @@ def test_values(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
 
 @interpreted
 @every_dtype
+@pytest.mark.parametrize("sizes", HEADS[::3], ids=str)
+def test_eight_bits(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    """Keys and values as they are stored in eight bits."""
+    check_eight_bits(TritonOps(), 5, sizes, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_latents_in_eight_bits(dtype: torch.dtype, interleaved: bool) -> None:
+    check_eight_bit_latents(TritonOps(), 5, 9, 40, 8, interleaved, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
 def test_nan(dtype: torch.dtype) -> None:
     check_nan(TritonOps(), dtype, "cpu")
 
@@ -77,12 +102,13 @@ def test_views(dtype: torch.dtype) -> None:
 
 @interpreted
 @pytest.mark.parametrize(("requests", "depth"), [(1, 1), (3, 7), (30, 9)])
-@pytest.mark.parametrize("sizes", [[(2, 8)], [(1, 6), (3, 24)], [(2, 32), (1, 8)]], ids=str)
+@pytest.mark.parametrize("sizes", [[(2, 8)], [(1, 6), (3, 24)], [(2, 32), (1, 8)], [(1, 3)]], ids=str)
 def test_compact(sizes: list[tuple[int, int]], requests: int, depth: int) -> None:
     """Fewer entries than are moved at once, and more; layers of one width or several, in 16-byte vectors or not."""
     layout = tuple(HeadsKV.of(kv_heads, kv_heads, size, group="main") for kv_heads, size in sizes)
     for dtype in (torch.float32, torch.bfloat16):
         check_compact(layout, requests, depth, dtype, "cpu")
+    check_compact(in_eight_bits(layout), requests, depth, torch.float32, "cpu")
 
 
 @interpreted

@@ -57,9 +57,12 @@ class HostOps:
         keys_PGD: torch.Tensor,
         values_PGD: torch.Tensor,
         slots_N: torch.Tensor,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> torch.Tensor:
-        if not rope.kv_heads or rope.normed_values or rope.keys_as_values:
-            return plain.rope_and_store(qkv_NXD, rope, keys_PGD, values_PGD, slots_N)
+        eight_bits = keys_PGD.dtype != qkv_NXD.dtype
+        if not rope.kv_heads or rope.normed_values or rope.keys_as_values or eight_bits:
+            return plain.rope_and_store(qkv_NXD, rope, keys_PGD, values_PGD, slots_N, key_scale, value_scale)
         count, _, size = qkv_NXD.shape
         q = qkv_NXD.new_empty(count, rope.heads, size)
         rows.rope_and_store(

@@ -1,0 +1,81 @@
+"""Compiles the kernels that write and read KV in eight bits for an H100 that is not there, and prints as JSON what they
+became.
+
+Run as a process of its own, since it changes Triton for good: python -m support.checks.kv_compiles
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from stridelm.attention.triton import TritonHeads, TritonLatents
+from stridelm.cache.layout import FULL, HeadsKV, LatentKV, LayerState
+from stridelm.kernels import attention_plan
+from stridelm.kernels.ops import LatentRope, QKRope
+from stridelm.kernels.triton_rows import TritonOps
+from support.doubles.absent_gpu import Driver
+
+FOUND: list[dict[str, Any]] = []
+STATES = (HeadsKV.of(32, 8, 128), LatentKV(FULL, None, 16, 512, 64, 0.07))
+ROWS, LENGTH = 3, 64
+CPU = torch.device("cpu")
+
+
+def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
+    def launch(*args: Any, **options: Any) -> None:
+        made = kernel.warmup(*args, grid=grid, **{**options, "DEPENDENT": True, "launch_pdl": True})
+        code = made.asm["ptx"]
+        FOUND.append(
+            {
+                "name": kernel.__name__,
+                "shared": made.metadata.shared,
+                "conversions": len(re.findall(r"cvt\S*e4m3x2", code)),
+                "spills": len(re.findall(r"(ld|st)\.local", code)),
+            }
+        )
+
+    return launch
+
+
+def compile_all(state: LayerState, deterministic: bool) -> None:
+    kind = TritonLatents if isinstance(state, LatentKV) else TritonHeads
+    kind.warm_up(state, torch.bfloat16, deterministic, 16, CPU)  # type: ignore[arg-type]
+    if deterministic:  # rows are written alike
+        return
+    pool = {
+        name: torch.zeros(16, *shape, dtype=state.stored or torch.bfloat16) for name, shape in state.tensors().items()
+    }
+    place = torch.arange(ROWS)
+    if isinstance(state, LatentKV):
+        angles = torch.zeros(LENGTH, state.rope_dim // 2)
+        rope = LatentRope(place, angles, angles, torch.ones(state.rank).bfloat16(), 1e-6, True)
+        queries = torch.zeros(ROWS, state.heads, state.rope_dim).bfloat16()
+        rows = torch.zeros(ROWS, state.rank + state.rope_dim).bfloat16()
+        TritonOps().rope_and_store_latent(queries, rows, rope, pool["latents"], place, 0.5)
+    else:
+        assert isinstance(state, HeadsKV)
+        angles = torch.zeros(LENGTH, state.key_dim // 2)
+        qkv = torch.zeros(ROWS, state.heads + 2 * state.kv_heads, state.key_dim).bfloat16()
+        turn = QKRope(state.heads, state.kv_heads, place, angles, angles)
+        TritonOps().rope_and_store(qkv, turn, pool["keys"], pool["values"], place, 0.5, 0.5)
+
+
+def main() -> None:
+    driver.set_active(Driver())
+    JITFunction.__getitem__ = compile_only
+    attention_plan.multiprocessors = lambda device: 132
+    for state in STATES:
+        for deterministic in (False, True):
+            compile_all(state.in_eight_bits(1.0, 1.0), deterministic)
+    print(json.dumps(FOUND))
+
+
+if __name__ == "__main__":
+    main()
