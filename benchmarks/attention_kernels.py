@@ -27,19 +27,21 @@ from timing import graph_us
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
-TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
+TOKEN_NUMBERS = 2 * KV_HEADS * DIM
 """Keys and values of one token in one layer."""
 
 
 class AttentionPool:
     """A pool of random keys and values, with its pages in random order, and the launches over it."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, dtype: torch.dtype = torch.bfloat16) -> None:
         free, _ = torch.cuda.mem_get_info()
-        tokens = min(tokens, int(free * POOL_SHARE) // TOKEN_BYTES)
+        self.token_bytes = TOKEN_NUMBERS * dtype.itemsize
+        tokens = min(tokens, int(free * POOL_SHARE) // (TOKEN_NUMBERS * torch.bfloat16.itemsize))
         self.pages = tokens // PAGE_SIZE
         shape = (self.pages * PAGE_SIZE, KV_HEADS, DIM)
-        self.keys, self.values = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+        drawn = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+        self.keys, self.values = (each.to(dtype) for each in drawn)
         self.order = torch.randperm(self.pages, device="cuda").int()
 
     def decode(
@@ -49,7 +51,7 @@ class AttentionPool:
         the pool is too small for one call. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * TOKEN_BYTES))))
+        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * self.token_bytes))))
         chain = [0, *((1 << row) - 1 for row in range(1, rows))]
         return [
             self._launch(
@@ -135,6 +137,12 @@ def attention(settings: Settings) -> Section:
     return Section([decode_table(decode, settings), prefill_table(prefill)], [*decode, *prefill])
 
 
+def attention_eight_bits(settings: Settings) -> Section:
+    pool = AttentionPool(max(settings.contexts) * max(settings.batches) * 9 // 8, torch.float8_e4m3fn)
+    decode = decode_rows(pool, settings)
+    return Section([decode_table(decode, settings, "attention, KV in eight bits: decode")], decode)
+
+
 def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]:
     found = []
     for batch in settings.batches:
@@ -148,7 +156,7 @@ def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]
                 if not times:
                     continue
                 bandwidth = {
-                    rows: batch * (context + rows) * TOKEN_BYTES / 1000 / taken for rows, taken in times.items()
+                    rows: batch * (context + rows) * pool.token_bytes / 1000 / taken for rows, taken in times.items()
                 }
                 ratio = times[8] / times[1] if {1, 8} <= times.keys() else None
                 found.append(
@@ -165,9 +173,9 @@ def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]
     return found
 
 
-def decode_table(found: list[dict[str, Any]], settings: Settings) -> Table:
+def decode_table(found: list[dict[str, Any]], settings: Settings, title: str = "attention: decode") -> Table:
     columns = [f"{rows} rows us" for rows in settings.rows]
-    table = right_table("attention: decode", "batch", "context", "mode", *columns, "GB/s", "8:1")
+    table = right_table(title, "batch", "context", "mode", *columns, "GB/s", "8:1")
     for row in found:
         times = [f"{row['us'][rows]:.1f}" if rows in row["us"] else "-" for rows in settings.rows]
         bandwidth, ratio = row["gb_per_s"].get(1), row["ratio_8_to_1"]

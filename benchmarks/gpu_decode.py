@@ -56,7 +56,7 @@ from stridelm.params import SamplingParams, Speculation
 
 DEFAULT_MODEL = next(iter(SHAPES))
 ROUTINGS = ("random", "skewed", "same")
-FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0], "quantization": None}
+FIRST_RUNS = {"model": DEFAULT_MODEL, "routing": ROUTINGS[0], "quantization": None, "kv_cache_dtype": "auto"}
 """What the first runs recorded do not name."""
 SKEW = 20.0
 """Standard deviation of what a skewed router adds to the scores of an eighth of its experts, or subtracts from them.
@@ -81,6 +81,7 @@ class Settings:
     model: str = DEFAULT_MODEL
     routing: str = "random"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def main() -> int:
         "have a correction bias",
     )
     parser.add_argument("--quantization", choices=("fp8",), help="how weights are stored; without it, in bfloat16")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="auto: bfloat16")
     parser.add_argument("--batch", default="1,4,16,64,128,256")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--output", type=int, default=256, help="output tokens")
@@ -161,6 +163,7 @@ def main() -> int:
         args.model,
         args.routing,
         args.quantization,
+        args.kv_cache_dtype,
     )
     if args.routing != ROUTINGS[0] and not SHAPES[args.model].is_mixture:
         parser.error(f"{args.model} has no experts: leave out --routing")
@@ -183,7 +186,8 @@ def main() -> int:
             gc.collect()
             torch.cuda.empty_cache()
     weights = "bfloat16" if settings.quantization is None else f"weights in {settings.quantization}"
-    console.print(as_table(rows, f"{shape.title}'s shape, {weights}"))
+    kv = "" if settings.kv_cache_dtype == "auto" else f", KV in {settings.kv_cache_dtype}"
+    console.print(as_table(rows, f"{shape.title}'s shape, {weights}{kv}"))
     if args.json:
         append_result(args.json, "gpu_decode", settings, rows=[asdict(row) for row in rows])
     if args.plot:
@@ -198,6 +202,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
         model=folder,
         load_format="dummy",
         quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
         dtype="bfloat16",
         device="cuda",
         drafter="none",
@@ -288,7 +293,7 @@ def synthetic_length(decoding: str) -> float | None:
 
 
 def over_vllm(tokens_per_s: float, decoding: str, batch: int, settings: Settings) -> float | None:
-    if settings.quantization is not None:  # vLLM's figures are for bfloat16
+    if settings.quantization is not None or settings.kv_cache_dtype != "auto":  # vLLM's figures are for bfloat16
         return None
     theirs = SHAPES[settings.model].vllm.get(decoding, {}).get(batch)
     return None if theirs is None else tokens_per_s / theirs
@@ -396,7 +401,7 @@ def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
                 parts = [(count, 1)]
             unread = sum(experts * (1 - each / experts) ** rows for experts, rows in parts)
             weights -= unread / count * sum(p.nbytes for p in mixture.experts.parameters())
-    entry = bytes_per_token(model.layer_states, torch.bfloat16)
+    entry = bytes_per_token(engine.loaded.pool.states, torch.bfloat16)
     context = settings.prompt + settings.output / 2
     return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
 

@@ -24,6 +24,8 @@ latent, attention over rows of 512 + 64 numbers (DeepSeek's; 16, 64 and 128 quer
   absorbed  the products of a layer's heads with their matrices of 128 x 512, as in deterministic mode and by the
             library (torch.bmm), in microseconds; floor as above.
 
+attention_eight_bits, latent_eight_bits, the decode steps of both over KV in e4m3, which has half the bytes.
+
 latent_shapes, the same decode steps with other block sizes and numbers of programs, as in `shapes`.
 
 expert_tiles, the products of `experts` with other tiles (outputs, pairs, inputs, warps, stages), sorted and unsorted:
@@ -51,11 +53,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_kernels import attention, shapes
+from attention_kernels import attention, attention_eight_bits, shapes
 from expert_kernels import expert_tiles, experts
 from fp8_kernels import fp8, fp8_tiles
 from kernel_sections import Section, Settings
-from latent_kernels import latent, latent_shapes
+from latent_kernels import latent, latent_eight_bits, latent_shapes
 from rich.console import Console
 
 from stridelm.bench.results import append_result
@@ -65,6 +67,8 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "attention": attention,
     "experts": experts,
     "latent": latent,
+    "attention_eight_bits": attention_eight_bits,
+    "latent_eight_bits": latent_eight_bits,
     "fp8": fp8,
     "shapes": shapes,
     "expert_tiles": expert_tiles,

@@ -25,7 +25,7 @@ from rich.table import Table
 from timing import graph_us
 
 RANK, ROPE_DIM = 512, 64
-ROW_BYTES = (RANK + ROPE_DIM) * 2
+WIDTH = RANK + ROPE_DIM
 """A token's row in one layer."""
 LATENT_HEADS = (16, 64, 128)
 LATENT_ROWS = (1, 2, 4, 8)
@@ -34,11 +34,12 @@ LATENT_ROWS = (1, 2, 4, 8)
 class LatentPool:
     """A pool of random rows, with its pages in random order, and the steps over it."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, dtype: torch.dtype = torch.bfloat16) -> None:
         free, _ = torch.cuda.mem_get_info()
-        self.pages = min(tokens, int(free * POOL_SHARE) // ROW_BYTES) // PAGE_SIZE
-        shape = (self.pages * PAGE_SIZE, RANK + ROPE_DIM)
-        self.latents = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+        self.row_bytes = WIDTH * dtype.itemsize
+        self.pages = min(tokens, int(free * POOL_SHARE) // (WIDTH * torch.bfloat16.itemsize)) // PAGE_SIZE
+        shape = (self.pages * PAGE_SIZE, WIDTH)
+        self.latents = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_().to(dtype)
         self.order = torch.randperm(self.pages, device="cuda").int()
 
     def calls(
@@ -48,7 +49,7 @@ class LatentPool:
         the pool is too small for one. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + real + drafts) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        count = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * width * PAGE_SIZE * ROW_BYTES))))
+        count = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * width * PAGE_SIZE * self.row_bytes))))
         return [
             self._step(heads, context, real, drafts, deterministic, pages.view(batch, width), forced)
             for pages in self.order[: count * batch * width].view(count, batch * width)
@@ -97,14 +98,7 @@ class LatentPool:
 def latent(settings: Settings) -> Section:
     pool = LatentPool(max(settings.contexts) * max(settings.batches) * 9 // 8)
     bandwidth = copy_bandwidth(settings)
-    decode = [
-        row
-        for heads in LATENT_HEADS
-        for batch in settings.batches
-        for context in settings.contexts
-        for deterministic in MODES
-        if (row := latent_decode(pool, heads, batch, context, deterministic, bandwidth, settings))
-    ]
+    decode = latent_decodes(pool, bandwidth, settings)
     prefill = [
         latent_prefill(pool, heads, rows, deterministic, settings)
         for heads in LATENT_HEADS
@@ -118,6 +112,23 @@ def latent(settings: Settings) -> Section:
     ]
     tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed)]
     return Section(tables, [*decode, *prefill, *absorbed])
+
+
+def latent_eight_bits(settings: Settings) -> Section:
+    pool = LatentPool(max(settings.contexts) * max(settings.batches) * 9 // 8, torch.float8_e4m3fn)
+    decode = latent_decodes(pool, copy_bandwidth(settings), settings)
+    return Section([latent_decode_table(decode, "latent, rows in eight bits: decode")], decode)
+
+
+def latent_decodes(pool: LatentPool, bandwidth: float, settings: Settings) -> list[dict[str, Any]]:
+    return [
+        row
+        for heads in LATENT_HEADS
+        for batch in settings.batches
+        for context in settings.contexts
+        for deterministic in MODES
+        if (row := latent_decode(pool, heads, batch, context, deterministic, bandwidth, settings))
+    ]
 
 
 def latent_shapes(settings: Settings) -> Section:
@@ -153,7 +164,7 @@ def latent_decode(
         if not calls:
             return None
         times[rows] = graph_us(calls, settings.replays)
-    read = batch * (context + 1) * ROW_BYTES
+    read = batch * (context + 1) * pool.row_bytes
     return {
         "kernel": "latent decode",
         "heads": heads,
@@ -224,9 +235,9 @@ def tried_latents(pool: LatentPool, heads: int, rows: int, batch: int, context: 
     return tried(launch, forms, partial(pool.calls, heads, batch, context, 1, rows - 1, False))
 
 
-def latent_decode_table(found: list[dict[str, Any]]) -> Table:
+def latent_decode_table(found: list[dict[str, Any]], title: str = "latent: decode") -> Table:
     columns = [f"{rows} rows us" for rows in LATENT_ROWS]
-    table = right_table("latent: decode", "heads", "batch", "context", "mode", *columns, "GB/s", "floor us", "of floor")
+    table = right_table(title, "heads", "batch", "context", "mode", *columns, "GB/s", "floor us", "of floor")
     for row in found:
         table.add_row(
             *(str(row[name]) for name in ("heads", "batch", "context")),
