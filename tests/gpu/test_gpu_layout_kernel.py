@@ -35,4 +35,4 @@ def test_sources() -> None:
 @pytest.mark.parametrize("longest", [60, 5000])
 def test_lookup(longest: int) -> None:
     for seed in range(20):
-        check_lookup(seed, "cuda", longest)
+        check_lookup(seed, "cuda", TritonStepOps(), longest)

@@ -83,7 +83,7 @@ class Chain:
         tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.read(LookupOptions).looks_up for span in self.group.spans):
-            looked_up, exists = lookup(
+            looked_up, exists, _ = lookup(
                 self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
             )
             replaces = exists[:, :1]

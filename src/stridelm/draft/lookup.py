@@ -25,8 +25,10 @@ def match_lengths(asked: LookupOptions, shortest: int, longest: int) -> tuple[in
     return shortest, longest
 
 
-def lookup(group: Group, lengths: Sequence[tuple[int, int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """([R, width] int64 guesses, [R, width] bool whether each exists).
+def lookup(
+    group: Group, lengths: Sequence[tuple[int, int]], width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """([R, width] int64 guesses, [R, width] bool whether each exists, [R] int64 length of the match).
 
     lengths: shortest and longest suffix that counts as a match, for each request.
     """

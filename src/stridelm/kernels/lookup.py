@@ -56,6 +56,7 @@ def take_followers(
     best,
     guesses,
     valid,
+    matched,
     nobody,
     stride_tokens,
     width,
@@ -67,6 +68,7 @@ def take_followers(
     slot = tl.load(slots + request)
     slot = tl.where(slot < 0, nobody, slot)
     found = tl.load(best + request)
+    tl.store(matched + request, found >> PLACE_BITS)
     row = tl.arange(0, BLOCK)
     index = (found & ((1 << PLACE_BITS) - 1)) + 1 + row
     there = (found >> PLACE_BITS >= tl.load(shortest + request)) & (row < tl.load(bounds + request))
@@ -85,11 +87,12 @@ def followers(
     bounds_R: torch.Tensor,
     reach: int,
     width: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     requests, nobody = len(slots_R), len(tokens_SL) - 1
     best = torch.zeros(requests, dtype=torch.int64, device=slots_R.device)
     guesses = torch.empty(requests, width, dtype=torch.int64, device=slots_R.device)
     valid = torch.empty(requests, width, dtype=torch.bool, device=slots_R.device)
+    matched = torch.empty(requests, dtype=torch.int64, device=slots_R.device)
     find_occurrence[(requests, triton.cdiv(reach, _PLACES))](
         slots_R,
         known_S,
@@ -110,10 +113,11 @@ def followers(
         best,
         guesses,
         valid.view(torch.uint8),
+        matched,
         nobody,
         tokens_SL.stride(0),
         width,
         PLACE_BITS=_PLACE_BITS,
         BLOCK=triton.next_power_of_2(width),
     )
-    return guesses, valid
+    return guesses, valid, matched

@@ -158,7 +158,7 @@ class PlainStepOps:
         bounds_R: torch.Tensor,
         reach: int,
         width: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tokens_RL, known_R1 = tokens_SL[slots_R, :reach], known_S[slots_R][:, None]
         place = torch.arange(reach, device=tokens_RL.device)
         run = (place < known_R1 - 1).to(torch.int64)  # still matching; candidates end before the last token
@@ -171,8 +171,9 @@ class PlainStepOps:
         best = (matched * reach + place).argmax(1, keepdim=True)  # longest first, then latest
         offset = torch.arange(width, device=tokens_RL.device)
         index = best + 1 + offset
-        there = (matched.gather(1, best) >= shortest_R[:, None]) & (index < known_R1) & (offset < bounds_R[:, None])
-        return tokens_RL.gather(1, index.clamp(max=reach - 1)), there
+        matched_R1 = matched.gather(1, best)
+        there = (matched_R1 >= shortest_R[:, None]) & (index < known_R1) & (offset < bounds_R[:, None])
+        return tokens_RL.gather(1, index.clamp(max=reach - 1)), there, matched_R1[:, 0]
 
     def walk(
         self,

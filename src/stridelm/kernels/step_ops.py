@@ -200,12 +200,14 @@ class StepOps(Protocol):
         bounds_R: torch.Tensor,
         reach: int,
         width: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """([R, W] guesses, bool which of them exist): what followed the previous occurrence of the text's end.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """([R, W] guesses, bool which of them exist, [R] tokens that match): what followed the previous occurrence of
+        the text's end.
 
         Finds the longest suffix of the known tokens, of a length between `shortest` and `longest`, that occurs earlier
         in them; of several occurrences, the latest. The tokens after it are the guess, at most `bounds` many.
-        reach: a bound on every request's known tokens.
+        reach: a bound on every request's known tokens. A match shorter than `shortest` gives no guesses, and its length
+        is still returned.
         """
         ...
 

@@ -12,6 +12,7 @@ from stridelm.draft.base import empty_draft
 from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.plain_step import PlainStepOps
 from support.checks.layout_kernel import check_layout
+from support.checks.lookup_kernel import check_lookup
 from support.checks.place_live import check_place_live
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 
@@ -22,6 +23,12 @@ OURS, PLAIN = HostTables(), PlainStepOps()
 def test_layout(width: int) -> None:
     for seed in range(8):
         check_layout(seed, width, "cpu", OURS)
+
+
+@pytest.mark.parametrize("longest_text", [3, 60, 900])
+def test_lookup(longest_text: int) -> None:
+    for seed in range(30):
+        check_lookup(seed, "cpu", OURS, longest_text)
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 7, 20, 63, 64])

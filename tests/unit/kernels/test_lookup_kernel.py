@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.lookup_kernel import check_lookup
 from support.doubles.interpreter import INTERPRETED
 
@@ -14,10 +15,10 @@ pytestmark = INTERPRETED
 
 def test_lookup() -> None:
     for seed in range(40):
-        check_lookup(seed, "cpu")
+        check_lookup(seed, "cpu", TritonStepOps())
 
 
 def test_long_texts() -> None:
     """Several programs search one text."""
     for seed in range(3):
-        check_lookup(seed, "cpu", longest_text=2500)
+        check_lookup(seed, "cpu", TritonStepOps(), longest_text=2500)

@@ -22,7 +22,7 @@ class NgramDrafter(Drafter):
 
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
-        tokens, valid = lookup(group, [_lengths(span.request.speculation) for span in group.spans], width)
+        tokens, valid, _ = lookup(group, [_lengths(span.request.speculation) for span in group.spans], width)
         return group.arena.keep(chain, width, CANDIDATE).draft(tokens, valid)
 
 

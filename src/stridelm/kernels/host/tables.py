@@ -1,5 +1,5 @@
-"""A step's look-ups in the tables of running requests on a CPU: laying rows out, and walking down a draft. Each is a
-few numbers per request, for which torch would make up to thirty calls.
+"""A step's look-ups in the tables of running requests on a CPU: laying rows out, prompt lookup, and walking down a
+draft. Each is a few numbers per request, for which torch would make up to thirty calls.
 
 Legend: as in kernels/step_ops.py.
 """
@@ -64,6 +64,21 @@ class HostTables(PlainStepOps):
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         _advance(*_arrays(lengths_S, slots_R, rows_R))
 
+    def followers(
+        self,
+        slots_R: torch.Tensor,
+        known_S: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        shortest_R: torch.Tensor,
+        longest_R: torch.Tensor,
+        bounds_R: torch.Tensor,
+        reach: int,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        tables = _arrays(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R)
+        guesses, valid, matched = map(torch.from_numpy, _followers(*tables, width))
+        return guesses, valid, matched
+
     def walk(
         self,
         draft: Draft,
@@ -91,6 +106,7 @@ def compile_tables() -> None:
     _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
     _place_live(one, one, one, _ALL, pages, 1)
     _advance(one, one, one)
+    _followers(one, one, two, one, one, one, 1)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
 
 
@@ -174,6 +190,33 @@ def _advance(lengths_S, slots_R, rows_R):
     for i in range(len(slots_R)):
         slot = slots_R[i]
         lengths_S[slot] = 0 if slot < 0 else lengths_S[slot] + rows_R[i]
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _followers(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R, width):
+    """Searches backwards, so that of equally long matches the latest is found first."""
+    requests = len(slots_R)
+    guesses, valid = np.zeros((requests, width), np.int64), np.zeros((requests, width), np.bool_)
+    matched = np.zeros(requests, np.int64)
+    for i in range(requests):
+        slot = slots_R[i]
+        if slot < 0:
+            continue
+        last, limit, end = known_S[slot] - 1, min(longest_R[i], known_S[slot]), -1
+        for place in range(last - 1, -1, -1):
+            if matched[i] == limit or place < matched[i]:
+                break
+            length = 0
+            while (
+                length < limit and length <= place and tokens_SL[slot, place - length] == tokens_SL[slot, last - length]
+            ):
+                length += 1
+            if length > matched[i]:
+                matched[i], end = length, place
+        if matched[i] >= shortest_R[i]:
+            for column in range(min(bounds_R[i], width, last - end)):
+                guesses[i, column], valid[i, column] = tokens_SL[slot, end + 1 + column], True
+    return guesses, valid, matched
 
 
 @nb.njit(cache=True, error_model="numpy")
