@@ -18,6 +18,17 @@ class VerifiedDrafts:
 
 
 @dataclass(slots=True)
+class DraftCounts:
+    """What became of drafts that were verified."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    hits: int = 0
+    """Drafts of which at least the first token was accepted."""
+
+
+@dataclass(slots=True)
 class RequestStats:
     """What a request has cost and gained so far. Times are seconds on `time.perf_counter`'s clock."""
 
@@ -33,6 +44,8 @@ class RequestStats:
     """accepted_at[d]: steps in which the draft's position d was accepted."""
     reached_at: list[int] = field(default_factory=list)
     """reached_at[d]: steps in which position d was drafted and all positions before it were accepted."""
+    by_source: dict[str, DraftCounts] = field(default_factory=dict)
+    """Of drafts from each source."""
     preemptions: int = 0
     fortune: float = 0.0
     """How much likelier its drafts are to be accepted than those of others, as log-odds (schedule/acceptance.py)."""

@@ -114,6 +114,8 @@ class Request:
     """Its drafts may be shallower than its depth, if that makes more tokens per second."""
     draft_kv: DraftKV | None = None
     """The drafter whose KV is stored beside the target's: pages without it are a miss for this request."""
+    sources: tuple[str, ...] = ()
+    """Where its drafts may come from, by number (`Draft.source`)."""
     behind: int = 0
     """Its last tokens that this KV lacks, because steps that draft nothing leave it to a later one."""
     finish_reason: str | None = None
@@ -235,6 +237,8 @@ class Draft:
     probs: torch.Tensor | None = None
     """[R, W, V] float32: the distribution that each row's token was drawn from; None: every row is a point mass
     on its token."""
+    source: torch.Tensor | None = None
+    """[R] int64 which of its drafter's sources each draft comes from; None: the first."""
 
     @property
     def width(self) -> int:

@@ -28,6 +28,11 @@ CAUSES = {
 """types.Cause -> what it means for the depth."""
 
 
+HEADINGS = ("request", "real rows", "drafted", "by", "accepted", "depth", "chances of its levels", "why that depth")
+WORDS = ("request", "by", "why that depth")
+"""Those above words."""
+
+
 def add_parser(subparsers: Any) -> None:
     """Add `explain` to the main command."""
     parser = subparsers.add_parser("explain", help="say why steps drafted as they did", description=__doc__)
@@ -76,14 +81,15 @@ def explained(step: int, lines: list[Line]) -> Table:
     if least is not None:
         title += f"; a level is worth its row from a chance of {least:.2g}"
     table = Table(title=title, title_justify="left")
-    for heading in ("request", "real rows", "drafted", "accepted", "depth", "chances of its levels", "why that depth"):
-        table.add_column(heading, justify="left" if heading in ("request", "why that depth") else "right")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in WORDS else "right")
     for line in lines:
         reason, verdict = line["reason"], line["verdict"]
         table.add_row(
             line["request"],
             str(sum(row["role"] == "real" for row in line["rows"])),
             str(verdict["drafted"]),
+            line.get("source") or "",
             str(verdict["accepted"]),
             f"{line['depth']} of {reason['levels']}",
             " ".join(f"{chance:.2f}" for chance in reason["chances"]),

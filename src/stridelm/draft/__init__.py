@@ -20,6 +20,7 @@ for _name, _class, _options in (
     ("eagle", "EagleDrafter", "draft.options:HeadOptions"),
     ("medusa", "MedusaDrafter", "draft.options:HeadOptions"),
     ("model", "ModelDrafter", "draft.options:ChainOptions"),
+    ("hybrid", "HybridDrafter", "draft.options:GuessOptions"),
 ):
     if (Path(__file__).parent / _name / "drafter.py").is_file():
         DRAFTERS.add(_name, f"stridelm.draft.{_name}.drafter:{_class}", f"stridelm.{_options}")

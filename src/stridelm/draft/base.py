@@ -7,7 +7,7 @@ checklist for a new one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,6 +63,12 @@ class Group:
     slots: torch.Tensor
     """[R] int64 rows of the request table."""
     table: TokenTable
+    bounds: torch.Tensor | None = None
+    """[R] int64 draft rows that each span has room for, if a captured step reads them from the device."""
+
+    def room(self) -> torch.Tensor:
+        """[R] int64 draft rows that each span has room for."""
+        return per_span([span.draft for span in self.spans], self.slots.device) if self.bounds is None else self.bounds
 
     @property
     def arena(self) -> Arena:
@@ -96,11 +102,24 @@ class Drafter:
     keeps_kv: ClassVar[bool] = False
     """It keeps KV of its own: it observes prompt chunks too, with all its spans as one Group, and pages that it has not
     written are a prefix miss for its requests."""
+    follows: ClassVar[bool] = False
+    """It guesses chains with layers of its own, and `observe` keeps these up to date whoever drafts, so that another
+    drafter may draft with it."""
+    must_propose: ClassVar[bool] = False
+    """Of one that follows: `propose` does a part of that, so it may be left out for no request that drafts."""
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """runtime: the target as it runs; None where there is no model."""
         self.target = target
         self.sampler = sampler
+
+    def join(self, get: Callable[[str], Drafter]) -> None:
+        """Called once it is made. get: returns the engine's drafter of a name, for those that draft with another."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where its drafts come from, in the order of `Draft.source`."""
+        return (self.name,)
 
     @property
     def draft_kv(self) -> DraftKV | None:
@@ -116,6 +135,11 @@ class Drafter:
     def why_not(cls, target: TargetInfo) -> str | None:
         """Why this drafter cannot serve the target, with the remedy; None if it can."""
         return None
+
+    @classmethod
+    def weights_of(cls, target: TargetInfo) -> str | None:
+        """The drafter whose weights it drafts with; None if it needs none. `why_not` has no objection."""
+        return cls.name if cls.takes else None
 
     @classmethod
     def check_weights(cls, target: TargetInfo, model: Decoder) -> None:

@@ -38,7 +38,9 @@ class Drafters:
             reason = kind.why_not(self._target)
             if reason:
                 raise ValueError(f"drafter {name!r} cannot run on this model: {reason}")
-            self._made[name] = kind(self._target, self._sampler, self._serving)
+            made = kind(self._target, self._sampler, self._serving)
+            made.join(self.get)
+            self._made[name] = made
         return self._made[name]
 
     def admit(self, request: Request) -> None:
@@ -69,12 +71,13 @@ class Drafters:
         slots: torch.Tensor,
         ask: Callable[[Drafter, Group], Draft] | None = None,
         hosted: Draft | None = None,
+        bounds: torch.Tensor | None = None,
     ) -> Draft:
         """One Draft for all spans of the step. ask: replaces the call of a drafter's `propose`, if there is a quicker
-        way. hosted: what `propose_on_host` has returned for these spans."""
+        way. hosted: what `propose_on_host` has returned for these spans. bounds: as in Group."""
         drafting = [i for i, span in enumerate(spans) if span.draft and not self._of(span.request).host_bound]
         if drafting:
-            return self._proposed(spans, slots, drafting, ask, hosted)
+            return self._proposed(spans, slots, drafting, ask, hosted, bounds)
         return empty_draft(len(spans), self._table.arena) if hosted is None else hosted
 
     def _proposed(
@@ -84,8 +87,9 @@ class Drafters:
         drafting: list[int],
         ask: Callable[[Drafter, Group], Draft] | None,
         hosted: Draft | None,
+        bounds: torch.Tensor | None = None,
     ) -> Draft:
-        groups = self._groups(spans, slots, drafting)
+        groups = self._groups(spans, slots, drafting, bounds=bounds)
         proposed = [(group, ask(drafter, group) if ask else drafter.propose(group)) for drafter, group in groups]
         if len(groups) == 1 and len(drafting) == len(spans):
             return proposed[0][1]
@@ -112,7 +116,13 @@ class Drafters:
         return self.get(request.speculation.drafter)
 
     def _groups(
-        self, spans: tuple[Span, ...], slots: torch.Tensor, chosen: list[int], *, observing: bool = False
+        self,
+        spans: tuple[Span, ...],
+        slots: torch.Tensor,
+        chosen: list[int],
+        *,
+        observing: bool = False,
+        bounds: torch.Tensor | None = None,
     ) -> list[tuple[Drafter, Group]]:
         """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once."""
         members: dict[tuple[str, Hashable], list[int]] = {}
@@ -125,8 +135,10 @@ class Drafters:
             where = self._table.arena.keep(everyone, len(spans)) if len(indices) == len(spans) else None
             if where is None:
                 where = upload(indices, slots.device)
-            mine = slots if len(indices) == len(spans) else slots[where]
-            group = Group(tuple(spans[i] for i in indices), indices, where, mine, self._table)
+            everybody = len(indices) == len(spans)
+            mine = slots if everybody else slots[where]
+            room = bounds if bounds is None or everybody else bounds[where]
+            group = Group(tuple(spans[i] for i in indices), indices, where, mine, self._table, room)
             out.append((self._made[name], group))
         return out
 
@@ -154,7 +166,18 @@ def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:
         is_chain=all(draft.is_chain for _, draft in parts),
         max_depth=max(draft.max_depth for _, draft in parts),
         probs=_merged_probs(rows, width, parts),
+        source=_merged_source(rows, parts),
     )
+
+
+def _merged_source(rows: int, parts: list[tuple[Group, Draft]]) -> torch.Tensor | None:
+    """[rows]; None if all drafts come from the first sources."""
+    if all(draft.source is None for _, draft in parts):
+        return None
+    merged = torch.zeros(rows, dtype=torch.int64, device=parts[0][1].tokens.device)
+    for group, draft in parts:
+        merged[group.indices] = 0 if draft.source is None else draft.source
+    return merged
 
 
 def _merged_probs(rows: int, width: int, parts: list[tuple[Group, Draft]]) -> torch.Tensor | None:

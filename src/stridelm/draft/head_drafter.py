@@ -51,6 +51,7 @@ class HeadDrafter(HeadWeights):
     """Base of drafters with such a head; subclasses load it."""
 
     keeps_kv: ClassVar[bool] = True
+    follows: ClassVar[bool] = True
     default_depth = 3
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.options import BranchingOptions
-from stridelm.draft.whose import PREFERENCE
+from stridelm.draft.whose import CHOOSES, in_order
 from stridelm.params import Speculation
 from stridelm.verify import RULES
 from stridelm.verify.rule import Rule
@@ -59,19 +59,28 @@ def can_choose(settled: Speculation) -> bool:
 
 
 def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str]:
-    """The first drafter that can run under the rule, first among those whose weights were found, then in PREFERENCE;
-    and why each one before it cannot."""
+    """The first drafter that can run under the rule with these options, in the order of `in_order`; and why each one
+    before it cannot."""
     rule = RULES.get(speculation.acceptance or "exact")
     reasons: list[str] = []
-    for name in dict.fromkeys((*target.heads, *PREFERENCE)):
-        if name not in DRAFTERS:
-            continue
+    for name in in_order(target):
         kind = DRAFTERS.get(name)
         reason = kind.why_not(target)
+        if reason is None and name == CHOOSES:
+            reason = _why_not_choose(speculation, rule)
         if reason is None and rule.works_with(kind.rules, kind.branches):
             return name, "; ".join(reasons) or "the first choice where it can run"
         reasons.append(f"not {name}: {reason or f'it cannot run under acceptance {rule.name}'}")
     raise ValueError(f"no drafter can run under acceptance {rule.name!r} on this model: {'; '.join(reasons)}")
+
+
+def _why_not_choose(speculation: Speculation, rule: type[Rule]) -> str | None:
+    """Why "auto" keeps to one drafter, though it could choose at every step; None if it does not."""
+    if not rule.coupled:
+        return f"which drafts are made may change the output under acceptance {rule.name}"
+    of_rule = RULES.options(rule.name).names()
+    asked = [name for name, _ in speculation.options if name not in (*of_rule, *DRAFTERS.options(CHOOSES).names())]
+    return f"it has no {' or '.join(asked)}" if asked else None
 
 
 def _check_branches(asked: BranchingOptions, vocab_size: int) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stridelm.draft import DRAFTERS
+from stridelm.draft.base import TargetInfo
 from stridelm.draft.given import given
 
 logger = logging.getLogger(__name__)
 
+CHOOSES = "hybrid"
+"""What "auto" is where it can run: it chooses between lookup and the best of the others, request by request."""
 PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
-"""What "auto" tries, best first, after drafters whose weights were named or found in the model's directory; also the
-order of the latter. Heads come before small models, which need a whole forward pass of their own per token."""
+"""What "auto" tries otherwise, best first, after drafters whose weights were named or found in the model's directory;
+also the order of the latter. Heads come before small models, which need a whole forward pass of their own per token."""
 BESIDE = "drafters"
 """Folder in a checkpoint for heads that were made for it, one directory each."""
+
+
+def in_order(target: TargetInfo) -> Iterator[str]:
+    """The installed drafters that "auto" tries, best first."""
+    return (name for name in dict.fromkeys((CHOOSES, *target.heads, *PREFERENCE)) if name in DRAFTERS)
 
 
 def heads_of(model: Path, named: Sequence[str]) -> dict[str, Path]:

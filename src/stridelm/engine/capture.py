@@ -246,7 +246,7 @@ def _half(
         served.append((mine, kind.stand_ins(like, device.reach, way), torch.where(mine, slots, -1)))
 
     def propose() -> Draft:
-        parts = [(mine, device.drafters.propose(theirs, where)) for mine, theirs, where in served]
+        parts = [(mine, device.drafters.propose(theirs, where, bounds=inputs.drafts)) for mine, theirs, where in served]
         if proposed is not None:
             parts.append((inputs.ways == OTHERS, proposed.draft()))
         return combined(parts) if parts else device.drafters.propose(spans, slots)

@@ -24,6 +24,7 @@ from stridelm.engine.engine import PROBE, Engine
 from stridelm.engine.memory import useful_pages
 from stridelm.params import SamplingParams
 from stridelm.schedule import Configured, StepCost, Unbounded
+from stridelm.stats import DraftCounts
 from stridelm.types import Request
 from stridelm.verify import RULES
 
@@ -100,10 +101,10 @@ def heads_to_try(engine: Engine) -> list[str]:
 
 
 def _own(engine: Engine) -> str | None:
-    """The drafter of requests that name none; None if it has no weights of its own, or drafts nothing."""
+    """The drafter whose weights serve requests that name none; None if there are no weights, or nothing is drafted."""
     speculation, rows_by_depth = engine.intake.settled(SamplingParams())
     assert speculation.drafter is not None
-    return speculation.drafter if DRAFTERS.get(speculation.drafter).takes and rows_by_depth[-1] else None
+    return DRAFTERS.get(speculation.drafter).weights_of(engine.loaded.target) if rows_by_depth[-1] else None
 
 
 def _why_not(engine: Engine) -> str | None:
@@ -190,19 +191,22 @@ def _without_trace(engine: Engine) -> Iterator[None]:
 def _served_by(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, least: int = 0) -> DraftCheck:
     """What becomes of the drafts of this engine's own head after these prompts."""
     began = time.perf_counter()
-    requests = _serve(engine, prompts, seconds, least)
-    drafts = _drafts(requests)
+    own = _own(engine) or ""
+    requests = _serve(engine, prompts, own, seconds, least)
+    drafts = _drafts(requests, own)
+    found = [request.stats.by_source.get(own, DraftCounts()) for request in requests]
     return DraftCheck(
-        drafter=_own(engine) or "",
+        drafter=own,
         drafts=drafts,
-        first_accepted=sum(sum(request.stats.accepted_at[:1]) for request in requests),
-        emitted=sum(request.stats.accepted for request in requests) + drafts,
+        first_accepted=sum(counts.hits for counts in found),
+        emitted=sum(counts.accepted for counts in found) + drafts,
         seconds=time.perf_counter() - began,
     )
 
 
-def _serve(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, least: int = 0) -> list[Request]:
-    """Requests for these prompts: past so many seconds no step begins, if `least` drafts have been verified."""
+def _serve(engine: Engine, prompts: Sequence[Sequence[int]], own: str, seconds: float, least: int) -> list[Request]:
+    """Requests for these prompts: past so many seconds no step begins, if `least` drafts of `own` have been
+    verified."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     requests: list[Request] = []
     for number, prompt in enumerate(prompts):
@@ -211,7 +215,7 @@ def _serve(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, lea
         except ValueError as error:  # an unusual tokenizer, or a very small pool
             logger.debug("a prompt of the check cannot be served: %s", error)
     began = time.perf_counter()
-    while engine.busy and (time.perf_counter() - began < seconds or _drafts(requests) < least):
+    while engine.busy and (time.perf_counter() - began < seconds or _drafts(requests, own) < least):
         engine.step()
     for request in requests:
         engine.abort(request.id)
@@ -220,8 +224,9 @@ def _serve(engine: Engine, prompts: Sequence[Sequence[int]], seconds: float, lea
     return requests
 
 
-def _drafts(requests: Sequence[Request]) -> int:
-    return sum(sum(request.stats.reached_at[:1]) for request in requests)
+def _drafts(requests: Sequence[Request], own: str) -> int:
+    """Verified drafts of this drafter; not those of another that drafted in its place."""
+    return sum(request.stats.by_source.get(own, DraftCounts()).drafts for request in requests)
 
 
 def _report(found: DraftCheck) -> None:

@@ -141,7 +141,7 @@ class DeviceStep:
         verdict = self.verifier.verify(batch, draft, logits.decisions, paths)
         self.runner.pool.keep(batch, draft, verdict)
         self.tokens.advance(slots, batch.reals + verdict.kept)
-        table = tabulate(verdict, batch.reals)
+        table = tabulate(verdict, batch.reals, draft.source)
         timer.end("sampling")
         observe(batch, logits, verdict)
         timer.end("draft")

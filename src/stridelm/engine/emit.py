@@ -52,7 +52,8 @@ class Emitter:
             if not alive[i]:
                 continue
             request = span.request
-            count_acceptance(request, outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
+            counts = (outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
+            count_acceptance(request, *counts, outcome.sources[i])
             stats.drafted += outcome.drafted[i]
             stats.accepted += outcome.accepted[i]
             if not outcome.tokens[i]:

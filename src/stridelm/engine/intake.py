@@ -89,6 +89,7 @@ class Intake:
             host_bound=drafter.host_bound,
             adaptive=adaptive,
             draft_kv=drafter.draft_kv,
+            sources=drafter.sources,
         )
         check_token_ids(params, self.target.vocab_size, request.bad_words)
         self._check_fit(request)

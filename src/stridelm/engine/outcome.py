@@ -20,11 +20,14 @@ class Outcome:
     accepted: list[int]
     reached: list[int]
     reals: list[int]
+    sources: list[int]
+    """Which of its drafter's sources each draft came from."""
 
 
-def tabulate(verdict: Verdict, reals_R: torch.Tensor) -> torch.Tensor:
-    """[R, 6 + K] int64: what the host needs to know about a step, in one tensor."""
-    columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
+def tabulate(verdict: Verdict, reals_R: torch.Tensor, sources_R: torch.Tensor | None) -> torch.Tensor:
+    """[R, 7 + K] int64: what the host needs to know about a step, in one tensor. sources: of its draft."""
+    sources_R = torch.zeros_like(reals_R) if sources_R is None else sources_R
+    columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R, sources_R)
     return torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
 
 
@@ -39,10 +42,11 @@ class Reading:
     def outcome(self) -> Outcome:
         table = self._table.values().tolist()
         return Outcome(
-            tokens=[row[6 : 6 + row[0]] for row in table],
+            tokens=[row[7 : 7 + row[0]] for row in table],
             kept=[row[1] for row in table],
             drafted=[row[2] for row in table],
             accepted=[row[3] for row in table],
             reached=[row[4] for row in table],
             reals=[row[5] for row in table],
+            sources=[row[6] for row in table],
         )

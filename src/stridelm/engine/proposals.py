@@ -57,12 +57,15 @@ class Proposing:
         self._rows = rows = torch.zeros(6, kind.requests, kind.draft, dtype=torch.int64, device=where)
         """As made by `packed`; outside the memory that graphs share, since another runs before the draft is
         verified."""
+        self._source = torch.zeros(kind.requests, dtype=torch.int64, device=where)
         spans = kind.stand_ins(ways.likes[0], device.reach, kind.ways[0])
 
         def body() -> Draft:
             with sampling.assuming(kind.features):
-                draft = device.drafters.propose(spans, inputs.slots)
+                draft = device.drafters.propose(spans, inputs.slots, bounds=inputs.drafts)
             rows.copy_(packed(draft, inputs.within(draft)))
+            if draft.source is not None:
+                self._source.copy_(draft.source)
             return draft
 
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -84,4 +87,6 @@ class Proposing:
         # Clone at the captured size before slicing: so each tensor starts at an aligned address, for which the kernels
         # are already compiled.
         rows = self._rows.clone()[:, : len(spans)]
-        return unpacked(rows, candidates[: len(spans)], is_chain, max_depth)
+        draft = unpacked(rows, candidates[: len(spans)], is_chain, max_depth)
+        draft.source = self._source.clone()[: len(spans)]
+        return draft

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from stridelm.engine.spec_decode_metrics import SpecDecodeMetrics
+from stridelm.stats import DraftCounts
 from stridelm.types import Request
 from stridelm.verify import RULES
 
@@ -16,6 +18,7 @@ class RequestMetrics:
     lossless: the acceptance rule promises the distribution of plain decoding.
     simulated: acceptance was drawn at random, with a mean of acceptance_length tokens per step, and the tokens are not
         the model's.
+    by_source: what became of drafts from each of the drafter's sources: one, unless it chooses between several.
     speculative_decoding: None unless `per_request_spec_decode_metrics` is summary or detailed and the request drafts.
     """
 
@@ -36,6 +39,7 @@ class RequestMetrics:
     simulated: bool
     depth: int
     speculative_decoding: SpecDecodeMetrics | None = None
+    by_source: Mapping[str, DraftCounts] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: Request) -> RequestMetrics:
@@ -61,4 +65,5 @@ class RequestMetrics:
             simulated=rule.simulated,
             depth=spec.depth or 0,
             speculative_decoding=SpecDecodeMetrics.of(request),
+            by_source={source: replace(counts) for source, counts in stats.by_source.items()},
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 
 from stridelm.schedule.depth_figures import DepthFigures
-from stridelm.stats import VerifiedDrafts
+from stridelm.stats import DraftCounts, VerifiedDrafts
 from stridelm.types import Request
 
 
@@ -44,16 +44,24 @@ class EngineStats:
             setattr(self, own.name, own.default if own.default_factory is MISSING else own.default_factory())
 
 
-def count_acceptance(request: Request, accepted: int, reached: int, drafted: int) -> None:
-    """Add what became of one step's draft to the request's stats."""
+def count_acceptance(request: Request, accepted: int, reached: int, drafted: int, source: int = 0) -> None:
+    """Add what became of one step's draft to the request's stats. source: the number of where it came from."""
     stats = request.stats
     stats.drafted += drafted
     stats.accepted += accepted
-    for counts, upto in ((stats.accepted_at, accepted), (stats.reached_at, reached)):
-        counts.extend([0] * (upto - len(counts)))
+    for at, upto in ((stats.accepted_at, accepted), (stats.reached_at, reached)):
+        at.extend([0] * (upto - len(at)))
         for position in range(upto):
-            counts[position] += 1
-    if stats.verified is not None and drafted:
+            at[position] += 1
+    if not drafted:
+        return
+    if source < len(request.sources):
+        counts = stats.by_source.setdefault(request.sources[source], DraftCounts())
+        counts.drafts += 1
+        counts.drafted += drafted
+        counts.accepted += accepted
+        counts.hits += accepted > 0
+    if stats.verified is not None:
         _count_draft(stats.verified, drafted, accepted)
 
 

@@ -16,6 +16,7 @@ One line per step and request, written after the commit and before stop rules cu
                    token, text
                    parent    `at` of the row before it; null for the request's first row
     proposals    the drafted tokens: {position, token, text}
+    source       what made the draft, where the drafter chooses between several; null without a draft
     verdict      emitted   tokens that became output: {position, token, text}
                  drafted, accepted, reached
                               tokens drafted, drafted tokens emitted, draft positions checked
@@ -65,6 +66,7 @@ class JsonTracer:
             line["reason"] = asdict(plan.reasons[i])
             line["rows"] = rows
             line["proposals"] = _proposals(rows)
+            line["source"] = _source(span, outcome.sources[i]) if outcome.drafted[i] else None
             line["verdict"] = self._verdict(i, rows, batch, outcome)
             line["pages"] = self._pages(span, span.start, pools)
             self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -126,6 +128,11 @@ class JsonTracer:
 
     def _token(self, token: int) -> Line:
         return {"token": token, "text": None if self._tokenizer is None else self._tokenizer.token_text(token)}
+
+
+def _source(span: Span, number: int) -> str | None:
+    sources = span.request.sources
+    return sources[number] if len(sources) > number else span.request.speculation.drafter
 
 
 def _proposals(rows: list[Line]) -> list[Line]:

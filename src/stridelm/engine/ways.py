@@ -136,7 +136,17 @@ def combined(parts: Sequence[tuple[torch.Tensor, Draft]]) -> Draft:
         candidates=candidates,
         is_chain=all(draft.is_chain for draft in drafts),
         max_depth=max(draft.max_depth for draft in drafts),
+        source=_combined_source(parts),
     )
+
+
+def _combined_source(parts: Sequence[tuple[torch.Tensor, Draft]]) -> torch.Tensor | None:
+    """[R]; None if all drafts come from the first sources."""
+    source = None
+    for mine_R, draft in parts:
+        if draft.source is not None:
+            source = draft.source.where(mine_R, 0 if source is None else source)
+    return source
 
 
 def share_of(

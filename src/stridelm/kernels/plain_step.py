@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stridelm.kernels import plain_logits
+from stridelm.kernels import plain_logits, plain_sources
 from stridelm.kernels.entries import as_moved
 from stridelm.kernels.step_ops import Move, Sureness
 from stridelm.types import CANDIDATE, Draft, Verdict
@@ -46,6 +46,8 @@ class PlainStepOps:
     draw = staticmethod(plain_logits.draw)
     draw_weighted = staticmethod(plain_logits.draw_weighted)
     confidence = staticmethod(plain_logits.confidence)
+    choose_sources = staticmethod(plain_sources.choose_sources)
+    learn_sources = staticmethod(plain_sources.learn_sources)
 
     def lay_out(
         self,

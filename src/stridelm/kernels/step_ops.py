@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from stridelm.kernels.plain_sources import SourceTables
 from stridelm.types import Draft, Verdict
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
@@ -209,6 +210,32 @@ class StepOps(Protocol):
         reach: a bound on every request's known tokens. A match shorter than `shortest` gives no guesses, and its length
         is still returned.
         """
+        ...
+
+    def choose_sources(
+        self,
+        tables: SourceTables,
+        slots_R: torch.Tensor,
+        bounds_R: torch.Tensor,
+        guessed: int,
+        looked_RW: torch.Tensor,
+        exists_RW: torch.Tensor,
+        matched_R: torch.Tensor,
+        class_of_length: torch.Tensor,
+    ) -> torch.Tensor:
+        """[R] bool: the requests of whose drafts more is expected to be accepted if they are looked up than if they are
+        guessed. What was looked up is noted in the tables, and of guesses that there are none yet.
+
+        bounds: rows that each request has room for. guessed: levels that would be guessed. looked, exists, matched: as
+        `followers` returns them. class_of_length: the class of a match of each length, the last also of longer ones.
+        Sums may differ between implementations in their last bits.
+        """
+        ...
+
+    def learn_sources(
+        self, tables: SourceTables, slots_R: torch.Tensor, emitted_RK: torch.Tensor, counts_R: torch.Tensor
+    ) -> None:
+        """Learn from what each request emitted, `counts` tokens, what became of what both sources proposed."""
         ...
 
     # Editing float32 logits in place, in rows whose request asks for it. The caller chooses the order of edits

@@ -15,6 +15,7 @@ from stridelm.kernels.layout import lay_out
 from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
 from stridelm.kernels.plain_step import place_live
+from stridelm.kernels.sources import choose_sources, learn_sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.truncate import truncate
 from stridelm.kernels.walk import advance, cut_windows, walk
@@ -27,6 +28,8 @@ class TritonStepOps:
     sources = staticmethod(sources)
     advance = staticmethod(advance)
     followers = staticmethod(followers)
+    choose_sources = staticmethod(choose_sources)
+    learn_sources = staticmethod(learn_sources)
     forbid_words = staticmethod(forbid_words)
     add_bias = staticmethod(add_bias)
     forbid_stops = staticmethod(forbid_stops)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stridelm.engine.request_metrics import RequestMetrics
@@ -81,4 +81,12 @@ def speculation_of(metrics: RequestMetrics) -> dict[str, Any]:
         "accepted": metrics.accepted,
         "accepted_at": metrics.accepted_at,
         "reached_at": metrics.reached_at,
+        **_sources_of(metrics),
     }
+
+
+def _sources_of(metrics: RequestMetrics) -> dict[str, Any]:
+    """What each source drafted, where the drafter has several."""
+    if len(metrics.by_source) < 2:
+        return {}
+    return {"sources": {source: asdict(counts) for source, counts in sorted(metrics.by_source.items())}}

@@ -44,6 +44,12 @@ WHOLE = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
 
 SPECULATION = ("drafter", "acceptance", "lossless")
 """Labels: how samples were drafted, by which rule drafts were accepted, and whether that rule is lossless."""
+SOURCES = {
+    "drafts": "Drafts that were verified",
+    "draft_tokens": "Tokens in drafts",
+    "accepted_tokens": "Drafted tokens that were accepted",
+}
+"""Counted for each of a drafter's sources."""
 
 ENGINE_COUNTS = {
     "steps": ("steps", "Steps of the engine"),
@@ -177,6 +183,10 @@ class Metrics(Collector):
         self._drafts = self._counter("spec_drafts", "Drafts that were verified", *SPECULATION)
         self._drafted = self._counter("spec_draft_tokens", "Tokens in drafts", *SPECULATION)
         self._accepted = self._counter("spec_accepted_tokens", "Drafted tokens that were accepted", *SPECULATION)
+        self._by_source = {
+            count: self._counter(f"spec_{count}_per_source", f"{what}, by what drafted", *SPECULATION, "source")
+            for count, what in SOURCES.items()
+        }
         by_position = (*SPECULATION, "position")
         self._accepted_at = self._counter(
             "spec_accepted_per_position", "Drafts accepted up to this position, from 0, or further", *by_position
@@ -358,6 +368,13 @@ class Metrics(Collector):
         self._drafts.labels(*how).inc(cost.reached_at[0] if cost.reached_at else 0)
         self._drafted.labels(*how).inc(cost.drafted)
         self._accepted.labels(*how).inc(cost.accepted)
+        for source, became in cost.by_source.items():
+            for name, count in (
+                ("drafts", became.drafts),
+                ("draft_tokens", became.drafted),
+                ("accepted_tokens", became.accepted),
+            ):
+                self._by_source[name].labels(*how, source).inc(count)
         for counter, counts in ((self._accepted_at, cost.accepted_at), (self._reached_at, cost.reached_at)):
             for position, count in enumerate(counts):
                 counter.labels(*how, str(position)).inc(count)

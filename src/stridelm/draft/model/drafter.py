@@ -62,6 +62,7 @@ class ModelDrafter(Drafter):
     default_depth = 4
     takes = "a small language model with the same tokenizer"
     keeps_kv = True
+    follows = must_propose = True
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """Raises ValueError for weights that do not fit their config.json, or that there is no memory for."""
