@@ -76,6 +76,8 @@ def best_drafter(speculation: Speculation, target: TargetInfo) -> tuple[str, str
 
 def _why_not_choose(speculation: Speculation, rule: type[Rule]) -> str | None:
     """Why "auto" keeps to one drafter, though it could choose at every step; None if it does not."""
+    if rule.simulated:
+        return f"it may make drafts shorter than acceptance {rule.name} counts on"
     if not rule.coupled:
         return f"which drafts are made may change the output under acceptance {rule.name}"
     of_rule = RULES.options(rule.name).names()

@@ -154,7 +154,7 @@ def test_a_request_leaves_one_line(narrow: Served) -> None:
         client.completions.create(model="small", prompt=PROMPT, max_tokens=7, extra_body={"ignore_eos": True})
     until("the line is there", lambda: any(line.get("tokens") == 7 for line in logged()), 5)
     [line] = [line for line in logged() if line.get("tokens") == 7]
-    assert (line["status"], line["route"], line["drafter"]) == (200, "/v1/completions", "mtp")
+    assert (line["status"], line["route"], line["drafter"]) == (200, "/v1/completions", "hybrid")
     assert line["tokens_per_step"] >= 1
     assert "class Stack" not in narrow.log.read_text(encoding="utf-8") and KEY not in str(logged())
 

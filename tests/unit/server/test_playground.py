@@ -201,9 +201,9 @@ def test_the_page_may_run_its_own_script_and_no_other(served: Served) -> None:
 def test_facts(served: Served) -> None:
     with served.http() as client:
         facts = client.get("/playground/facts").json()
-    assert (facts["model"], facts["drafter"], facts["acceptance"]) == ("built-in", "mtp", "exact")
+    assert (facts["model"], facts["drafter"], facts["acceptance"]) == ("built-in", "hybrid", "exact")
     assert facts["context"] == 512 and facts["depth"] > 0
-    assert set(facts["drafters"]) == {"eagle", "mtp", "mask", "ngram", "suffix"}
+    assert set(facts["drafters"]) == {"eagle", "hybrid", "mtp", "mask", "ngram", "suffix"}
     rules = {rule["name"]: rule for rule in facts["rules"]}
     assert set(rules) == {"exact", "rejection", "block", "trust"}
     assert [name for name, rule in rules.items() if not rule["lossless"]] == ["trust"]
