@@ -134,7 +134,8 @@ def phases_of(settings: Settings) -> list[tuple[Load, list[Ask]]]:
 
 def run(target: InProcess, phases: Sequence[tuple[Load, list[Ask]]], way: Way) -> Trace:
     runs = [target.run(asks, load, None, way) for load, asks in phases]
-    completions = [each for run in runs for each in run.completions]
+    completions = [each for run in runs for each in run.completions if each is not None]
+    assert len(completions) == sum(len(asks) for _, asks in phases)
     return Trace(
         sum(run.seconds for run in runs),
         sum(each.tokens for each in completions),
