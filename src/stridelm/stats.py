@@ -47,12 +47,6 @@ class RequestStats:
     by_source: dict[str, DraftCounts] = field(default_factory=dict)
     """Of drafts from each source."""
     preemptions: int = 0
-    fortune: float = 0.0
-    """How much likelier its drafts are to be accepted than those of others, as log-odds (schedule/acceptance.py)."""
-    checks: int = 0
-    """Levels of drafts that were checked so far."""
-    depth: int | None = None
-    """Levels that it is to draft next, as of its last step that landed, if depths are chosen while requests run."""
     pace: float | None = None
     """Tokens per second of late, if it has a target."""
     verified: VerifiedDrafts | None = None

@@ -72,6 +72,19 @@ class DraftKV:
     """Whether its entries may be computed some steps later than the target's."""
 
 
+class Ticket:
+    """The place of one request in a table, which is free again once nothing refers to the request any more."""
+
+    __slots__ = ("_free", "index")
+
+    def __init__(self, index: int, free: list[int]) -> None:
+        """free: gets the index back."""
+        self.index, self._free = index, free
+
+    def __del__(self) -> None:
+        self._free.append(self.index)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence being completed.
@@ -123,6 +136,8 @@ class Request:
     error: str | None = None
     """What went wrong, if the finish reason is "error"."""
     stats: RequestStats = field(default_factory=RequestStats)
+    ticket: Ticket | None = None
+    """Where the policy that chooses depths keeps what it knows of the request (schedule/known.py)."""
 
     @property
     def known(self) -> int:

@@ -40,13 +40,13 @@ from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded, smallest_budget
+from stridelm.schedule.adaptive import Adaptive, load_loops
 from stridelm.schedule.limits import PATIENCE
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
-    from stridelm.schedule.adaptive import Adaptive
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,8 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         cost = StepCost()
         prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
-        self.adaptive = _adaptive() if chooses else None
+        load_loops()  # any request may ask for depths to be chosen, and none is to wait for it
+        self.adaptive = Adaptive() if chooses else None
         lag = int(self.device.on_bounds)
         planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag, patience)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
@@ -242,7 +243,7 @@ class Engine:
         )
         self.queue.add(request)
         if request.adaptive and self.adaptive is None:
-            self.adaptive = self.steps.planner.depths = _adaptive()
+            self.adaptive = self.steps.planner.depths = Adaptive()
         self.steps.planner.rows.need(smallest_budget(request))
         self._arrivals += 1
         return request
@@ -398,9 +399,3 @@ class Engine:
         """Made for the first request that needs it: reading the tokenizer's vocabulary takes a while."""
         assert self.tokenizer is not None
         return Grammars(self.tokenizer, self.loaded.target.vocab_size, self.loaded.eos_ids)
-
-
-def _adaptive() -> Adaptive:
-    from stridelm.schedule.adaptive import Adaptive
-
-    return Adaptive()

@@ -16,7 +16,7 @@ standard deviation: a text that is never drafted for would never be found out to
 
 The loops are compiled, since they run at every step.
 
-Legend: R requests, D levels, K drafters.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, K drafters.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from stridelm.schedule.urgency import weights
+from stridelm.schedule.known import Known
 from stridelm.types import Request
 
 FIRST = 2 / 3
@@ -45,100 +45,103 @@ SPREAD = 0.02
 MOST = 6.0
 """Largest log-odds."""
 
+Levels = Sequence[int] | np.ndarray
+"""[R] of each request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Requests with what is known of them, as arrays."""
+    """Requests of a step."""
 
-    requests: Sequence[Request]
-    drafters_R: np.ndarray
-    """Their drafters' numbers."""
-    depths_R: np.ndarray
-    """Levels that they may draft."""
-    fortunes_R: np.ndarray
-    checks_R: np.ndarray
-    """Levels that were checked so far."""
+    known: Known
+    places_R: np.ndarray
+    """Where what is known of them is."""
     weights_R: np.ndarray
     """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
 
-    def write(self, depths: Sequence[int]) -> None:
-        """Leave what is known with the requests, and the levels that they are to draft."""
-        known = zip(self.requests, self.fortunes_R.tolist(), self.checks_R.tolist(), depths, strict=True)
-        for request, fortune, checks, depth in known:
-            stats = request.stats
-            stats.fortune, stats.checks, stats.depth = fortune, checks, depth
+    def write(self, depths: Levels) -> None:
+        """Note the levels that they are to draft."""
+        self.known.requests_P["depth"][self.places_R] = depths
 
 
 class Acceptance:
-    """What belongs to a drafter. What belongs to a request lies in its `stats`, and ends with it."""
+    """What belongs to a drafter, and, in a table, what belongs to a request."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str | None, int] = {}
-        """Drafter -> its row in what follows."""
+        self.known = Known()
+        self.forget()
+
+    def forget(self) -> None:
+        self.known.forget()
         self._right_KD, self._checks_KD = np.zeros((0, 0)), np.zeros((0, 0))
-        """Levels that were accepted, and that were checked, older ones counting less."""
+        """Of each drafter, by its number: levels that were accepted, and that were checked, older ones counting
+        less."""
         self._variance_K = np.ones(0)
         """Of the fortunes of its requests."""
 
     def read(self, requests: Sequence[Request]) -> Readers:
-        stats = [request.stats for request in requests]
-        depths = [len(request.rows_by_depth) - 1 for request in requests]
-        names = [request.speculation.drafter for request in requests]
-        self.extend(set(names), max(depths, default=0))
-        return Readers(
-            requests,
-            np.array([self._numbers[name] for name in names], dtype=np.int64),
-            np.array(depths, dtype=np.int64),
-            np.array([each.fortune for each in stats], dtype=np.float64),
-            np.array([each.checks for each in stats], dtype=np.int64),
-            weights(requests),
-        )
+        places_R = self.known.places(requests)
+        if len(self._variance_K) < len(self.known.drafters) or self._right_KD.shape[1] < self.known.levels:
+            self._extend(len(self.known.drafters), self.known.levels)
+        return Readers(self.known, places_R, _weights(self.known.requests_P, places_R))
 
-    def learn(self, readers: Readers, accepted: Sequence[int], reached: Sequence[int]) -> None:
+    def learn(self, readers: Readers, accepted: Levels, reached: Levels) -> None:
         """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""
-        if not any(reached):
-            return
-        accepted_R, reached_R = np.array(accepted, dtype=np.int64), np.array(reached, dtype=np.int64)
-        known = (readers.drafters_R, readers.fortunes_R, readers.checks_R)
-        _learn(*known, accepted_R, reached_R, self._right_KD, self._checks_KD, self._variance_K)
+        _learn(*self._of(readers), np.asarray(accepted, dtype=np.uint8), np.asarray(reached, dtype=np.uint8))
 
     def chances(self, readers: Readers, depth: int) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
         Falls from level to level."""
-        known = (readers.drafters_R, readers.depths_R, readers.fortunes_R, readers.checks_R)
-        return _chances(*known, depth, self._right_KD, self._checks_KD, self._variance_K)
+        return _chances(*self._of(readers), depth)
 
-    def extend(self, drafters: set[str | None], depth: int) -> None:
+    def allowed(self, readers: Readers, depth: int, least: float) -> np.ndarray:
+        """[R] levels that requests are to draft: up to `depth`, while their weighted chances are at least `least`."""
+        return _allowed(*self._of(readers), readers.weights_R, depth, least)
+
+    def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
+        return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
+
+    def _extend(self, drafters: int, levels: int) -> None:
         """Have a row for each drafter, and at least this many levels."""
-        for drafter in drafters - self._numbers.keys():
-            self._numbers[drafter] = len(self._numbers)
-        rows, levels = self._right_KD.shape
-        if rows == len(self._numbers) and depth <= levels:
-            return
-        more = ((0, len(self._numbers) - rows), (0, max(0, depth - levels)))
+        rows, columns = self._right_KD.shape
+        more = ((0, drafters - rows), (0, max(0, levels - columns)))
         self._right_KD, self._checks_KD = np.pad(self._right_KD, more), np.pad(self._checks_KD, more)
         self._variance_K = np.pad(self._variance_K, more[0], constant_values=1.0)
 
 
 @nb.njit(cache=True)
-def _learn(drafters_R, fortunes_R, checks_R, accepted_R, reached_R, right_KD, checks_KD, variance_K):
-    """Update all but `drafters`, `accepted` and `reached`."""
+def _weights(requests_P, places_R):
+    weights_R = np.empty(len(places_R))
+    heaviest = 0.0
+    for r in range(len(places_R)):
+        weights_R[r] = requests_P[places_R[r]].weight
+        heaviest = max(heaviest, weights_R[r])
+    return weights_R / heaviest
+
+
+@nb.njit(cache=True)
+def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, reached_R):
+    """Update all but the last two."""
     rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
     squares_K, known_K = np.zeros(len(variance_K)), np.zeros(len(variance_K))
+    if not reached_R.any():
+        return
     odds_KD = _all_log_odds(right_KD, checks_KD)
-    for r in range(len(drafters_R)):
-        k = drafters_R[r]
+    for r in range(len(places_R)):
+        place = places_R[r]
+        k, fortune, checks = requests_P[place].drafter, requests_P[place].fortune, requests_P[place].checks
         for level in range(reached_R[r]):
             right = 1.0 if accepted_R[r] > level else 0.0
-            missed = right - _sigmoid(odds_KD[k, level] + fortunes_R[r])
-            checks_R[r] += 1
-            fortunes_R[r] += max(LEAST_STEP, _uncertainty(variance_K[k], checks_R[r])) * missed
+            missed = right - _sigmoid(odds_KD[k, level] + fortune)
+            checks += 1
+            fortune += max(LEAST_STEP, _uncertainty(variance_K[k], checks)) * missed
             rights_KD[k, level] += right
             reaches_KD[k, level] += 1.0
-        fortunes_R[r] = min(max(fortunes_R[r], -MOST), MOST)
-        if checks_R[r]:
-            squares_K[k] += fortunes_R[r] ** 2 + _uncertainty(variance_K[k], checks_R[r])
+        fortune = min(max(fortune, -MOST), MOST)
+        if checks:
+            squares_K[k] += fortune**2 + _uncertainty(variance_K[k], checks)
             known_K[k] += 1.0
+        requests_P[place].fortune, requests_P[place].checks = fortune, checks
     for k in range(len(variance_K)):
         for level in range(right_KD.shape[1]):
             if reaches_KD[k, level]:
@@ -150,16 +153,39 @@ def _learn(drafters_R, fortunes_R, checks_R, accepted_R, reached_R, right_KD, ch
 
 
 @nb.njit(cache=True)
-def _chances(drafters_R, depths_R, fortunes_R, checks_R, depth, right_KD, checks_KD, variance_K):
-    odds_KD = _all_log_odds(right_KD, checks_KD)
-    chances_RD = np.zeros((len(drafters_R), depth))
-    for r in range(len(drafters_R)):
-        k, chance = drafters_R[r], 1.0
-        hoped = fortunes_R[r] + math.sqrt(_uncertainty(variance_K[k], checks_R[r]))
-        for level in range(min(depth, depths_R[r])):
-            chance *= _sigmoid(odds_KD[k, level] + hoped)
+def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth):
+    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
+    chances_RD = np.zeros((len(places_R), depth))
+    for r in range(len(places_R)):
+        request, chance = requests_P[places_R[r]], 1.0
+        better = _better(request, variance_K)
+        for level in range(min(depth, request.levels)):
+            odds = odds_KD[request.drafter, level] * better
+            chance *= odds / (1.0 + odds)
             chances_RD[r, level] = chance
     return chances_RD
+
+
+@nb.njit(cache=True)
+def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, depth, least):
+    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
+    allowed_R = np.zeros(len(places_R), dtype=np.int64)
+    for r in range(len(places_R)):
+        request, chance = requests_P[places_R[r]], 1.0
+        better = _better(request, variance_K)
+        for level in range(min(depth, request.levels)):
+            odds = odds_KD[request.drafter, level] * better
+            chance *= odds / (1.0 + odds)
+            if weights_R[r] * chance < least:
+                break
+            allowed_R[r] = level + 1
+    return allowed_R
+
+
+@nb.njit(cache=True)
+def _better(request, variance_K):
+    """By what factor a request's odds are hoped to be above its drafter's."""
+    return math.exp(request.fortune + math.sqrt(_uncertainty(variance_K[request.drafter], request.checks)))
 
 
 @nb.njit(cache=True)

@@ -11,12 +11,13 @@ change nothing, and frequent again when one does.
 
 Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
 
-Legend: R requests, D levels, T least chances.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, T least chances.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +25,11 @@ from functools import cache
 import numba as nb
 import numpy as np
 
+from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.decode_cost import DecodeCost, stair
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
+from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.rows import first_row
 from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span
@@ -39,6 +42,8 @@ PAUSE = 8
 """Steps between two choices."""
 DEEPEST = (1 << 30, 0.0)
 """The choice of all levels."""
+NEVER = np.iinfo(np.int64).max
+"""Rows that no step has."""
 FILLED = 0.95
 """Share of the rows up to a stair that a choice is to fill: chances change until the next choice."""
 
@@ -74,23 +79,21 @@ class Adaptive:
     own depth, and count."""
 
     def __init__(self) -> None:
-        _compile()
         self.row_stairs: Callable[[int, int], Sequence[int]] | None = None
         """(requests, depth) -> rows up to which steps take as long, ascending; more are not padded. None: none are."""
-        self._stairs: dict[tuple[int, int], np.ndarray] = {}
+        self._stairs: dict[tuple[int, int], Sequence[int]] = {}
+        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self._fillings: dict[tuple[int, int], np.ndarray] = {}
+        self.acceptance = Acceptance()
         self.clear()
 
     def clear(self) -> None:
-        self.acceptance = Acceptance()
         self.cost = DecodeCost()
-        self._begin()
+        self.keep_costs()
 
     def keep_costs(self) -> None:
         """Forget all but what steps cost."""
-        self.acceptance = Acceptance()
-        self._begin()
-
-    def _begin(self) -> None:
+        self.acceptance.forget()
         self.figures = DepthFigures()
         self._loads: dict[int, _Load] = {}
         """Number of requests, as a stair -> what is done."""
@@ -102,62 +105,80 @@ class Adaptive:
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         depths, probe = self._decide(requests)
         if probe is not None:
-            load = self._load(requests)
+            load = self._load(len(requests))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
         return depths
 
     def _decide(self, requests: Sequence[Request]) -> tuple[Sequence[int], int | None]:
         """What each request drafts, and the depth that is probed, if one is."""
-        own = [len(request.rows_by_depth) - 1 for request in requests]
-        deepest = _deepest(requests)
-        if not deepest:
-            return own, None
-        load = self._load(requests)
-        probe = self._probe(load, requests, deepest)
-        if probe is not None:
-            chosen = [min(probe, depth) for depth in own]
-        else:
-            young = [request for request in requests if request.stats.depth is None]
-            settled = iter(self._allowed(self.acceptance.read(young), deepest, load) if young else ())
-            chosen = [next(settled) if (depth := each.stats.depth) is None else depth for each in requests]
-        decided = [best if each.adaptive else depth for each, depth, best in zip(requests, own, chosen, strict=True)]
-        return decided, probe
+        known = self.acceptance.known
+        places_R = known.places(requests)
+        deepest, load, probe = _deepest(known.requests_P, places_R), None, None
+        if deepest:
+            load = self._load(len(requests))
+            probe = self._probe(load, len(requests), deepest)
+        depths_R, young = _own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
+        depths: list[int] = depths_R.tolist()
+        if young:
+            assert load is not None
+            undecided = [place for place, depth in enumerate(depths) if depth == UNDECIDED]
+            readers = self.acceptance.read([requests[place] for place in undecided])
+            for place, depth in zip(undecided, self.acceptance.allowed(readers, *load.choice).tolist(), strict=True):
+                depths[place] = depth
+        return depths, probe
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        ours = [place for place, span in enumerate(spans) if is_free(span)]
-        requests = [spans[place].request for place in ours]
-        deepest = _deepest(requests)
+        free, accepted, others = self._free(spans, accepted)
+        count, requests = len(free), [span.request for span in free]
+        readers, known = self.acceptance.read(requests), self.acceptance.known
+        depths_R, accepted_R = _levels([span.depth for span in free]), _levels(accepted)
+        often_D, (deepest, drafted, most, depth, tried) = _sums(
+            known.requests_P, known.rows_PD, readers.places_R, depths_R
+        )
         if not deepest:
             return
-        taken, depths = [accepted[place] for place in ours], [spans[place].depth for place in ours]
-        # A level that there was room for and that nothing was drafted for failed like one that was refused.
-        reached = [min(levels + 1, depth) for levels, depth in zip(taken, depths, strict=True)]
-        readers = self.acceptance.read(requests)
-        self.figures.count(requests, depths)
-        load = self._load(requests)
-        rows = self._padded(len(requests), sum(span.rows for span in spans), max(depths))
-        context = sum(span.start for span in spans)
+        self.figures.count(often_D.tolist(), drafted, most)
+        load = self._load(count)
+        rows, context = self._padded(count, count + drafted + others, depth), sum([span.start for span in spans])
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
-            expected = self.cost.one(len(requests), rows, max(depths), context), self._tokens(readers, depths)
-            self.figures.compare((expected[0], seconds), (expected[1], len(requests) + sum(taken)))
-        self.acceptance.learn(readers, taken, reached)
+            expected = self.cost.one(count, rows, depth, context), self._tokens(readers, depths_R)
+            self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
+        # A level that there was room for and that nothing was drafted for failed like one that was refused.
+        self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
         if seconds is not None:
-            keep_pace(requests, [1 + levels for levels in taken], seconds)
-            depth = max(depth for request, depth in zip(requests, depths, strict=True) if request.adaptive)
-            self.cost.note(len(requests), rows, max(depths), context, seconds, depth)
-            self._consider(load, readers, context, depth if depth == load.awaited else None)
-        readers.write(self._allowed(readers, deepest, load))
+            if known.paced:
+                self._keep_paces(requests, accepted, seconds)
+            self.cost.note(count, rows, depth, context, seconds, tried)
+            self._consider(load, readers, context, tried if tried == load.awaited else None)
+        readers.write(self.acceptance.allowed(readers, *load.choice))
+
+    def _free(self, spans: Sequence[Span], accepted: Sequence[int]) -> tuple[Sequence[Span], Sequence[int], int]:
+        """The spans in whose depths the policy had a say, what was accepted of their drafts, and the rows of the
+        others."""
+        known = self.acceptance.known
+        places_R = known.places([span.request for span in spans])
+        if False not in [span.decides for span in spans] and _all_free(known.requests_P, places_R):
+            return spans, accepted, 0
+        kept = [place for place, span in enumerate(spans) if is_free(span)]
+        rows = sum(span.rows for span in spans if not is_free(span))
+        return [spans[place] for place in kept], [accepted[place] for place in kept], rows
+
+    def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
+        for request, levels in zip(requests, accepted, strict=True):
+            if request.params.target_tps is not None:
+                keep_pace(request, 1 + levels, seconds)
+                self.acceptance.known.weigh(request)
 
     def explain(self, requests: Sequence[Request]) -> Choice | None:
-        deepest = _deepest(requests)
+        known = self.acceptance.known
+        deepest = _deepest(known.requests_P, known.places(requests))
         if not deepest:
             return None
         decided, depths, probe = self._decided
         if list(decided) != list(requests):
             depths, probe = self._decide(requests)
-        load = self._load(requests)
-        readers = self.acceptance.read(requests)
+        load, readers = self._load(len(requests)), self.acceptance.read(requests)
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
         rows, context = self._padded(len(requests), rows, max(depths)), sum(map(first_row, requests))
         return Choice(
@@ -168,19 +189,22 @@ class Adaptive:
             seconds=self.cost.one(len(requests), rows, max(depths), context) if self.cost.known else None,
         )
 
-    def _load(self, requests: Sequence[Request]) -> _Load:
-        return self._loads.setdefault(stair(len(requests)), _Load(self._latest))
+    def _load(self, count: int) -> _Load:
+        place = stair(count)
+        if place not in self._loads:
+            self._loads[place] = _Load(self._latest)
+        return self._loads[place]
 
-    def _probe(self, load: _Load, requests: Sequence[Request], deepest: int) -> int | None:
+    def _probe(self, load: _Load, count: int, deepest: int) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first."""
-        untried = self.cost.untried(len(requests), deepest)
+        untried = self.cost.untried(count, deepest)
         return load.due(deepest) if untried is None else untried
 
-    def _tokens(self, readers: Readers, depths: Sequence[int]) -> float:
+    def _tokens(self, readers: Readers, depths_R: np.ndarray) -> float:
         """Expected of a step with drafts of these depths."""
-        chances_RD = self.acceptance.chances(readers, max(depths))
-        drafted_RD = np.arange(chances_RD.shape[1]) < np.array(depths)[:, None]
-        return len(depths) + float(chances_RD[drafted_RD].sum())
+        chances_RD = self.acceptance.chances(readers, int(depths_R.max()))
+        drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
+        return len(depths_R) + float(chances_RD[drafted_RD].sum())
 
     def _consider(self, load: _Load, readers: Readers, context: int, probed: int | None) -> None:
         """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did."""
@@ -196,103 +220,188 @@ class Adaptive:
         elif probed is not None:
             load.interval = min(2 * load.interval, LATEST)
 
-    def _allowed(self, readers: Readers, deepest: int, load: _Load) -> list[int]:
-        """Levels that each request drafts."""
-        depth, least = load.choice
-        chances_RD = self.acceptance.chances(readers, deepest)[:, :depth]
-        allowed: list[int] = (readers.weights_R[:, None] * chances_RD >= least).sum(1).tolist()
-        return allowed
-
     def _best(self, readers: Readers, context: int) -> tuple[int, float]:
         """(depth, least chance) with the highest rate."""
-        deepest = _deepest(readers.requests)
-        widths = {request.rows_by_depth: _widths(request.rows_by_depth, deepest) for request in readers.requests}
-        widths_RD = np.array([widths[request.rows_by_depth] for request in readers.requests], dtype=np.float64)
-        adaptive_R = np.array([request.adaptive for request in readers.requests])
+        known, count = readers.known, len(readers.places_R)
+        deepest = _deepest(known.requests_P, readers.places_R)
         chances_RD = self.acceptance.chances(readers, deepest)
-        least_T = self._thresholds(readers.weights_R[adaptive_R, None] * chances_RD[adaptive_R], len(chances_RD))
-        rows_TD, tokens_TD, depths_TD = _choices(
-            chances_RD, widths_RD, adaptive_R, readers.depths_R, readers.weights_R, least_T
-        )
-        for depth in range(1, deepest + 1):
-            drafts_T, rows_T = depths_TD[:, depth] > 0, rows_TD[:, depth]  # nothing is drafted if no chance reaches
-            rows_TD[:, depth] = np.where(drafts_T, self._all_padded(len(chances_RD), rows_T, depth), rows_T)
-        rate_TD = tokens_TD / self.cost.seconds(len(chances_RD), rows_TD, depths_TD, context)
-        place, chosen = np.unravel_index(int(rate_TD.argmax()), rate_TD.shape)
+        about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
+        least_T = self._thresholds(_worth(*about, chances_RD), count, deepest)
+        rows_TD, tokens_TD, depths_TD = _choices(*about, chances_RD, least_T)
+        if self.row_stairs is not None:
+            _pad(rows_TD, depths_TD, self._all_stairs(count, deepest))
+        rate_TD = tokens_TD / self.cost.seconds(count, rows_TD, depths_TD, context)
+        place, chosen = divmod(int(rate_TD.argmax()), deepest + 1)
         self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
-        return int(chosen), float(least_T[place])
+        return chosen, float(least_T[place])
 
-    def _thresholds(self, chances_RD: np.ndarray, count: int) -> np.ndarray:
-        """[T] least chances to consider: of the rows up to a stair all cost the same, so those that fill one too."""
+    def _thresholds(self, worth: np.ndarray, count: int, deepest: int) -> np.ndarray:
+        """[T] least chances to consider, ascending: of the rows up to a stair all cost the same, so those that fill one
+        too. worth: chances of all levels that may be drafted."""
         if self.row_stairs is None:
             return LEAST
-        worth = np.sort(chances_RD, axis=None)[::-1]
-        stairs = np.unique(np.concatenate([self._stairs_of(count, level + 1) for level in range(chances_RD.shape[1])]))
-        filled = (FILLED * (stairs - count)).astype(np.int64)
-        filled = filled[(filled > 0) & (filled < len(worth))]
-        return np.unique(np.concatenate((LEAST, worth[filled - 1])))
+        worth = np.sort(worth)
+        filled = self._filled(count, deepest)
+        return np.sort(np.concatenate((LEAST, worth[len(worth) - filled[filled < len(worth)]])))
 
-    def _stairs_of(self, count: int, depth: int) -> np.ndarray:
+    def _filled(self, count: int, deepest: int) -> np.ndarray:
+        """Numbers of draft rows that fill the stairs of any depth up to the deepest."""
+        if (count, deepest) not in self._fillings:
+            stairs = np.unique([stair for depth in range(1, deepest + 1) for stair in self._stairs_of(count, depth)])
+            filled = (FILLED * (stairs - count)).astype(np.int64)
+            self._fillings[count, deepest] = filled[filled > 0]
+        return self._fillings[count, deepest]
+
+    def _stairs_of(self, count: int, depth: int) -> Sequence[int]:
         assert self.row_stairs is not None
         if (count, depth) not in self._stairs:
-            self._stairs[count, depth] = np.array(self.row_stairs(count, depth), dtype=np.int64)
+            self._stairs[count, depth] = self.row_stairs(count, depth)
         return self._stairs[count, depth]
 
-    def _all_padded(self, count: int, rows_T: np.ndarray, depth: int) -> np.ndarray:
-        """Rows that steps of so many requests, drafted to this depth, are padded to."""
-        if self.row_stairs is None or not depth:
-            return rows_T
-        stairs = self._stairs_of(count, depth)
-        place_T = np.searchsorted(stairs, rows_T)
-        return np.where(place_T < len(stairs), np.append(stairs, 0)[place_T], rows_T)
+    def _all_stairs(self, count: int, deepest: int) -> np.ndarray:
+        """[D + 1, S] of each depth, with some that no step reaches after the last."""
+        if (count, deepest) not in self._tables:
+            stairs = [(), *(self._stairs_of(count, depth) for depth in range(1, deepest + 1))]
+            table = np.full((deepest + 1, max(map(len, stairs))), NEVER)
+            for depth, each in enumerate(stairs):
+                table[depth, : len(each)] = each
+            self._tables[count, deepest] = table
+        return self._tables[count, deepest]
 
     def _padded(self, count: int, rows: int, depth: int) -> int:
-        return int(self._all_padded(count, np.array(rows), depth))
+        """Rows that a step of so many requests, drafted to this depth, is padded to."""
+        if self.row_stairs is None or not depth:
+            return rows
+        stairs = self._stairs_of(count, depth)
+        place = bisect_left(stairs, rows)
+        return stairs[place] if place < len(stairs) else rows
+
+
+def _levels(each: Sequence[int]) -> np.ndarray:
+    """[R] uint8. The fastest way: a buffer, which numpy need not convert."""
+    return np.frombuffer(bytearray(each), np.uint8)
 
 
 @nb.njit(cache=True)
-def _choices(chances_RD, widths_RD, adaptive_R, depths_R, weights_R, least_T):
-    """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance and depth."""
+def _pad(rows_TD, depths_TD, stairs_DS):
+    """Raise rows to the next stair, where anything is drafted: nothing is if no chance reaches the least."""
+    for t in range(rows_TD.shape[0]):
+        for depth in range(1, rows_TD.shape[1]):
+            place = np.searchsorted(stairs_DS[depth], rows_TD[t, depth])
+            if depths_TD[t, depth] and place < stairs_DS.shape[1] and stairs_DS[depth, place] < NEVER:
+                rows_TD[t, depth] = stairs_DS[depth, place]
+
+
+@nb.njit(cache=True)
+def _worth(requests_P, rows_PD, places_R, weights_R, chances_RD):
+    """The weighted chances of all levels that may be chosen, in one row."""
+    worth = np.empty(chances_RD.size)
+    size = 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        if request.adaptive:
+            for level in range(min(request.levels, chances_RD.shape[1])):
+                worth[size] = weights_R[r] * chances_RD[r, level]
+                size += 1
+    return worth[:size]
+
+
+@nb.njit(cache=True)
+def _choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
+    """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance, ascending, and depth."""
     count, levels = chances_RD.shape
     rows_TD, tokens_TD = np.zeros((len(least_T), levels + 1)), np.zeros((len(least_T), levels + 1))
     depths_TD = np.zeros((len(least_T), levels + 1))
-    for t in range(len(least_T)):
-        rows_TD[t, 0], tokens_TD[t, 0] = count, weights_R.sum()
-        for r in range(count):
-            if not adaptive_R[r]:
-                rows_TD[t, 0] += widths_RD[r].sum()
-                tokens_TD[t, 0] += weights_R[r] * chances_RD[r].sum()
-                depths_TD[t, 0] = max(depths_TD[t, 0], depths_R[r])
+    rows, tokens, depth = float(count), weights_R.sum(), 0
+    for r in range(count):
+        request, place = requests_P[places_R[r]], places_R[r]
+        if not request.adaptive:
+            rows += rows_PD[place, min(levels, request.levels)]
+            tokens += weights_R[r] * chances_RD[r].sum()
+            depth = max(depth, request.levels)
+            continue
+        t = len(least_T)  # thresholds that the level reaches; chances fall from level to level
         for level in range(levels):
-            rows, tokens, depth = rows_TD[t, level], tokens_TD[t, level], depths_TD[t, level]
-            for r in range(count):
-                chance = weights_R[r] * chances_RD[r, level]
-                if adaptive_R[r] and chance >= least_T[t]:
-                    rows += widths_RD[r, level]
-                    tokens += chance
-                    depth = max(depth, level + 1)
-            rows_TD[t, level + 1], tokens_TD[t, level + 1], depths_TD[t, level + 1] = rows, tokens, depth
+            chance = weights_R[r] * chances_RD[r, level]
+            while t and least_T[t - 1] > chance:
+                t -= 1
+            if not t:
+                break
+            rows_TD[t - 1, level + 1] += rows_PD[place, level + 1] - rows_PD[place, level]
+            tokens_TD[t - 1, level + 1] += chance
+    for t in range(len(least_T) - 2, -1, -1):  # what reaches a threshold reaches those below it
+        rows_TD[t], tokens_TD[t] = rows_TD[t] + rows_TD[t + 1], tokens_TD[t] + tokens_TD[t + 1]
+    for t in range(len(least_T)):
+        depths_TD[t, 0], total, gained = depth, rows, tokens
+        for level in range(levels):
+            depths_TD[t, level + 1] = max(depths_TD[t, level], level + 1 if rows_TD[t, level + 1] else 0)
+        for level in range(levels + 1):
+            total, gained = total + rows_TD[t, level], gained + tokens_TD[t, level]
+            rows_TD[t, level], tokens_TD[t, level] = total, gained
     return rows_TD, tokens_TD, depths_TD
 
 
-@cache
-def _compile() -> None:
-    """Run the compiled loops once, so that no request waits for them: compiling takes some seconds, once per
-    machine."""
-    one, level, cost = np.ones(1, dtype=np.int64), np.ones((1, 1)), DecodeCost()
-    acceptance, readers = Acceptance(), Readers((), 0 * one, one, np.zeros(1), 0 * one, np.ones(1))
-    acceptance.extend({""}, 1)
-    acceptance.learn(readers, [1], [1])
-    _choices(acceptance.chances(readers, 1), level, one > 0, one, np.ones(1), LEAST)
-    cost.note(1, 1, 1, 1, 1.0, 1)
-    cost.seconds(1, level, level, 1)
-
-
-def _deepest(requests: Sequence[Request]) -> int:
+@nb.njit(cache=True)
+def _deepest(requests_P, places_R):
     """Most levels of any adaptive request."""
-    return max((len(request.rows_by_depth) - 1 for request in requests if request.adaptive), default=0)
+    deepest = 0
+    for place in places_R:
+        if requests_P[place].adaptive:
+            deepest = max(deepest, requests_P[place].levels)
+    return deepest
 
 
-def _widths(rows_by_depth: tuple[int, ...], levels: int) -> list[int]:
-    """Rows of each level of a request's drafts."""
-    return [rows_by_depth[d + 1] - rows_by_depth[d] if d + 1 < len(rows_by_depth) else 0 for d in range(levels)]
+@nb.njit(cache=True)
+def _own_depths(requests_P, places_R, probe):
+    """[R] what each drafts, UNDECIDED where that is still to be found out, and how often it is. probe: the depth that
+    is probed, or UNDECIDED."""
+    depths_R, young = np.empty(len(places_R), dtype=np.int64), 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        if not request.adaptive:
+            depths_R[r] = request.levels
+        elif probe != UNDECIDED:
+            depths_R[r] = min(probe, request.levels)
+        else:
+            depths_R[r] = request.depth
+            young += request.depth == UNDECIDED
+    return depths_R, young
+
+
+@nb.njit(cache=True)
+def _all_free(requests_P, places_R):
+    """Whether the policy has a say in all of their depths."""
+    free = True
+    for place in places_R:
+        free &= requests_P[place].free
+    return free
+
+
+@nb.njit(cache=True)
+def _sums(requests_P, rows_PD, places_R, depths_R):
+    """[D + 1] how many drafted so many levels; and of the step: most levels of any adaptive request, rows drafted, and
+    those of the full drafts, the depth of the deepest draft, and of the deepest of an adaptive request."""
+    often_D = np.zeros(rows_PD.shape[1], dtype=np.int64)
+    deepest, drafted, most, depth, tried = 0, 0, 0, 0, 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        level = int(depths_R[r])
+        often_D[level] += 1
+        drafted += rows_PD[places_R[r], level]
+        most += rows_PD[places_R[r], request.levels]
+        depth = max(depth, level)
+        if request.adaptive:
+            deepest, tried = max(deepest, request.levels), max(tried, level)
+    return often_D, (deepest, drafted, most, depth, tried)
+
+
+@cache
+def load_loops() -> None:
+    """Run all compiled loops once, so that no request waits for them: reading them takes a quarter of a second, and
+    compiling them some seconds, once per machine."""
+    policy, params = Adaptive(), SamplingParams()
+    request = Request("", [0], params, Speculation(), (0, 1), adaptive=True)
+    for _ in range(PAUSE + 2):
+        [depth] = policy.depths([request])
+        policy.landed([Span(request, 0, 1, depth, depth)], [depth], 1e-3)
+    policy.explain([request])

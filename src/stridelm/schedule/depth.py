@@ -52,11 +52,3 @@ class Configured:
 
     def explain(self, requests: Sequence[Request]) -> Choice | None:
         return None
-
-
-def allowed_levels(policy: DepthPolicy, requests: Sequence[Request]) -> dict[Request, int]:
-    """Levels that the policy allows each request."""
-    free = [request for request in requests if not request.all_or_nothing]
-    allowed = policy.depths(free) if free else ()
-    assert all(depth >= 0 for depth in allowed), f"a depth policy allowed {min(allowed)} levels"
-    return dict(zip(free, allowed, strict=True))

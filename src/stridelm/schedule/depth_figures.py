@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stridelm.schedule.rows import catches_up, useful_depth
-from stridelm.types import Cause, Reason, Request, Span
+from stridelm.types import Cause, Reason, Span
 
 
 @dataclass(slots=True)
@@ -27,13 +26,13 @@ class DepthFigures:
     gain: float = 1.0
     """Tokens per second over those of plain decoding, as estimated when a depth was last chosen."""
 
-    def count(self, requests: Sequence[Request], depths: Sequence[int]) -> None:
-        """These levels were drafted for these requests."""
-        for depth, often in Counter(depths).items():
-            self.depths[str(depth)] = self.depths.get(str(depth), 0) + often
-        rows = sum(request.rows_by_depth[depth] for request, depth in zip(requests, depths, strict=True))
-        self.drafted += rows
-        self.spared += sum(request.rows_by_depth[-1] for request in requests) - rows
+    def count(self, often: Sequence[int], drafted: int, most: int) -> None:
+        """A step: requests for which 0, 1, .. levels were drafted, its draft rows, and those of the full drafts."""
+        for depth, requests in enumerate(often):
+            if requests:
+                self.depths[str(depth)] = self.depths.get(str(depth), 0) + requests
+        self.drafted += drafted
+        self.spared += most - drafted
 
     def compare(self, seconds: tuple[float, float], tokens: tuple[float, float]) -> None:
         """A step's (predicted, measured) time, and tokens."""

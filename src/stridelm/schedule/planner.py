@@ -23,7 +23,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from stridelm.schedule.depth import Configured, DepthPolicy, allowed_levels
+from stridelm.schedule.depth import Configured, DepthPolicy
 from stridelm.schedule.depth_figures import is_free, reasons
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
@@ -63,10 +63,10 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
-        depths = self._depths(allocations, {})
+        self._ask(allocations)
         joining = waiting and len(queue.running) < self.budget.requests
         if joining or not all(allocation.decides for allocation in allocations):
-            budget.reading = min(budget.reading, self._prompt_rows(allocations, depths))
+            budget.reading = min(budget.reading, self._prompt_rows(allocations))
         admitted: list[Allocation] = []
         drafting = True
         # Running requests that lack pages come before any newcomer.
@@ -88,11 +88,11 @@ class Planner:
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
-            depths |= self._depths(served, depths)
-            waits = self.patience > 0 and self._may_wait(served, depths)
+            self._ask(served)
+            waits = self.patience > 0 and self._may_wait(served)
             if not any(allocation.request.behind for allocation in served):
                 for allocation in served:
-                    _deepen(allocation, depths, budget)
+                    _deepen(allocation, budget)
         spans = tuple(allocation.span(waits=waits) for allocation in served)
         return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
 
@@ -101,21 +101,26 @@ class Planner:
         choice = self.depths.explain([span.request for span in plan.spans if is_free(span)])
         return replace(plan, reasons=reasons(plan.spans, choice))
 
-    def _depths(self, allocations: list[Allocation], known: dict[Request, int]) -> dict[Request, int]:
-        """Levels that the requests that decide may draft, except those for which it is known."""
-        deciding = [each.request for each in allocations if each.decides and each.request not in known]
-        return allowed_levels(self.depths, deciding)
+    def _ask(self, allocations: list[Allocation]) -> None:
+        """Ask the depth policy for those requests that decide and that it was not asked for yet."""
+        free = [each for each in allocations if each.decides and each.allowed is None]
+        free = [each for each in free if not each.request.all_or_nothing]
+        if free:
+            depths = self.depths.depths([each.request for each in free])
+            assert min(depths) >= 0, f"a depth policy allowed {min(depths)} levels"
+            for allocation, depth in zip(free, depths, strict=True):
+                allocation.allowed = depth
 
-    def _may_wait(self, served: list[Allocation], depths: dict[Request, int]) -> bool:
+    def _may_wait(self, served: list[Allocation]) -> bool:
         """Whether the step can leave drafters' KV to a later one: it only decodes, and nobody is to draft."""
-        if any(depths.get(each.request, 1) or each.real > most_decoded(each.request) for each in served):
+        if any(each.allowed != 0 or each.real > most_decoded(each.request) for each in served):
             return False
         keeping = [request for each in served if (request := each.request).draft_kv and request.draft_kv.may_wait]
         return bool(keeping) and all(request.behind < self.patience for request in keeping)
 
-    def _prompt_rows(self, allocations: list[Allocation], depths: dict[Request, int]) -> float:
+    def _prompt_rows(self, allocations: list[Allocation]) -> float:
         """Rows that prompts may have beside those of these requests that decode."""
-        decoding = sum(_decode_rows(allocation, depths) for allocation in allocations)
+        decoding = sum(map(_decode_rows, allocations))
         return self.prompts.rows(decoding) if decoding else math.inf
 
 
@@ -214,14 +219,19 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
     return []
 
 
-def _decode_rows(allocation: Allocation, depths: dict[Request, int]) -> int:
+def _decode_rows(allocation: Allocation) -> int:
     """Rows that a request which decides may have in this step; 0 for one that still reads its prompt."""
     if not allocation.decides:
         return 0
     if allocation.request.all_or_nothing:
         return allocation.rows
-    depth = min(depths[allocation.request], useful_depth(allocation.request))
-    return allocation.real + allocation.request.rows_by_depth[depth]
+    return allocation.real + allocation.request.rows_by_depth[_useful(allocation)]
+
+
+def _useful(allocation: Allocation) -> int:
+    """Levels that a request which decides may draft, and of which a token could still be emitted."""
+    assert allocation.allowed is not None
+    return min(allocation.allowed, useful_depth(allocation.request)) if allocation.allowed else 0
 
 
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
@@ -252,11 +262,10 @@ def _look_ahead(served: list[Allocation], running: set[Request], budget: StepBud
         budget.look_ahead(allocation)
 
 
-def _deepen(allocation: Allocation, depths: dict[Request, int], budget: StepBudget) -> None:
+def _deepen(allocation: Allocation, budget: StepBudget) -> None:
     """Allocate the deepest usable draft to a request that has all its real rows."""
-    request = allocation.request
-    if request.all_or_nothing or not allocation.decides:
+    if allocation.request.all_or_nothing or not allocation.decides:
         return
-    for depth in range(min(depths[request], useful_depth(request)), 0, -1):
+    for depth in range(_useful(allocation), 0, -1):
         if budget.draft(allocation, depth):
             return

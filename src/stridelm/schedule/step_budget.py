@@ -31,6 +31,8 @@ class Allocation:
     """Pages added to each table."""
     following: int = 0
     """Rows of the next step for which `pages` suffice too."""
+    allowed: int | None = None
+    """Levels that the request may draft; None where the depth policy was not asked."""
 
     @property
     def rows(self) -> int:

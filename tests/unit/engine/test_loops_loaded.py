@@ -1,0 +1,41 @@
+"""No request waits for the compiled loops that choose depths: an engine that is ready has read them all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PROGRAM = """
+import sys
+from numba.core.dispatcher import Dispatcher
+from stridelm import LLM, SamplingParams
+
+def loaded():
+    modules = [module for name, module in sys.modules.items() if name.startswith("stridelm.schedule.")]
+    loops = {id(loop): loop for module in modules for loop in vars(module).values() if isinstance(loop, Dispatcher)}
+    return sum(len(loop.overloads) for loop in loops.values())
+
+llm = LLM(sys.argv[1], skip_tokenizer_init=True, drafter="none")
+engine = llm.engine
+before = loaded()
+assert engine.adaptive is None and before > 10, before
+speculation = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
+for number, target in enumerate((None, 1e4, None)):
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, speculation=speculation, target_tps=target)
+    engine.add(str(number), [1, 2, 3] * 9, params)
+engine.add("one that does not choose", [1, 2, 3], SamplingParams(max_tokens=5))
+while engine.busy:
+    engine.step()
+assert engine.adaptive.figures.drafted and engine.adaptive.figures.seconds["predicted"]
+assert loaded() == before, f"{loaded() - before} loops were loaded while requests waited"
+"""
+
+
+def test_none_is_loaded_late(checkpoint: Callable[..., Path]) -> None:
+    """In a process of its own, since others may have loaded them. The first request that asks for depths to be chosen
+    comes to an engine that was started without."""
+    path = checkpoint("qwen3", tie_word_embeddings=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
