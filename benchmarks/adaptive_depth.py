@@ -92,7 +92,7 @@ class Turns:
     """The engine's policy, or a fixed depth; and the tokens that are expected of what lands."""
 
     def __init__(self, chosen: Adaptive) -> None:
-        self.chosen = chosen
+        self.chosen, self.cost = chosen, chosen.cost
         self.fixed: int | None = None
         self.begin()
 
@@ -120,7 +120,7 @@ class Turns:
     def clear(self) -> None:
         self.chosen.clear()
 
-    def explain(self, requests: Sequence[Request]) -> Choice | None:
+    def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
         return None
 
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from stridelm.schedule import Budget, Configured, Planner, Queue
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.limits import PageView
+from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.workload import Job
 from stridelm.types import Request, Span, StepPlan
@@ -74,8 +75,10 @@ def measure(streams: int, steps: int, chosen: bool) -> dict[str, float]:
     timed = Timed() if chosen else None
     if timed and streams > 32:
         timed.row_stairs = lambda requests, depth: STAIRS
-    card = Card(limits, Drafting("mtp", tuple(range(DEPTH + 1)), adaptive=chosen), timed or Configured(), seconds)
-    planner = TimedPlanner(Budget(limits.max_num_batched_tokens, streams), timed or Configured(), lag=1)
+    card = Card(
+        limits, Drafting("mtp", tuple(range(DEPTH + 1)), adaptive=chosen), timed or Configured(StepCost()), seconds
+    )
+    planner = TimedPlanner(Budget(limits.max_num_batched_tokens, streams), timed or Configured(StepCost()), lag=1)
     card.planner = planner
     rng = random.Random(0)
     for number in range(streams):

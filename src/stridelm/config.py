@@ -86,9 +86,10 @@ class EngineConfig:
     max_num_seqs: int = option(32, "maximum number of requests running at once")
     max_num_batched_tokens: int = option(1024, "maximum rows of one step: prompt, decode and draft rows together")
     itl_target_ms: float = option(
-        40.0,
+        25.0,
         "milliseconds between tokens to stay within while prompts arrive: beside requests that decode, prompts get as "
-        "many rows of a step as fit, or as double the step's time; 0 for no limit",
+        "many rows of a step as fit, or as double the step's time; up to twice as long if more prompts wait than can "
+        "be read within a second; 0 for no limit",
     )
     max_model_len: int | None = option(None, "maximum context length, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of shared prefixes")

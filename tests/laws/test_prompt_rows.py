@@ -10,6 +10,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.schedule.step_shape import StepShape
 from stridelm.types import StepPlan
 from support.checks.identity import prompts
 from support.doubles.prompt_rows import AtMostRows, RandomRows
@@ -60,15 +61,15 @@ def test_a_stream_is_not_held_up_by_a_prompt(stand: Stand) -> None:
 
 def test_what_prompts_cost_is_learnt_from_steps(stand: Stand) -> None:
     llm = stand.llm(itl_target_ms=25)
-    known = [llm.engine.steps.cost.known]
+    known = [llm.engine.cost.knows_prompts]
     llm.generate([prompts(stand, 1)[0]], SamplingParams(max_tokens=3))
-    known.append(llm.engine.steps.cost.known)
-    assert known == [False, True] and llm.engine.steps.cost.seconds(100) > 0
+    known.append(llm.engine.cost.knows_prompts)
+    assert known == [False, True] and llm.engine.cost.one(StepShape(0, 0, 0, 0, 100)) > 0
 
 
 def test_zero_is_no_limit(stand: Stand) -> None:
     planner = stand.llm(itl_target_ms=0).engine.steps.planner
-    assert planner.prompts.rows(8) == float("inf")
+    assert planner.prompts.rows(StepShape(8, 8, 0, 0), 0) == float("inf")
 
 
 @pytest.mark.parametrize("value", [-1, "fast", float("nan")])

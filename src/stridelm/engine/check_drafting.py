@@ -23,7 +23,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import PROBE, Engine
 from stridelm.engine.memory import useful_pages
 from stridelm.params import SamplingParams
-from stridelm.schedule import Configured, StepCost, Unbounded
+from stridelm.schedule import Configured, Unbounded
 from stridelm.stats import DraftCounts
 from stridelm.types import Request
 from stridelm.verify import RULES
@@ -174,16 +174,16 @@ def _small(engine: Engine, drafter: str, longest: int) -> Engine:
 def _without_trace(engine: Engine) -> Iterator[None]:
     """What is served inside is not seen in statistics or the prefix cache, and nothing is learnt from it. It is drafted
     to its full depth."""
-    steps, planner = engine.steps, engine.steps.planner
-    learnt = planner.depths, planner.prompts, steps.cost
+    planner = engine.steps.planner
+    learnt = planner.depths, planner.prompts
     counts = ((own.name, getattr(engine.stats, own.name)) for own in fields(engine.stats))
     kept = {name: dict(count) if isinstance(count, dict) else count for name, count in counts}
-    planner.depths, planner.prompts, steps.cost = Configured(), Unbounded(), StepCost()
+    planner.depths, planner.prompts = Configured(), Unbounded()
     try:
         yield
     finally:
         engine.forget()
-        planner.depths, planner.prompts, steps.cost = learnt
+        planner.depths, planner.prompts = learnt
         for name, count in kept.items():
             setattr(engine.stats, name, count)
 

@@ -39,9 +39,10 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Budget, Configured, Planner, Queue, StepCost, Timed, Unbounded, smallest_budget
+from stridelm.schedule import Budget, Configured, Planner, Queue, Timed, Unbounded, smallest_budget
 from stridelm.schedule.adaptive import Adaptive, load_loops
 from stridelm.schedule.limits import PATIENCE
+from stridelm.schedule.step_cost import StepCost
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
 
@@ -120,13 +121,13 @@ class Engine:
         self.stats = self.roster.stats
         self.budget = Budget(config.max_num_batched_tokens, config.max_num_seqs)
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
-        cost = StepCost()
-        prompts = Timed(cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
         load_loops()  # any request may ask for depths to be chosen, and none is to wait for it
-        self.adaptive = Adaptive() if chooses else None
+        self.cost = StepCost()
+        prompts = Timed(self.cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
+        self.adaptive = Adaptive(self.cost) if chooses else None
         lag = int(self.device.on_bounds)
-        planner = Planner(self.budget, self.adaptive or Configured(), prompts, lag, patience)
-        self.steps = Steps(planner, self.roster, self.device, emitter, lag, cost)
+        planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, patience)
+        self.steps = Steps(planner, self.roster, self.device, emitter, lag)
         self.doubts = Doubts()
         self._spared: Request | None = None
         """The request whose own work last ran out of memory: a second time it ends."""
@@ -160,7 +161,6 @@ class Engine:
         policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
         self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
-        self.steps.cost.clear()
         planner.depths.clear()
         self._measure(prompts_to_measure(target.vocab_size, target.max_length, self.budget))
         if self.adaptive is not None:
@@ -243,7 +243,7 @@ class Engine:
         )
         self.queue.add(request)
         if request.adaptive and self.adaptive is None:
-            self.adaptive = self.steps.planner.depths = Adaptive()
+            self.adaptive = self.steps.planner.depths = Adaptive(self.cost)
         self.steps.planner.rows.need(smallest_budget(request))
         self._arrivals += 1
         return request

@@ -24,8 +24,8 @@ from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
-from stridelm.schedule import Planner, StepCost
-from stridelm.schedule.rows import catches_up, has_prompt
+from stridelm.schedule import Planner
+from stridelm.schedule.rows import catches_up
 from stridelm.types import Draft, ForwardBatch, StepPlan
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
@@ -54,17 +54,13 @@ class Device(Protocol):
 
 
 class Steps:
-    def __init__(
-        self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int, cost: StepCost
-    ) -> None:
-        """lag: number of launched steps that the host leaves unread while it plans the next. cost: where the durations
-        of steps with prompts are noted."""
+    def __init__(self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int) -> None:
+        """lag: number of launched steps that the host leaves unread while it plans the next."""
         self.planner = planner
         self.roster = roster
         self.device = device
         self.emitter = emitter
         self.lag = lag
-        self.cost = cost
         self._landed = 0.0
         self.flights: deque[Flight] = deque()
         self.tracer: Tracer | None = None
@@ -104,21 +100,17 @@ class Steps:
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
         outcome = flight.reading.outcome()
-        self.planner.depths.landed(flight.plan.spans, outcome.accepted, self._note(flight))
+        self.planner.depths.landed(flight.plan.spans, outcome.accepted, self._seconds(flight))
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
         self._trace(flight.plan, flight.run, outcome)
         self.emitter.emit(flight.plan.spans, flight.run.rows, outcome, alive, flight.extras)
 
-    def _note(self, flight: Flight) -> float | None:
-        """What the step added to everybody's time between tokens: steps in flight overlap. Noted for steps with prompt
-        rows, and returned for others, unless they do the work of earlier ones too."""
+    def _seconds(self, flight: Flight) -> float | None:
+        """What the step added to everybody's time between tokens: steps in flight overlap. None if it did the work of
+        earlier ones too."""
         began, self._landed = max(flight.launched, self._landed), time.perf_counter()
-        if any(map(has_prompt, flight.plan.spans)):
-            self.cost.note(flight.run.rows, self._landed - began)
-        elif not any(map(catches_up, flight.plan.spans)):
-            return self._landed - began
-        return None
+        return None if any(map(catches_up, flight.plan.spans)) else self._landed - began
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Traces are read from the step's own tensors, so

@@ -1,6 +1,6 @@
 """Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors.
 
-adaptive.py is not imported here: its compiled loops load Numba, which not every process needs.
+adaptive.py and step_cost.py are not imported here: their compiled loops load Numba, which not every process needs.
 """
 
 from stridelm.schedule.depth import Configured, DepthPolicy
@@ -9,7 +9,6 @@ from stridelm.schedule.planner import Planner
 from stridelm.schedule.prompt_rows import PromptPolicy, Timed, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import smallest_budget
-from stridelm.schedule.step_cost import StepCost
 
 __all__ = [
     "Budget",
@@ -19,7 +18,6 @@ __all__ = [
     "Planner",
     "PromptPolicy",
     "Queue",
-    "StepCost",
     "Timed",
     "Unbounded",
     "smallest_budget",

@@ -1,10 +1,10 @@
 """Depths that make the most tokens per second: from learnt chances of acceptance and measured times of steps.
 
 A step of R requests that verifies n draft rows, drafted to depth D, emits R + (the chances of those rows) tokens and
-takes `seconds(R, R + n, D)`, which grows with the tokens that attention reads. Rows are chosen in order of their
-chances, over all requests, so a choice is a depth D and a least chance: a request drafts as many levels as reach it. Of
-all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How deep a request drafts
-next is settled when its step lands.
+takes what the cost table says (schedule/step_cost.py) of R, n, D and the tokens that attention reads. Rows are chosen
+in order of their chances, over all requests, so a choice is a depth D and a least chance: a request drafts as many
+levels as reach it. Of all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How
+deep a request drafts next is settled when its step lands.
 
 What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
 change nothing, and frequent again when one does.
@@ -27,10 +27,11 @@ import numpy as np
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
-from stridelm.schedule.decode_cost import DecodeCost, stair
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.rows import first_row
+from stridelm.schedule.step_cost import StepCost, stair
+from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span
 
@@ -78,17 +79,19 @@ class Adaptive:
     """Requests of one step share its cost, so their depths are chosen together. Those that are not adaptive keep their
     own depth, and count."""
 
-    def __init__(self) -> None:
+    def __init__(self, cost: StepCost | None = None) -> None:
+        """cost: shared with others that ask what steps take; by default the policy's own."""
+        self.cost = cost or StepCost()
         self.row_stairs: Callable[[int, int], Sequence[int]] | None = None
         """(requests, depth) -> rows up to which steps take as long, ascending; more are not padded. None: none are."""
         self._stairs: dict[tuple[int, int], Sequence[int]] = {}
         self._tables: dict[tuple[int, int], np.ndarray] = {}
         self._fillings: dict[tuple[int, int], np.ndarray] = {}
         self.acceptance = Acceptance()
-        self.clear()
+        self.keep_costs()
 
     def clear(self) -> None:
-        self.cost = DecodeCost()
+        self.cost.clear()
         self.keep_costs()
 
     def keep_costs(self) -> None:
@@ -136,33 +139,40 @@ class Adaptive:
         often_D, (deepest, drafted, most, depth, tried) = _sums(
             known.requests_P, known.rows_PD, readers.places_R, depths_R
         )
+        prompt = others is not None and others.prompt
+        if seconds is not None and (prompt or not deepest):
+            self.cost.note(others or shape_of(spans), seconds)
+            seconds = None  # nothing else is learnt from how long it took
         if not deepest:
             return
         self.figures.count(often_D.tolist(), drafted, most)
         load = self._load(count)
-        rows, context = self._padded(count, count + drafted + others, depth), sum([span.start for span in spans])
-        if seconds is not None and load.pause + 1 >= PAUSE and self.cost.known:
-            expected = self.cost.one(count, rows, depth, context), self._tokens(readers, depths_R)
+        step = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
+        step = StepShape(count, self._padded(count, step.rows, depth), depth, step.context)
+        if seconds is not None and load.pause + 1 >= PAUSE and self.cost.knows_decodes:
+            expected = self.cost.one(step), self._tokens(readers, depths_R)
             self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
         # A level that there was room for and that nothing was drafted for failed like one that was refused.
         self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
         if seconds is not None:
             if known.paced:
                 self._keep_paces(requests, accepted, seconds)
-            self.cost.note(count, rows, depth, context, seconds, tried)
-            self._consider(load, readers, context, tried if tried == load.awaited else None)
+            self.cost.note(step, seconds, tried)
+            self._consider(load, readers, step.context, tried if tried == load.awaited else None)
         readers.write(self.acceptance.allowed(readers, *load.choice))
 
-    def _free(self, spans: Sequence[Span], accepted: Sequence[int]) -> tuple[Sequence[Span], Sequence[int], int]:
-        """The spans in whose depths the policy had a say, what was accepted of their drafts, and the rows of the
-        others."""
+    def _free(
+        self, spans: Sequence[Span], accepted: Sequence[int]
+    ) -> tuple[Sequence[Span], Sequence[int], StepShape | None]:
+        """The spans in whose depths the policy had a say and what was accepted of their drafts. If these do not make up
+        the step, also its shape."""
         known = self.acceptance.known
         places_R = known.places([span.request for span in spans])
-        if False not in [span.decides for span in spans] and _all_free(known.requests_P, places_R):
-            return spans, accepted, 0
+        plain = [span.real if span.decides else 0 for span in spans].count(1) == len(spans)
+        if plain and _all_free(known.requests_P, places_R):
+            return spans, accepted, None
         kept = [place for place, span in enumerate(spans) if is_free(span)]
-        rows = sum(span.rows for span in spans if not is_free(span))
-        return [spans[place] for place in kept], [accepted[place] for place in kept], rows
+        return [spans[place] for place in kept], [accepted[place] for place in kept], shape_of(spans)
 
     def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
         for request, levels in zip(requests, accepted, strict=True):
@@ -170,7 +180,7 @@ class Adaptive:
                 keep_pace(request, 1 + levels, seconds)
                 self.acceptance.known.weigh(request)
 
-    def explain(self, requests: Sequence[Request]) -> Choice | None:
+    def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
         known = self.acceptance.known
         deepest = _deepest(known.requests_P, known.places(requests))
         if not deepest:
@@ -180,13 +190,15 @@ class Adaptive:
             depths, probe = self._decide(requests)
         load, readers = self._load(len(requests)), self.acceptance.read(requests)
         rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
-        rows, context = self._padded(len(requests), rows, max(depths)), sum(map(first_row, requests))
+        rows = rows if prompt else self._padded(len(requests), rows, max(depths))
+        step = StepShape(len(requests), rows, max(depths), sum(map(first_row, requests)), prompt)
+        known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
             probes=probe is not None,
             least=load.choice[1],
             chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
-            seconds=self.cost.one(len(requests), rows, max(depths), context) if self.cost.known else None,
+            seconds=self.cost.one(step) if known_cost else None,
         )
 
     def _load(self, count: int) -> _Load:
@@ -399,9 +411,12 @@ def _sums(requests_P, rows_PD, places_R, depths_R):
 def load_loops() -> None:
     """Run all compiled loops once, so that no request waits for them: reading them takes a quarter of a second, and
     compiling them some seconds, once per machine."""
-    policy, params = Adaptive(), SamplingParams()
-    request = Request("", [0], params, Speculation(), (0, 1), adaptive=True)
+    policy = Adaptive()
+    policy.row_stairs = lambda requests, depth: (4,)
+    requests = [Request("", [0], SamplingParams(), Speculation(), (0, 1), adaptive=True) for _ in range(2)]
     for _ in range(PAUSE + 2):
-        [depth] = policy.depths([request])
-        policy.landed([Span(request, 0, 1, depth, depth)], [depth], 1e-3)
-    policy.explain([request])
+        depths = policy.depths(requests)
+        spans = [Span(request, 0, 1, depth, depth) for request, depth in zip(requests, depths, strict=True)]
+        policy.landed(spans, depths, 1e-3)
+    policy.landed([Span(requests[0], 0, 9, decides=False)], [0], 1e-3)
+    policy.explain(requests, prompt=1)

@@ -7,13 +7,22 @@ same depths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stridelm.schedule.depth_figures import Choice
+from stridelm.schedule.step_shape import shape_of
 from stridelm.types import Request, Span
+
+if TYPE_CHECKING:
+    from stridelm.schedule.step_cost import StepCost
 
 
 class DepthPolicy(Protocol):
+    @property
+    def cost(self) -> StepCost | None:
+        """What steps take, learnt from those that land; None if it is not learnt."""
+        ...
+
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
         or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
@@ -25,7 +34,8 @@ class DepthPolicy(Protocol):
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         """A step of these spans has landed. Steps land in order, but later ones may have been planned before.
 
-        accepted: levels of each span's draft that were. seconds: how long the step took; None if it had prompt rows.
+        accepted: levels of each span's draft that were. seconds: how long the step took; None if that says nothing of
+        others, because it did the work of earlier ones too.
         """
         ...
 
@@ -33,22 +43,31 @@ class DepthPolicy(Protocol):
         """Forget all that was learnt."""
         ...
 
-    def explain(self, requests: Sequence[Request]) -> Choice | None:
-        """What `depths` returned for these requests, and why; None if it was not chosen."""
+    def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
+        """What `depths` returned for these requests, and why; None if it was not chosen. prompt: rows of prompts that
+        the step has beside them."""
         ...
 
 
 class Configured:
     """Each request's own depth, at every load."""
 
+    cost: StepCost | None = None
+
+    def __init__(self, cost: StepCost | None = None) -> None:
+        """cost: by default, what steps take is not learnt."""
+        self.cost = cost
+
     def depths(self, requests: Sequence[Request]) -> Sequence[int]:
         return [len(request.rows_by_depth) - 1 for request in requests]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        pass
+        if seconds is not None and self.cost is not None:
+            self.cost.note(shape_of(spans), seconds)
 
     def clear(self) -> None:
-        pass
+        if self.cost is not None:
+            self.cost.clear()
 
-    def explain(self, requests: Sequence[Request]) -> Choice | None:
+    def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
         return None

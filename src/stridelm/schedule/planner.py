@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 from stridelm.schedule.depth import Configured, DepthPolicy
 from stridelm.schedule.depth_figures import is_free, reasons
@@ -32,6 +34,7 @@ from stridelm.schedule.queue import Queue
 from stridelm.schedule.row_budget import RowBudget
 from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span, most_decoded, useful_depth
 from stridelm.schedule.step_budget import Allocation, StepBudget
+from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.types import PageCounts, Request, StepPlan
 
 
@@ -66,7 +69,8 @@ class Planner:
         self._ask(allocations)
         joining = waiting and len(queue.running) < self.budget.requests
         if joining or not all(allocation.decides for allocation in allocations):
-            budget.reading = min(budget.reading, self._prompt_rows(allocations))
+            slots = self.budget.requests - len(queue.running) if waiting else 0
+            budget.reading = min(budget.reading, self._prompt_rows(allocations, waiting, slots))
         admitted: list[Allocation] = []
         drafting = True
         # Running requests that lack pages come before any newcomer.
@@ -98,7 +102,8 @@ class Planner:
 
     def explained(self, plan: StepPlan) -> StepPlan:
         """The plan with its reasons. To be asked before anything lands after `plan`."""
-        choice = self.depths.explain([span.request for span in plan.spans if is_free(span)])
+        free = [span.request for span in plan.spans if is_free(span)]
+        choice = self.depths.explain(free, shape_of(plan.spans).prompt)
         return replace(plan, reasons=reasons(plan.spans, choice))
 
     def _ask(self, allocations: list[Allocation]) -> None:
@@ -118,10 +123,18 @@ class Planner:
         keeping = [request for each in served if (request := each.request).draft_kv and request.draft_kv.may_wait]
         return bool(keeping) and all(request.behind < self.patience for request in keeping)
 
-    def _prompt_rows(self, allocations: list[Allocation]) -> float:
-        """Rows that prompts may have beside those of these requests that decode."""
-        decoding = sum(map(_decode_rows, allocations))
-        return self.prompts.rows(decoding) if decoding else math.inf
+    def _prompt_rows(self, allocations: list[Allocation], lines: Mapping[str, Sequence[Request]], slots: int) -> float:
+        """Rows that prompts may have beside those of these requests that decode. lines: of the requests that wait, for
+        as many slots."""
+        decoding = [each for each in allocations if each.decides]
+        if not decoding:
+            return math.inf
+        depths = [each.depth if each.request.all_or_nothing else _useful(each) for each in decoding]
+        rows = sum(each.real + each.request.rows_by_depth[depth] for each, depth in zip(decoding, depths, strict=True))
+        context = sum([each.start for each in allocations])
+        waiting = sum(each.uncomputed - each.real for each in allocations)
+        waiting += sum(request.known for request in islice(chain.from_iterable(lines.values()), slots))
+        return self.prompts.rows(StepShape(len(decoding), rows, max(depths), context), waiting)
 
 
 def _read_all(
@@ -217,15 +230,6 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
         if all(short <= 0 for short in lacking):
             return victims
     return []
-
-
-def _decode_rows(allocation: Allocation) -> int:
-    """Rows that a request which decides may have in this step; 0 for one that still reads its prompt."""
-    if not allocation.decides:
-        return 0
-    if allocation.request.all_or_nothing:
-        return allocation.rows
-    return allocation.real + allocation.request.rows_by_depth[_useful(allocation)]
 
 
 def _useful(allocation: Allocation) -> int:

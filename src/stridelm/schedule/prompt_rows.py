@@ -1,42 +1,58 @@
 """How many prompt rows a step may have while other requests decode, so that none of them waits long for a token.
 
-A policy sees only numbers of rows and what earlier steps took. Its answer moves the borders between the chunks of a
-prompt, which no output depends on.
+A policy sees only what the step has beside them, how many wait, and what earlier steps took. Its answer moves the
+borders between the chunks of a prompt, which no output depends on.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stridelm.schedule.step_cost import StepCost
+from stridelm.schedule.step_shape import StepShape
+
+if TYPE_CHECKING:
+    from stridelm.schedule.step_cost import StepCost
+
+PATIENCE = 1.0
+"""Seconds that prompts may take to be read at the target, before steps become longer."""
+LONGEST = 2.0
+"""Targets that a step may take, however many prompt rows wait."""
 
 
 class PromptPolicy(Protocol):
     """Called while a plan is made; must not change state that another call would see."""
 
-    def rows(self, decoding: int) -> float:
-        """Maximum prompt rows of a step in which other requests have `decoding` rows, at least 1. Not called if nobody
-        decodes: prompts then take all rows of the step."""
+    def rows(self, beside: StepShape, waiting: int) -> float:
+        """Maximum prompt rows of a step beside these decodes, at least 1. waiting: prompt rows that requests with a
+        slot still want, or could have one for. Not called if nobody decodes: prompts then take all rows of the step."""
         ...
 
 
 class Unbounded:
     """As many as the step has."""
 
-    def rows(self, decoding: int) -> float:
+    def rows(self, beside: StepShape, waiting: int) -> float:
         return math.inf
 
 
 class Timed:
     """As many as are expected to fit into `target` seconds, or into twice the time of the shortest step that runs
-    prompts at all, whichever is more: splitting prompts further would cost more time than it spares."""
+    prompts at all, whichever is more: splitting prompts further would cost more time than it spares.
+
+    If so many rows wait that reading them in such steps would take longer than PATIENCE, a step may take as many times
+    longer as that is too long, up to LONGEST times: the more wait, the more it costs all of them that each step begins
+    anew. The bound falls with the queue, so it does not swing."""
 
     def __init__(self, cost: StepCost, target: float) -> None:
         self._cost, self._target = cost, target
 
-    def rows(self, decoding: int) -> float:
-        if not self._cost.known:
+    def rows(self, beside: StepShape, waiting: int) -> float:
+        cost = self._cost
+        if not cost.knows_prompts:
             return math.inf
-        shortest = self._cost.seconds(decoding + 1)
-        return max(1, self._cost.rows(max(self._target, 2 * shortest)) - decoding)
+        seconds = max(self._target, 2 * cost.one(beside.with_prompt(1)))
+        rows = max(1, cost.prompt_rows(beside, seconds))
+        if (reading := waiting / rows * seconds) > PATIENCE:
+            rows = max(1, cost.prompt_rows(beside, seconds * min(LONGEST, reading / PATIENCE)))
+        return rows

@@ -1,63 +1,285 @@
-"""How long a step takes, learnt from the steps that ran: a line over the number of rows.
+"""How long a step takes: by the requests that decode in it, their rows, the depth of its deepest draft, the tokens that
+attention reads, and its prompt rows. Learnt from all steps that ran, and used by everybody who asks.
 
-Only steps with prompt rows are measured. Those have so many rows that the device computes for longer than it reads
-weights, which makes their time close to a line.
+Of steps that only decode, those are alike that have about as many requests and rows, and the same depth. What like
+steps took is remembered, and what they take after more tokens is that and the tokens' own time, whose price is learnt
+from how the time of like steps changes with them. A step unlike any before is predicted by a function of the rest,
+whose coefficients are fitted online (least squares, older steps counting less). The function knows how time grows; like
+steps know the stairs, which come from captured sizes, tiles and caches, and a mixture whose first rows are the dearest.
+They are remembered as times and not as ratios to the function, since that goes on changing while they are not seen.
+
+Prompt rows have a price of their own: a step with them takes what its decodes would take alone, and a line over its
+prompt rows, which is fitted to the last few steps that had any. They are kept as they were measured, so that the line
+follows what decodes are known to take by now. As long as no step of decodes was measured, their rows count as prompt
+rows.
+
+The loops are compiled, since they run between steps.
+
+Legend: N steps, F features, Q steps with prompt rows.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
-MEMORY = 0.95
-"""Weight of a measured step relative to the next one's: about the last twenty count."""
+from collections import deque
+
+import numba as nb
+import numpy as np
+
+from stridelm.schedule.step_shape import StepShape
+
+MEMORY = 0.995
+"""Weight of a step relative to the next one's in the fit."""
+LIKE = 0.2
+"""Weight of the latest of the steps that are alike, in their mean."""
+FEW = 2.0
+"""Like steps count for all once there are more than this."""
+SURE = 9.0
+"""A price counts for nothing if its standard deviation is more than a third of it."""
+MOST = 10.0
+"""Like steps that are counted."""
 OUTLIER = 3.0
 """A step that took more than this multiple of what was expected counts as that multiple: something else delayed it."""
-FEW = 4
-"""Steps before anything counts as an outlier."""
+LAZY = 64
+"""Steps that are taken into the fit at once, at most."""
+PROMPT_STEPS, PROMPT_MEMORY = 32, 0.95
+"""Steps with prompt rows that are kept, and the weight of one relative to the next one's."""
+FEW_PROMPTS = 4
+"""Of them, before anything counts as an outlier."""
+SPREAD = 0.1
+"""Steps whose prompt rows deviate by less than this share of their mean say nothing of a base."""
+CHEAPEST = 0.1
+"""A prompt row takes at least this share of what rows take on average."""
+RIDGE = 1e-6
+SWEEPS = 100
+"""Over the coefficients, at each fit; each fit starts from the last one."""
+FEATURES = 5
+STAIRS = (40, 64, 17)
+"""Classes of requests, of rows and of depths that are told apart."""
+NEAR = 4
+"""Stairs: a step tells of steps with up to twice or half as many requests."""
 
 
 class StepCost:
-    """Not thread-safe."""
+    """Times in seconds. Not thread-safe."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps."""
-        self._steps = 0
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._moments_FF = np.zeros((FEATURES, FEATURES))
+        self._target_F = np.zeros(FEATURES)
+        self._weights_F = np.zeros(FEATURES)
+        self._alike = np.zeros((*STAIRS, 3))
+        """Of steps that are alike: how many, at most MOST; means of their seconds and of the tokens read."""
+        self._price = np.zeros(4)
+        """What the price of a token that is read is computed from: how many steps, and sums over them of tokens times
+        tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
+        self._noted: list[tuple[int, int, int, int, float]] = []
+        """Steps that are not in the fit yet."""
+        self._tried: dict[int, set[int]] = {}
+        """Class of requests -> depths tried with about as many."""
+        self._prompts: deque[tuple[int, int, int, int, int, float]] = deque(maxlen=PROMPT_STEPS)
+        """The last steps with prompt rows."""
+        self._line: tuple[float, float, float] | None = None
+        """Seconds that any prompt rows add to a step, that each adds, and that each row of decodes takes if nothing is
+        known of them. None: to be fitted."""
 
-    def note(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took this long."""
-        if self._steps >= FEW:
-            seconds = min(seconds, OUTLIER * self.seconds(rows))
-        self._steps += 1
-        for name, value in (("_weight", 1.0), ("_x", rows), ("_y", seconds), ("_xx", rows**2), ("_xy", rows * seconds)):
-            setattr(self, name, MEMORY * getattr(self, name) + value)
+    def note(self, step: StepShape, seconds: float, tried: int | None = None) -> None:
+        """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was."""
+        if step.prompt:
+            if len(self._prompts) >= FEW_PROMPTS:
+                seconds = min(seconds, OUTLIER * self.one(step))
+            self._prompts.append((step.requests, step.rows, step.depth, step.context, step.prompt, seconds))
+        else:
+            self._noted.append((step.requests, step.rows, step.depth, step.context, seconds))
+            if len(self._noted) >= LAZY:
+                self._learn()
+        self._line = None
+        place = _number(step.requests)
+        if tried is not None and tried not in self._tried.get(place, ()):
+            for near in range(place - NEAR, place + NEAR + 1):
+                self._tried.setdefault(near, set()).add(tried)
+
+    def untried(self, requests: int, deepest: int) -> int | None:
+        """The largest depth that was not tried with about so many requests; None if each was."""
+        tried = self._tried.get(_number(requests), ())
+        return next((depth for depth in range(deepest, -1, -1) if depth not in tried), None)
 
     @property
-    def known(self) -> bool:
-        """Whether any step has been measured."""
-        return self._steps > 0
+    def knows_decodes(self) -> bool:
+        """Whether any step without prompt rows has been noted."""
+        return bool(self._noted or self._weights_F.any())
 
-    def seconds(self, rows: int) -> float:
-        """Expected duration of a step of so many rows; some step must have been measured."""
-        base, each = self._line()
-        return base + each * rows
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether any step with prompt rows has been noted."""
+        return bool(self._prompts)
 
-    def rows(self, seconds: float) -> int:
-        """The most rows expected to take at most this long."""
-        base, each = self._line()
-        return max(0, int((seconds - base) / each))
+    def one(self, step: StepShape) -> float:
+        """Predicted time of a step. Some step of its kind must have been noted."""
+        decodes = self._decodes(step)
+        if not step.prompt:
+            return decodes
+        base, each, _ = self._fitted()
+        return decodes + base + each * step.prompt
 
-    def _line(self) -> tuple[float, float]:
-        """(seconds of a step without rows, seconds per row): least squares, and neither below zero. If the steps had
-        nearly the same number of rows, they say nothing of a base."""
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - x**2
-        proportional = max(y / x, 1e-12)
-        if spread < (0.1 * x) ** 2:
-            return 0.0, proportional
-        each = (self._xy / self._weight - x * y) / spread
-        if each <= 0:
-            return 0.0, proportional
-        base = y - each * x
-        return (base, each) if base >= 0 else (0.0, proportional)
+    def prompt_rows(self, beside: StepShape, seconds: float) -> int:
+        """The most prompt rows with which a step with these decodes is expected to take at most this long."""
+        base, each, _ = self._fitted()
+        return max(0, int((seconds - self._decodes(beside) - base) / each))
+
+    def seconds(self, requests: int, rows: np.ndarray, depths: np.ndarray, context: int) -> np.ndarray:
+        """Predicted times of steps of so many requests after so many tokens, with these numbers of rows and depths:
+        arrays of one shape. Some step without prompt rows must have been noted."""
+        self._learn()
+        steps = np.empty((rows.size, 4))
+        steps[:, 0], steps[:, 1], steps[:, 2], steps[:, 3] = requests, rows.ravel(), depths.ravel(), context
+        return _predicted(steps, self._weights_F, self._alike, self._price).reshape(rows.shape)
+
+    def _decodes(self, step: StepShape) -> float:
+        """Of the step without its prompt rows."""
+        if not self.knows_decodes:
+            return self._fitted()[2] * step.rows
+        self._learn()
+        steps = np.array([[step.requests, step.rows, step.depth, step.context]], dtype=np.float64)
+        return float(_predicted(steps, self._weights_F, self._alike, self._price)[0])
+
+    def _learn(self) -> None:
+        """Take noted steps into the fit."""
+        if self._noted:
+            _learn(np.array(self._noted), self._moments_FF, self._target_F, self._weights_F, self._alike, self._price)
+            self._noted.clear()
+
+    def _fitted(self) -> tuple[float, float, float]:
+        if self._line is None:
+            self._learn()
+            steps_Q6 = np.array(self._prompts, dtype=np.float64)
+            base, each = _fit_line(steps_Q6, self._weights_F, self._alike, self._price)
+            self._line = base, each, 0.0 if self.knows_decodes else each
+        return self._line
+
+
+@nb.njit(cache=True)
+def stair(count):
+    """The same for counts that are alike: exact up to 8, then quarters of powers of two."""
+    if count <= 8:
+        return count
+    step = 1
+    while 8 * step <= count:
+        step *= 2
+    return (count + step - 1) // step * step
+
+
+@nb.njit(cache=True)
+def _number(count):
+    """Of a stair, from 0."""
+    size, doubled = stair(count), 0
+    while size >= 16:
+        size, doubled = size // 2, doubled + 1
+    return size if size <= 8 and not doubled else 8 + 4 * doubled + (size - 8) // 2
+
+
+@nb.njit(cache=True)
+def _place(step):
+    """The same for steps that are alike."""
+    requests, rows, depth = int(step[0]), int(step[1]), int(step[2])
+    return min(_number(requests), STAIRS[0] - 1), min(_number(rows), STAIRS[1] - 1), min(depth, STAIRS[2] - 1)
+
+
+@nb.njit(cache=True)
+def _features(step):
+    """What a step's time, but for the tokens read, is linear in: a step, its rows, whether it drafts, the levels that
+    are drafted one after another, and those times the requests."""
+    requests, rows, depth = step[0], step[1], step[2]
+    return np.array([1.0, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
+
+
+@nb.njit(cache=True)
+def _each(price):
+    """Seconds of a token that is read: the regression's slope, less as far as it may be chance."""
+    steps, squares, products, rest = price
+    if products <= 0.0:
+        return 0.0
+    slope = products / squares
+    doubt = max(0.0, rest - slope * products) / (steps * squares)  # variance of the slope
+    return slope * max(0.0, 1.0 - SURE * doubt / slope**2)
+
+
+@nb.njit(cache=True)
+def _predicted(steps_N4, weights_F, alike, price):
+    seconds_N = np.empty(len(steps_N4))
+    each = _each(price)
+    for n in range(len(steps_N4)):
+        count, seconds, context = alike[_place(steps_N4[n])]
+        fitted = (_features(steps_N4[n]) * weights_F).sum() + each * steps_N4[n, 3]
+        remembered = seconds + each * (steps_N4[n, 3] - context)
+        share = count**2 / (count**2 + FEW)
+        seconds_N[n] = max(1e-9, fitted + share * (remembered - fitted))
+    return seconds_N
+
+
+@nb.njit(cache=True)
+def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price):
+    """Take steps into the fit, the means of those that are like them, and the price of tokens."""
+    if weights_F.any():
+        expected_N = _predicted(steps_N5, weights_F, alike, price)
+        for n in range(len(steps_N5)):
+            steps_N5[n, 4] = min(steps_N5[n, 4], OUTLIER * expected_N[n])
+    for n in range(len(steps_N5)):
+        context, seconds = steps_N5[n, 3], steps_N5[n, 4]
+        mean = alike[_place(steps_N5[n])]
+        if mean[0]:
+            more = context - mean[2]
+            longer = seconds - mean[1]
+            price[:] = MEMORY * price + np.array([1.0, more * more, more * longer, longer * longer])
+        mean[0] = min(mean[0] + 1.0, MOST)
+        latest = max(LIKE, 1.0 / mean[0])
+        mean[1] += latest * (seconds - mean[1])
+        mean[2] += latest * (context - mean[2])
+        # Relative errors count: each equation is divided by the step's time.
+        rest = max(0.1 * seconds, seconds - _each(price) * context)
+        features_F = _features(steps_N5[n]) / rest
+        for f in range(FEATURES):
+            target_F[f] = MEMORY * target_F[f] + features_F[f]
+            for g in range(FEATURES):
+                moments_FF[f, g] = MEMORY * moments_FF[f, g] + features_F[f] * features_F[g]
+    _fit(moments_FF, target_F, weights_F)
+
+
+@nb.njit(cache=True)
+def _fit(moments_FF, target_F, weights_F):
+    """Least squares with weights that are not negative, by coordinate descent from the weights there are."""
+    for _ in range(SWEEPS):
+        for f in range(FEATURES):
+            rest = target_F[f]
+            for g in range(FEATURES):
+                if g != f:
+                    rest -= moments_FF[f, g] * weights_F[g]
+            weights_F[f] = max(0.0, rest / (moments_FF[f, f] * (1.0 + RIDGE) + 1e-30))
+
+
+@nb.njit(cache=True)
+def _fit_line(steps_Q6, weights_F, alike, price):
+    """(seconds that any prompt rows add to a step, seconds that each adds): least squares of relative errors, and
+    neither below zero. steps_Q6: requests, rows, depth, context, prompt rows, seconds."""
+    known = weights_F.any()
+    decodes_Q = _predicted(steps_Q6[:, :4].copy(), weights_F, alike, price) if known else np.zeros(len(steps_Q6))
+    total, x, y, xx, xy, rows, took = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for q in range(len(steps_Q6)):
+        prompt, seconds = steps_Q6[q, 4], steps_Q6[q, 5]
+        more = prompt if known else prompt + steps_Q6[q, 1]
+        weight = PROMPT_MEMORY ** (len(steps_Q6) - 1 - q) / seconds**2
+        longer = seconds - decodes_Q[q]
+        total, x, y = total + weight, x + weight * more, y + weight * longer
+        xx, xy = xx + weight * more * more, xy + weight * more * longer
+        rows, took = rows + weight * (prompt + steps_Q6[q, 1]), took + weight * seconds
+    x, y, xx, xy = x / total, y / total, xx / total, xy / total
+    cheapest = CHEAPEST * took / rows
+    spread = xx - x * x
+    each = (xy - x * y) / spread if spread > (SPREAD * x) ** 2 else 0.0
+    base = y - each * x
+    if each < cheapest or base < 0.0:  # all that they add is taken to be the rows' own
+        return 0.0, max(cheapest, xy / xx)
+    return base, each

@@ -14,7 +14,7 @@ from stridelm.cache.ledger import Ledger
 from stridelm.cache.transaction import Transaction
 from stridelm.engine.stats import count_acceptance
 from stridelm.params import SamplingParams, Speculation
-from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, StepCost, Timed, Unbounded
+from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, Timed, Unbounded
 from stridelm.schedule.rows import has_prompt
 from stridelm.simulate.workload import Job
 from stridelm.types import Request, Span, StepPlan
@@ -31,7 +31,7 @@ class Limits:
     max_num_batched_tokens: int = 1024
     num_pages: int = 2**20
     page_size: int = 16
-    itl_target_ms: float = 40.0
+    itl_target_ms: float = 25.0
     lag: int = 0
 
 
@@ -72,8 +72,8 @@ class Card:
         self.limits, self.drafting = limits, drafting
         self.queue = Queue(limits.max_num_seqs)
         self.ledger = Ledger({"full": limits.num_pages}, limits.page_size, prefix_caching=False)
-        self._cost = StepCost()
-        prompts = Timed(self._cost, limits.itl_target_ms / 1e3) if limits.itl_target_ms else Unbounded()
+        assert depths.cost is not None
+        prompts = Timed(depths.cost, limits.itl_target_ms / 1e3) if limits.itl_target_ms else Unbounded()
         budget = Budget(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.planner = Planner(budget, depths, prompts, limits.lag)
         self._speculation = Speculation(drafter=drafting.drafter)
@@ -152,9 +152,7 @@ class Card:
             0 if prompt else self._jobs[span.request].accepted(len(span.request.output_ids), span.depth)
             for span, prompt in zip(spans, prompts, strict=True)
         ]
-        self.planner.depths.landed(spans, accepted, None if any(prompts) else seconds)
-        if any(prompts):
-            self._cost.note(flight.plan.rows, seconds)
+        self.planner.depths.landed(spans, accepted, seconds)
         alive = flight.transaction.commit(accepted)
         self.steps, self.rows = self.steps + 1, self.rows + flight.plan.rows
         emitted = []

@@ -15,6 +15,7 @@ from stridelm.bench.serving.objective import Objective
 from stridelm.bench.serving.record import Run
 from stridelm.schedule import Configured
 from stridelm.schedule.adaptive import Adaptive
+from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import ROUTES, Fleet
 from stridelm.simulate.settings import MAX_TOKENS, PROMPT_TOKENS, SimulationSettings
@@ -91,7 +92,7 @@ def fleet_of(table: CostTable, variant: Variant, settings: SimulationSettings) -
     costs, limits = table.drafters[variant.drafter], limits_of(table, settings)
     drafting = Drafting(variant.drafter, costs.rows_by_depth[: variant.depth + 1], variant.adaptive, costs.host_bound)
     cards = [
-        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(), costs.seconds)
+        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(StepCost()), costs.seconds)
         for _ in range(settings.cards)
     ]
     return Fleet(cards, ROUTES[settings.routing or "least-outstanding"])

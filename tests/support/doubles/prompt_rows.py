@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from stridelm.schedule.step_shape import StepShape
+
 
 @dataclass
 class AtMostRows:
@@ -12,9 +14,11 @@ class AtMostRows:
 
     answer: float
     asked: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
 
-    def rows(self, decoding: int) -> float:
-        self.asked.append(decoding)
+    def rows(self, beside: StepShape, waiting: int) -> float:
+        self.asked.append(beside.rows)
+        self.waiting.append(waiting)
         return self.answer
 
 
@@ -28,5 +32,5 @@ class RandomRows:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
-    def rows(self, decoding: int) -> float:
+    def rows(self, beside: StepShape, waiting: int) -> float:
         return self._draw.randint(1, 12)

@@ -236,7 +236,7 @@ def test_an_engine_is_as_without_it(depth: Any, attention: str) -> None:
 
 
 def learnt(engine: Engine) -> tuple[bytes, bytes]:
-    return pickle.dumps(vars(engine.steps.cost)), pickle.dumps(engine.adaptive)
+    return pickle.dumps(vars(engine.cost)), pickle.dumps(engine.adaptive)
 
 
 def counts(engine: Engine) -> dict[str, Any]:

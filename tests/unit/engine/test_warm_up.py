@@ -44,7 +44,7 @@ def test_depths_are_measured(checkpoint: Callable[..., Path], drafter: str) -> N
     assert engine.adaptive is not None
     engine._warm_up()
     deepest = len(engine.intake.settled(SamplingParams())[1]) - 1
-    assert deepest > 1 and engine.adaptive.cost.known
+    assert deepest > 1 and engine.adaptive.cost.knows_decodes
     assert [engine.adaptive.cost.untried(count, deepest) for count in (1, 2, 5, 9, 16, 20)] == [None] * 6
     assert engine.adaptive.figures == DepthFigures()
     request = engine.add("a", prompts(stand, 1)[0], SamplingParams(max_tokens=2))

@@ -441,6 +441,18 @@ def test_prompts_beside_decodes_get_the_rows_that_the_policy_allows() -> None:
     assert policy.asked == [5]
 
 
+def test_the_policy_is_told_how_many_prompt_rows_wait() -> None:
+    """Of running requests, and of as many waiting ones as there are slots: a newcomer without one cannot be read."""
+    _, queue, pages = setup(64, 4)
+    policy = AtMostRows(20)
+    start(queue, pages, request("long", 500, 0), computed=100)
+    start(queue, pages, request("b", 8, 1, emitted=1))
+    for number in range(3):
+        queue.add(request(f"new {number}", 30 + number, 2 + number))
+    Planner(Budget(64, 4), prompts=policy).plan(queue, pages)
+    assert policy.waiting == [399 + 30 + 31]
+
+
 def test_a_newcomer_waits_while_prompts_have_all_their_rows() -> None:
     _, queue, pages = setup(64)
     start(queue, pages, request("long", 500, 0), computed=0)

@@ -1,36 +1,47 @@
-"""What prompts cost, learnt from steps, and how many of their rows a step gets."""
+"""What steps with and without prompts cost, learnt from steps, and how many prompt rows a step gets."""
 
 from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
-from stridelm.schedule.prompt_rows import Timed
+from stridelm.schedule.prompt_rows import LONGEST, PATIENCE, Timed
 from stridelm.schedule.step_cost import OUTLIER, StepCost
+from stridelm.schedule.step_shape import StepShape
 
 BASE, EACH = 0.008, 22e-6
 """Seconds of a step without rows, and per row: about what an 8B model takes on an H100."""
 
 
+def prompts(rows: int) -> StepShape:
+    """Nobody decodes."""
+    return StepShape(0, 0, 0, 0, rows)
+
+
+def decodes(rows: int) -> StepShape:
+    return StepShape(rows, rows, 0, 0)
+
+
 def learnt(*rows: int, base: float = BASE, each: float = EACH) -> StepCost:
     cost = StepCost()
     for count in rows:
-        cost.note(count, base + each * count)
+        cost.note(prompts(count), base + each * count)
     return cost
 
 
 def test_the_line_is_found_from_two_sizes() -> None:
     cost = learnt(512, 8192)
-    assert cost.seconds(2048) == pytest.approx(BASE + EACH * 2048)
-    assert cost.rows(0.04) == pytest.approx((0.04 - BASE) / EACH, abs=1)
-    assert cost.rows(BASE / 2) == 0
+    assert cost.one(prompts(2048)) == pytest.approx(BASE + EACH * 2048)
+    assert cost.prompt_rows(decodes(0), 0.04) == pytest.approx((0.04 - BASE) / EACH, abs=1)
+    assert cost.prompt_rows(decodes(0), BASE / 2) == 0
 
 
 def test_steps_of_one_size_say_only_what_a_row_costs() -> None:
     cost = learnt(1000, 1010, 990)
-    assert cost.seconds(2000) == pytest.approx(2 * cost.seconds(1000))
+    assert cost.one(prompts(2000)) == pytest.approx(2 * cost.one(prompts(1000)))
 
 
 def test_the_line_follows_what_steps_take_later() -> None:
@@ -39,28 +50,28 @@ def test_the_line_follows_what_steps_take_later() -> None:
     rng = random.Random(0)
     for _ in range(50):
         count = rng.randint(100, 4000)
-        cost.note(count, 2 * (BASE + EACH * count))
-    assert cost.seconds(2048) == pytest.approx(2 * (BASE + EACH * 2048), rel=0.1)
+        cost.note(prompts(count), 2 * (BASE + EACH * count))
+    assert cost.one(prompts(2048)) == pytest.approx(2 * (BASE + EACH * 2048), rel=0.1)
 
 
 def test_one_delayed_step_hardly_counts() -> None:
     cost = learnt(*[512, 2048, 8192] * 5)
-    before = cost.seconds(2048)
-    cost.note(2048, 60.0)
-    assert cost.seconds(2048) < before * (1 + OUTLIER / 5)
+    before = cost.one(prompts(2048))
+    cost.note(prompts(2048), 60.0)
+    assert cost.one(prompts(2048)) < before * (1 + OUTLIER / 5)
 
 
 def test_no_row_is_free_and_no_step_has_negative_time() -> None:
     """Steps that got shorter with more rows, by chance."""
     cost = StepCost()
-    cost.note(500, 0.05)
-    cost.note(1000, 0.02)
-    assert 0 < cost.seconds(1) < cost.seconds(500) < cost.seconds(5000)
+    cost.note(prompts(500), 0.05)
+    cost.note(prompts(1000), 0.02)
+    assert 0 < cost.one(prompts(1)) < cost.one(prompts(500)) < cost.one(prompts(5000))
 
 
 def test_a_step_has_the_prompt_rows_that_fit_into_the_target() -> None:
     policy = Timed(learnt(512, 8192), 0.04)
-    few, many = policy.rows(1), policy.rows(256)
+    few, many = policy.rows(decodes(1), 0), policy.rows(decodes(256), 0)
     assert BASE + EACH * (few + 1) == pytest.approx(0.04, rel=0.01)
     assert few - many == pytest.approx(255, abs=1)
 
@@ -68,16 +79,90 @@ def test_a_step_has_the_prompt_rows_that_fit_into_the_target() -> None:
 def test_a_target_that_no_step_can_meet_still_lets_prompts_double_it() -> None:
     """1,024 rows that decode take 31 ms; with a target of 10 ms a prompt would get nothing, and wait for ever."""
     policy = Timed(learnt(512, 8192), 0.01)
-    assert policy.rows(1024) == pytest.approx((2 * (BASE + EACH * 1025) - BASE) / EACH - 1024, abs=2)
+    assert policy.rows(decodes(1024), 0) == pytest.approx((2 * (BASE + EACH * 1025) - BASE) / EACH - 1024, abs=2)
 
 
 def test_nothing_is_held_back_before_anything_is_measured() -> None:
-    assert Timed(StepCost(), 0.04).rows(8) == math.inf
+    assert Timed(StepCost(), 0.04).rows(decodes(8), 0) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_some_prompt_row_always_runs(seed: int) -> None:
     rng, cost = random.Random(seed), StepCost()
     for _ in range(30):
-        cost.note(rng.randint(1, 8192), rng.expovariate(10))
-        assert Timed(cost, rng.expovariate(100)).rows(rng.randint(1, 2048)) >= 1
+        cost.note(prompts(rng.randint(1, 8192)), rng.expovariate(10))
+        assert Timed(cost, rng.expovariate(100)).rows(decodes(rng.randint(1, 2048)), 0) >= 1
+
+
+def decode_seconds(rows: int, context: int = 0) -> float:
+    """A stair after 64 rows; attention reads the context."""
+    return 0.0044 + (0.0 if rows <= 64 else 0.004) + 20e-6 * rows + 1e-8 * context
+
+
+def mixed() -> StepCost:
+    """Learnt from decodes of several sizes and contexts, and from prompts beside them and alone."""
+    cost, rng = StepCost(), random.Random(0)
+    for turn in range(200):
+        rows = rng.choice((8, 64, 128))
+        context = 500 * rows + 1000 * turn
+        cost.note(StepShape(rows, rows, 0, context), decode_seconds(rows, context))
+    for _ in range(40):
+        rows, prompt = rng.choice((0, 8, 64, 128)), rng.randint(50, 1000)
+        decoding = decode_seconds(rows, 500 * rows) if rows else 0.0044
+        cost.note(StepShape(rows, rows, 0, 500 * rows, prompt), decoding + 0.003 + EACH * prompt)
+    return cost
+
+
+@pytest.mark.parametrize("rows", [8, 64, 128])
+def test_prompt_rows_come_on_top_of_what_decodes_are_known_to_take(rows: int) -> None:
+    """With the stairs of the decodes and the tokens that they read: one table has both."""
+    cost = mixed()
+    for context in (500 * rows, 500 * rows + 150_000):
+        step = StepShape(rows, rows, 0, context)
+        assert cost.one(step) == pytest.approx(decode_seconds(rows, context), rel=0.05)
+        expected = decode_seconds(rows, context) + 0.003 + EACH * 700
+        assert cost.one(step.with_prompt(700)) == pytest.approx(expected, rel=0.05)
+        fits = cost.prompt_rows(step, expected)
+        assert fits == pytest.approx(700, rel=0.1)
+        assert cost.one(step.with_prompt(fits)) <= expected < cost.one(step.with_prompt(fits + 2))
+
+
+def test_steps_with_prompts_say_nothing_of_decodes() -> None:
+    """However they vary, what a step without prompts is expected to take stays."""
+    cost = mixed()
+    before = cost.one(decodes(64))
+    for prompt in range(100, 1100, 100):
+        cost.note(StepShape(64, 64, 0, 0, prompt), 1.0)
+    assert cost.one(decodes(64)) == before
+
+
+def test_what_prompts_add_follows_what_decodes_take_by_now() -> None:
+    """Prompts were measured alone, before any decode was: that step's fixed part is not counted twice later."""
+    cost = learnt(512, 2048, 8192)
+    for _ in range(20):
+        for rows in (1, 16, 64):
+            cost.note(decodes(rows), BASE + EACH * rows)
+    assert cost.one(StepShape(16, 16, 0, 0, 1000)) == pytest.approx(BASE + EACH * 1016, rel=0.03)
+
+
+def test_prompts_that_seem_to_take_no_time_are_not_free() -> None:
+    """Steps that took no longer than decodes alone, by chance."""
+    cost = StepCost()
+    for _ in range(20):
+        cost.note(decodes(8), 0.01)
+    for _ in range(5):
+        cost.note(StepShape(8, 8, 0, 0, 4), 0.009)
+    assert 0 < cost.one(decodes(8)) < cost.one(StepShape(8, 8, 0, 0, 4))
+    assert 0 < cost.prompt_rows(decodes(8), 0.02) < 1000
+
+
+def test_steps_are_longer_only_while_more_waits_than_can_be_read_soon() -> None:
+    """At most LONGEST times, and with no jump, so that the bound falls as the queue does."""
+    policy, beside = Timed(learnt(512, 8192), 0.025), decodes(16)
+    short = policy.rows(beside, 0)
+    soon = int(short / 0.025 * PATIENCE)
+    assert policy.rows(beside, soon // 2) == policy.rows(beside, soon - 1) == short
+    bounds = [policy.rows(beside, waiting) for waiting in range(0, 10 * soon, soon // 50)]
+    assert bounds == sorted(bounds) and max(b - a for a, b in pairwise(bounds)) < 0.05 * short
+    assert BASE + EACH * (bounds[-1] + 16) == pytest.approx(LONGEST * 0.025, rel=0.01)
+    assert policy.rows(beside, int(1.5 * soon)) == pytest.approx((1.5 * 0.025 - BASE) / EACH - 16, rel=0.02)

@@ -13,6 +13,7 @@ from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.record import Run
 from stridelm.schedule import Configured
 from stridelm.schedule.adaptive import Adaptive
+from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits, Seconds
 from stridelm.simulate.fleet import Fleet, least_outstanding, round_robin
 from stridelm.simulate.workload import Job, chance_of_each, read_acceptance
@@ -34,7 +35,7 @@ def by_rows(spans: Sequence[Span]) -> float:
 
 
 def card(drafting: Drafting = PLAIN, seconds: Seconds = constant, streams: int = 8, **limits: int) -> Card:
-    policy = Adaptive() if drafting.adaptive else Configured()
+    policy = Adaptive() if drafting.adaptive else Configured(StepCost())
     return Card(Limits(**{"max_num_seqs": streams, **limits}), drafting, policy, seconds)
 
 

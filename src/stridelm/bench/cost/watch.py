@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stridelm.schedule.depth_figures import Choice
+from stridelm.schedule import Configured
 from stridelm.schedule.rows import has_prompt
 from stridelm.types import Request, Span
 
@@ -33,10 +33,11 @@ class Note:
         return self.requests, self.rows, self.depth, self.prompts
 
 
-class Watch:
+class Watch(Configured):
     """depth: of the first `drafting` requests; the others do not draft."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.depth = self.drafting = 0
         self.notes: list[Note] = []
         self._last = 0.0
@@ -61,6 +62,3 @@ class Watch:
 
     def clear(self) -> None:
         self.notes.clear()
-
-    def explain(self, requests: Sequence[Request]) -> Choice | None:
-        return None
