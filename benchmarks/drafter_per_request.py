@@ -103,7 +103,7 @@ def measure(llm: LLM, batch: str, drafter: str, count: int, tokens: int, rounds:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafters", default="none,mtp@3,ngram@4,hybrid@3,hybrid@4,hybrid@6", help="NAME[@DEPTH],...")
+    parser.add_argument("--drafters", default="none,mtp@3,ngram@4,hybrid@3,hybrid@4,hybrid@8", help="NAME[@DEPTH],...")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=80)
     parser.add_argument("--rounds", type=int, default=2)

@@ -25,7 +25,7 @@ class EngineConfig:
     model: str | None = option(None, "checkpoint directory; the built-in model if not given")
     drafter: str = option(
         "auto",
-        "drafter: none, ngram, suffix, mask, mtp, eagle, medusa, model, or auto for the best one available",
+        "drafter: none, ngram, suffix, mask, mtp, eagle, medusa, model, hybrid, or auto for the best available",
     )
     depth: int | Literal["auto"] | None = option(
         "auto",
