@@ -16,13 +16,13 @@ SLOTS, WIDTH, CLASSES, DEPTHS = 9, 5, 4, 3
 CLASS_OF_LENGTH = (1, 1, 1, 2, 3)
 
 
-def random_tables(rng: random.Random) -> SourceTables:
-    """The last slot is padding's. Some counts are about to be halved."""
+def random_tables(rng: random.Random, wide: int = WIDTH) -> SourceTables:
+    """wide: rows of a draft at most. The last slot is padding's. Some counts are about to be halved."""
     torch.manual_seed(rng.randrange(1 << 30))
     checked = torch.randint(0, 50, (CLASSES, DEPTHS)) + MOST_CHECKS * (torch.rand(CLASSES, DEPTHS) < 0.2)
     right = (checked * torch.rand(CLASSES, DEPTHS)).to(torch.int64)
     return SourceTables(
-        guesses_S2W=torch.randint(0, 2, (SLOTS, 2, WIDTH)),
+        guesses_S2W=torch.randint(0, 2, (SLOTS, 2, wide)),
         levels_S2=torch.randint(0, WIDTH + 1, (SLOTS, 2)),
         classes_S2=torch.stack((torch.zeros(SLOTS, dtype=torch.int64), torch.randint(1, CLASSES, (SLOTS,))), 1),
         luck_S22=4 * torch.rand(SLOTS, 2, 2),

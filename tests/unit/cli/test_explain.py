@@ -53,6 +53,19 @@ def test_a_fixed_depth_was_asked_for(tmp_path: Path) -> None:
     assert causes <= {"asked", "ending"} and "asked" in causes
 
 
+def test_what_drafted(tmp_path: Path) -> None:
+    """Where a drafter chooses, each step says what made its draft."""
+    file = tmp_path / "trace.jsonl"
+    text = "return a + b\nreturn a + b\nreturn a + b\nreturn a"
+    asked = ["--drafter", "hybrid", "--depth", "3", "--prompt", text]
+    assert entry_point.main([*COMMAND[:-2], *asked, "--trace", str(file)]) == 0
+    lines = list(read_trace(file))
+    assert {line["source"] for line in lines if line["verdict"]["drafted"]} == {"mtp", "lookup"}
+    table = explained(1, lines)
+    [column] = [column for column in table.columns if column.header == "by"]
+    assert list(column.cells) == [line["source"] or "" for line in lines]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

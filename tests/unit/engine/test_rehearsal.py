@@ -55,6 +55,7 @@ def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict
         {"drafter": "suffix"},
         {"drafter": "none", "quantization": "fp8"},
         {"drafter": "eagle", "depth": 3},
+        {"drafter": "hybrid", "depth": 4},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -62,9 +63,9 @@ def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, o
     """With any drafter and rule. No cache of the process may keep a tensor without memory: an engine that starts later
     would compute with it."""
     target = checkpoint("qwen3", tie_word_embeddings=True)
-    head = (
-        {"drafter_model": str(write_eagle(tmp_path / "head", target, "eagle3"))} if "eagle" in options.values() else {}
-    )
+    head = {}
+    if options["drafter"] in ("eagle", "hybrid"):
+        head = {"drafter_model": str(write_eagle(tmp_path / "head", target, "eagle3"))}
     found = rehearse(tmp_path, {"model": str(target), **options, **head})
     assert found["launched"] > 50
     assert found["left"] == 0

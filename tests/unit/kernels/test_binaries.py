@@ -21,6 +21,7 @@ from stridelm.sample.rows import Rows
 from support.checks.edit_kernels import Case, make_case
 from support.checks.fp8 import ExpertsCase
 from support.checks.layout_kernel import check_layout
+from support.checks.source_choice import CLASS_OF_LENGTH, random_tables
 from support.checks.walk_kernels import Tables, agreeable, random_draft, random_nodes
 from support.doubles.binaries import Binaries, recorded
 from support.doubles.interpreter import INTERPRETED
@@ -67,6 +68,14 @@ def lay_out() -> None:
         check_layout(width, width, "cpu", TRITON)
 
 
+def choose_drafts() -> None:
+    for width in range(1, 10):
+        tables = random_tables(random.Random(width), wide=16)
+        slots, found = torch.arange(width) % 8, torch.zeros(width, width, dtype=torch.int64)
+        TRITON.choose_sources(tables, slots, slots, width, found, found.bool(), slots, torch.tensor(CLASS_OF_LENGTH))
+        TRITON.learn_sources(tables, slots, torch.zeros(width, width + 1, dtype=torch.int64), slots)
+
+
 def multiply() -> None:
     weight = torch.zeros(64, 256)
     stored, scale = quantised(weight)
@@ -89,7 +98,7 @@ def kinds(found: Binaries) -> dict[tuple[object, ...], int]:
     return counts
 
 
-@pytest.mark.parametrize("launch", [draw_rows, verify_drafts, lay_out, multiply])
+@pytest.mark.parametrize("launch", [draw_rows, verify_drafts, lay_out, choose_drafts, multiply])
 def test_steps_of_all_sizes_share_binaries(launch: Callable[[], None]) -> None:
     with recorded(run=launch is lay_out) as found:  # which checks what it gets
         launch()

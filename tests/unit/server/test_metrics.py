@@ -22,6 +22,7 @@ from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
 from stridelm.server.messages import Finish, Report
 from stridelm.server.metrics import CONTENT_TYPE, Metrics, Snapshot
+from stridelm.stats import DraftCounts
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 BEGAN = 64.0
@@ -81,6 +82,7 @@ def cost(**changes: Any) -> RequestMetrics:
         "lossless": True,
         "simulated": False,
         "depth": 4,
+        "by_source": {"lookup": DraftCounts(2, 8, 3, 1)},
     }
     return RequestMetrics(**{**plain, **changes})
 
@@ -237,10 +239,11 @@ def test_what_a_dead_engine_left_unfinished_is_forgotten(metrics: Metrics) -> No
 def test_speculation_is_told_apart_by_drafter_and_rule_and_summed_for_vllm(metrics: Metrics) -> None:
     generation = request(4)
     undrafted: dict[str, Any] = {"drafted": 0, "accepted": 0, "accepted_at": (), "reached_at": ()}
+    both = {"mtp": DraftCounts(1, 4, 1, 1), "lookup": DraftCounts(1, 4, 2, 1)}
     ends: list[dict[str, Any]] = [
         {},
         {"accepted": 2, "accepted_at": (2,), "reached_at": (2, 2)},
-        {"drafter": "mtp", "acceptance": "relaxed", "lossless": False},
+        {"drafter": "mtp", "acceptance": "relaxed", "lossless": False, "by_source": both},
         {"drafter": "none", **undrafted},
     ]
     for sample, changes in enumerate(ends):
@@ -256,6 +259,12 @@ def test_speculation_is_told_apart_by_drafter_and_rule_and_summed_for_vllm(metri
     accepted, reached = "stride_spec_accepted_per_position_total", "stride_spec_reached_per_position_total"
     assert [value(metrics, accepted, **ngram, position=str(at)) for at in range(3)] == [3, 1, 1]
     assert [value(metrics, reached, **ngram, position=str(at)) for at in range(4)] == [4, 3, 1, 1]
+
+    counted = ("drafts", "draft_tokens", "accepted_tokens")
+    names = [f"stride_spec_{name}_per_source_total" for name in counted]
+    assert [value(metrics, name, **mtp, source="mtp") for name in names] == [1, 4, 1]
+    assert [value(metrics, name, **mtp, source="lookup") for name in names] == [1, 4, 2]
+    assert [value(metrics, name, **ngram, source="lookup") for name in names] == [4, 16, 6]
 
     assert value(metrics, "vllm:spec_decode_num_drafts_total") == 6
     assert value(metrics, "vllm:spec_decode_num_draft_tokens_total") == 24
