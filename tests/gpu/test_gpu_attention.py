@@ -204,7 +204,12 @@ class Captured:
 
     def case(self, pieces: list[Piece]) -> Case:
         """Write a step over this pool into the inputs."""
-        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim, "page_size": self.page_size}
+        sizes: dict[str, Any] = {
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.dim,
+            "page_size": self.page_size,
+        }
         case = make(pieces, **sizes, dtype=torch.bfloat16, device="cuda")
         case.keys, case.values, case.queries = self.keys, self.values, self.queries[: len(case.rows)]
         shape = geometry(case)

@@ -53,11 +53,10 @@ def test_rows(dtype: torch.dtype) -> None:
 def test_attention(dtype: torch.dtype) -> None:
     """Over heads and latents, in both modes; the same bits in any batch if they are promised."""
     options: dict[str, Any] = {"dtype": dtype, "device": "cuda", "page_size": 16, "scales": (0.1, 0.1)}
+    heads: dict[str, Any] = {"heads": 8, "head_dim": 128}
+    latents: dict[str, Any] = {"heads": 16, "rank": 512, "rope_dim": 64}
     tree = random_tree(random.Random(1), 20)
-    for built, size in (
-        (make, {"heads": 8, "head_dim": 128}),
-        (make_latent, {"heads": 16, "rank": 512, "rope_dim": 64}),
-    ):
+    for built, size in ((make, heads), (make_latent, latents)):
         for mode in ("exact-triton", "fast-triton"):
             check_attention(mode, built(random_pieces(7, 6), **size, **options))
         check_row_invariance("exact-triton", built([Piece(700, 40), Piece(0, 30)], **size, **options))

@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from stridelm.attention import triton
 from stridelm.attention.triton import TritonHeads, TritonLatents
 from stridelm.cache.layout import FULL, HeadsKV, LatentKV, LayerState
 from stridelm.kernels import attention_plan
@@ -44,25 +46,29 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
     return launch
 
 
-def compile_all(state: LayerState, deterministic: bool) -> None:
+def ends(stack: attention_plan.Stack) -> list[tuple[int, attention_plan.Shape, int]]:
+    """The forms of the lowest and of the highest tiles: the others are between them."""
+    found = list(attention_plan.forms(stack))
+    return [*found[:2], *found[-2:]]
+
+
+def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> None:
     kind = TritonLatents if isinstance(state, LatentKV) else TritonHeads
-    kind.warm_up(state, torch.bfloat16, deterministic, 16, CPU)  # type: ignore[arg-type]
+    kind.warm_up(state, dtype, deterministic, 16, CPU)  # type: ignore[arg-type]
     if deterministic:  # rows are written alike
         return
-    pool = {
-        name: torch.zeros(16, *shape, dtype=state.stored or torch.bfloat16) for name, shape in state.tensors().items()
-    }
+    pool = {name: torch.zeros(16, *shape, dtype=state.stored) for name, shape in state.tensors().items()}
     place = torch.arange(ROWS)
     if isinstance(state, LatentKV):
         angles = torch.zeros(LENGTH, state.rope_dim // 2)
-        rope = LatentRope(place, angles, angles, torch.ones(state.rank).bfloat16(), 1e-6, True)
-        queries = torch.zeros(ROWS, state.heads, state.rope_dim).bfloat16()
-        rows = torch.zeros(ROWS, state.rank + state.rope_dim).bfloat16()
+        rope = LatentRope(place, angles, angles, torch.ones(state.rank).to(dtype), 1e-6, True)
+        queries = torch.zeros(ROWS, state.heads, state.rope_dim).to(dtype)
+        rows = torch.zeros(ROWS, state.rank + state.rope_dim).to(dtype)
         TritonOps().rope_and_store_latent(queries, rows, rope, pool["latents"], place, 0.5)
     else:
         assert isinstance(state, HeadsKV)
         angles = torch.zeros(LENGTH, state.key_dim // 2)
-        qkv = torch.zeros(ROWS, state.heads + 2 * state.kv_heads, state.key_dim).bfloat16()
+        qkv = torch.zeros(ROWS, state.heads + 2 * state.kv_heads, state.key_dim).to(dtype)
         turn = QKRope(state.heads, state.kv_heads, place, angles, angles)
         TritonOps().rope_and_store(qkv, turn, pool["keys"], pool["values"], place, 0.5, 0.5)
 
@@ -70,10 +76,12 @@ def compile_all(state: LayerState, deterministic: bool) -> None:
 def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
-    attention_plan.multiprocessors = lambda device: 132
-    for state in STATES:
-        for deterministic in (False, True):
-            compile_all(state.in_eight_bits(1.0, 1.0), deterministic)
+    with patch.object(attention_plan, "multiprocessors", lambda device: 132), patch.object(triton, "forms", ends):
+        for state in STATES:
+            for deterministic in (False, True):
+                compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)
+        for dtype in (torch.float16, torch.float32):
+            compile_all(STATES[0].in_eight_bits(1.0, 1.0), dtype, False)
     print(json.dumps(FOUND))
 
 

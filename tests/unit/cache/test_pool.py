@@ -71,10 +71,11 @@ def test_eight_bits() -> None:
     stored = in_eight_bits((*layout, shared), {0: (0.5, 0.25), 1: (2.0, 3.0)})
     for dtype in (torch.bfloat16, torch.float32):
         assert bytes_per_token(stored, dtype) == 2 * 2 * 8 + 10
-    own, latent, reader = stored
-    assert (own.key_scale, own.value_scale) == (reader.read.key_scale, reader.read.value_scale) == (0.5, 0.25)
+    own, latent, reader = (state.read for state in stored)
+    assert isinstance(own, HeadsKV) and isinstance(latent, LatentKV) and isinstance(reader, HeadsKV)
+    assert (own.key_scale, own.value_scale) == (reader.key_scale, reader.value_scale) == (0.5, 0.25)
     assert latent.key_scale == latent.one_head.key_scale == latent.one_head.value_scale == 2.0
-    assert latent.one_head.stored == reader.read.stored == torch.float8_e4m3fn
+    assert latent.one_head.stored == reader.stored == torch.float8_e4m3fn
     both = PagePool(stored, {own.group: 5, "main": 5}, 4, torch.float32, CPU)
     assert {tensor.dtype for tensor in both.tensors} == {torch.float8_e4m3fn} and both.dtype == torch.float32
     keys = both.entries[0]["keys"]

@@ -51,7 +51,7 @@ def test_pools(checkpoint: Checkpoint, dtype: str) -> None:
     engine = stand.llm().engine
     assert {tensor.dtype for tensor in engine.loaded.pool.tensors} == {E4M3}
     assert engine.loaded.pool.dtype == getattr(torch, dtype)
-    with_kv = [engine.drafters.get(name) for name in ("mtp", "eagle", "model")]
+    with_kv: list[Any] = [engine.drafters.get(name) for name in ("mtp", "eagle", "model")]
     pools = [drafter._runner.pool for drafter in with_kv]
     assert {tensor.dtype for pool in pools for tensor in pool.tensors} == {E4M3}
 
@@ -152,7 +152,7 @@ def test_scales_that_cannot_be_used(checkpoint: Checkpoint, tmp_path: Path, scal
 
 
 def test_values() -> None:
-    assert EngineConfig(kv_cache_dtype="fp8_e4m3") == EngineConfig(**OPTION)
+    assert EngineConfig(kv_cache_dtype="fp8_e4m3") == EngineConfig(kv_cache_dtype="fp8")
     assert next(field for field in fields(EngineConfig) if field.name == "kv_cache_dtype").default == "auto"
     for wrong in ("fp8_e5m2", "int8", "", None):
         with pytest.raises(ValueError, match=r"unknown kv_cache_dtype .*; choose auto or fp8"):

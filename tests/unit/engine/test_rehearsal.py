@@ -56,6 +56,7 @@ def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict
         {"drafter": "none", "quantization": "fp8"},
         {"drafter": "eagle", "depth": 3},
         {"drafter": "hybrid", "depth": 4},
+        {"drafter": "eagle", "depth": 3, "kv_cache_dtype": "fp8"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
