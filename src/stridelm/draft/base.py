@@ -258,6 +258,13 @@ def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return upload(values, device)
 
 
+def leaf_rows(group: Group, batch: ForwardBatch, verdict: Verdict) -> torch.Tensor:
+    """[R] int64 the row of the step from which each request's next step grows; arbitrary for padding."""
+    node_R = verdict.leaf[group.indices] + 1
+    decision_R = batch.decision_index[group.indices].gather(1, node_R[:, None])[:, 0]
+    return batch.decisions[decision_R.clamp(min=0)]
+
+
 def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """[R, W, V] float32: every row has all its probability on its token."""
     certain = torch.zeros(*tokens_RW.shape, vocab_size, device=tokens_RW.device)

@@ -5,24 +5,26 @@ rules that weigh a guess by the distribution it was drawn from, it is drawn with
 the distribution (kernels/noise.py explains why the two noises must differ). A greedy guess has no noise under any rule,
 and its draft has no probabilities, which means point masses (verify/rejection.py).
 
-Legend: R requests of a group, V vocabulary.
+Legend: R requests of a group, E nodes of a tree's level, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
 from stridelm.draft.base import Group, chain, point_masses, within_bounds
+from stridelm.draft.expand import Branching, Scores
 from stridelm.draft.lookup import lookup, match_lengths
 from stridelm.draft.options import GuessOptions, LookupOptions
 from stridelm.kernels.noise import DRAFT, attempt_stream
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, Draft
+from stridelm.types import CANDIDATE, Draft, Span
 from stridelm.verify import RULES
 
 LONG_MATCH = 6
@@ -44,6 +46,42 @@ class Guessing(Enum):
         if speculation.read(GuessOptions).takes_argmax:
             return cls.ARGMAX
         return cls.DRAWN if RULES.get(speculation.acceptance or "exact").reads_probs else cls.COUPLED
+
+
+Shape = Guessing | tuple[Branching, int, Guessing]
+"""What the drafts of a group have in common: of chains, how they are drawn; of trees, their shape and depth too."""
+
+
+def shape_of(span: Span) -> Shape:
+    speculation = span.request.speculation
+    branching, guessing = Branching.of(speculation, speculation.depth or 0), Guessing.of(speculation)
+    return guessing if branching == Branching() else (branching, span.depth, guessing)
+
+
+def branching_rows(speculation: Speculation, depth: int) -> tuple[int, ...]:
+    """`rows_by_depth` of a drafter of chains and trees that can look drafts up instead. Raises ValueError for options
+    that conflict."""
+    replacing_lengths(speculation)
+    return Branching.of(speculation, depth).rows_by_depth(depth)
+
+
+def scores_of(
+    group: Group, sampler: Sampler, logits: Callable[[torch.Tensor], torch.Tensor], guessing: Guessing
+) -> Scores:
+    """How likely each token is at the nodes of a level. logits: of the head, [M, H] -> [M, V]."""
+    slots, known = group.slots, group.table.known[group.slots]
+    host_slots = [span.request.slot for span in group.spans]
+
+    def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
+        each = hidden_REH.shape[1]
+        rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
+        repeated = [slot for slot in host_slots for _ in range(each)]
+        # Coupled guesses take the token that wins with the target's noise; all others go by likelihood alone.
+        noisy = guessing is Guessing.COUPLED
+        log_probs = sampler.log_probs(logits(hidden_REH.flatten(0, 1)), rows, repeated, noisy=noisy)
+        return log_probs.view(len(known), each, -1)
+
+    return scores
 
 
 @dataclass

@@ -29,13 +29,12 @@ import torch
 
 from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
-from stridelm.draft.guess import Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, scores_of, shape_of
 from stridelm.draft.head_weights import HeadWeights
 from stridelm.draft.tail import Tail
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, head_layout, last_of, place, place_nodes
-from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
 from stridelm.types import (
     Draft,
@@ -78,17 +77,13 @@ class HeadDrafter(HeadWeights):
         depth, num_modules = self.depth_of(speculation), self.head.num_modules
         if num_modules > 1 and depth > num_modules:
             raise ValueError(f"depth {depth} is over {num_modules}, the modules that the checkpoint has; lower it")
-        replacing_lengths(speculation)
-        branching = Branching.of(speculation, depth)
-        if num_modules > 1 and branching != Branching():
+        rows = branching_rows(speculation, depth)
+        if num_modules > 1 and Branching.of(speculation, depth) != Branching():
             raise ValueError("modules that are applied in turn draft only chains; leave draft_topk and token_tree out")
-        return branching.rows_by_depth(depth)
+        return rows
 
-    def kind(self, span: Span) -> Guessing | tuple[Branching, int, Guessing]:
-        speculation = span.request.speculation
-        branching = Branching.of(speculation, speculation.depth or 0)
-        guessing = Guessing.of(speculation)
-        return guessing if branching == Branching() else (branching, span.depth, guessing)
+    def kind(self, span: Span) -> Shape:
+        return shape_of(span)
 
     def admit(self, request: Request) -> None:
         self._ready[request.slot] = False
@@ -103,17 +98,8 @@ class HeadDrafter(HeadWeights):
     def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
         slots, known = group.slots, group.table.known[group.slots]
         ready = self._ready[slots]
-        host_slots = [span.request.slot for span in group.spans]
         max_end = max(span.end for span in group.spans)
-
-        def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
-            each = hidden_REH.shape[1]
-            rows = Rows(slots.repeat_interleave(each), (known + level - 1).repeat_interleave(each))
-            logits = self.head.logits(hidden_REH.flatten(0, 1))
-            repeated = [slot for slot in host_slots for _ in range(each)]
-            # Coupled guesses take the token that wins with the target's noise; all others go by likelihood alone.
-            noisy = guessing is Guessing.COUPLED
-            return self.sampler.log_probs(logits, rows, repeated, noisy=noisy).view(len(known), each, -1)
+        scores = scores_of(group, self.sampler, self.head.logits, guessing)
 
         def grow(sprout: Sprout) -> torch.Tensor:
             nodes = sprout.tokens.shape[1]

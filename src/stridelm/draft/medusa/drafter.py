@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, leaf_rows
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
-from stridelm.draft.guess import Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, branching_rows
 from stridelm.draft.heads import HeadSource, check_head, load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
@@ -71,8 +71,7 @@ class MedusaDrafter(Drafter):
         depth = self.default_depth if speculation.depth is None else speculation.depth
         if depth > self.heads.layout.heads:
             raise ValueError(f"depth {depth} is over {self.heads.layout.heads}, the Medusa heads there are; lower it")
-        replacing_lengths(speculation)
-        return Branching.of(speculation, depth).rows_by_depth(depth)
+        return branching_rows(speculation, depth)
 
     def kind(self, span: Span) -> tuple[Branching, int, Guessing]:
         speculation = span.request.speculation
@@ -110,10 +109,7 @@ class MedusaDrafter(Drafter):
         return branching.grow(states, depth, scores, grow, ready, group.arena)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        node = verdict.leaf[group.indices] + 1
-        decision = batch.decision_index[group.indices].gather(1, node[:, None])[:, 0]
-        rows = batch.decisions[decision.clamp(min=0)]  # padding has none
-        self._states[group.slots] = logits.states.final.index_select(0, rows)
+        self._states[group.slots] = logits.states.final.index_select(0, leaf_rows(group, batch, verdict))
         self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
 
 
