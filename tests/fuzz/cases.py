@@ -39,10 +39,17 @@ class Checkpoint(Shown):
     modules: str = ""
     """Form and number of MTP modules inside the checkpoint, such as "deepseek1"."""
     heads: tuple[str, ...] = ()
-    """Drafters' weights in directories of their own: modules, eagle1, eagle3, speculators, medusa, model."""
+    """Drafters' weights in directories of their own: modules, eagle1, eagle3, speculators, assistant, medusa,
+    model."""
     speaks: bool = False
     """It has a byte-level tokenizer of at most 290 ids, and a vocabulary of 300 or more."""
     seed: int = 0
+
+
+def has_assistant(family: str, variant: str) -> bool:
+    """Whether such a model has a layer with full attention and keys and values by head, which assistants read."""
+    slides = variant in ("window", "all-layers-slide") or (family == "mistral" and not variant)
+    return family not in ("deepseek_v3", "kimi_k2") and not slides
 
 
 @dataclass(frozen=True, repr=False)

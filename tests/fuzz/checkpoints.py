@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fuzz.cases import Checkpoint
-from support.checkpoints import heads
+from support.checkpoints import assistants, heads
 from support.checkpoints.models import write
 from support.checkpoints.speaking import byte_level
 from support.oracles.models import VARIANTS
@@ -67,6 +67,8 @@ def _head(path: Path, target: Path, name: str, checkpoint: Checkpoint) -> Path:
     scale = CYCLIC_SCALE if checkpoint.cyclic else checkpoint.scale
     if name == "modules":
         heads.write_modules(path, target, scale=scale)
+    elif name == "assistant":
+        assert assistants.write_assistant(path, target, scale=scale) is not None
     elif name == "medusa":
         heads.write_medusa(path, target, scale=scale)
     elif name == "model":

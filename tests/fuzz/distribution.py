@@ -55,7 +55,7 @@ class Table(Shown):
         return Case(self.checkpoint, engine | ({"deterministic": True} if self.device != "cpu" else {}))
 
 
-HEADS = ("eagle1", "medusa", "model", "modules")
+HEADS = ("eagle1", "assistant", "medusa", "model", "modules")
 TABLES: tuple[Table, ...] = tuple(
     Table({"drafter": drafter, "acceptance": rule, **options}, Checkpoint(heads=HEADS), **more)
     for rule in ("rejection", "block")
@@ -69,12 +69,14 @@ TABLES: tuple[Table, ...] = tuple(
         ("mtp", {"draft_sample_method": "greedy"}, {}),
         ("eagle", {}, {"params": {"top_k": 3, "temperature": 1.3}}),
         ("eagle", {"draft_topk": 2, "depth": 2}, {}),
+        ("frozen_kv", {}, {"params": {"top_p": 0.9}}),
+        ("frozen_kv", {"draft_topk": 2, "depth": 2}, {}),
         ("medusa", {}, {"params": {"presence_penalty": 1.0}}),
         ("medusa", {"token_tree": ((0,), (1,), (0, 0))}, {}),
         ("model", {"depth": 2}, {"params": {"min_p": 0.2, "repetition_penalty": 1.5}}),
         ("model", {"depth": 2, "prompt_lookup_min": 1}, {}),
     )
-    if rule == "rejection" or drafter in ("ngram", "mtp", "model")
+    if rule == "rejection" or drafter in ("ngram", "mtp", "model") or (drafter == "frozen_kv" and not options)
 )
 """Block verification decides only chains."""
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids, Raises
+from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids, Raises, has_assistant
 from fuzz.random_requests import random_ask
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -33,8 +33,8 @@ MODULES: dict[str, tuple[str, ...]] = {
 HEADS = (
     (),
     ("eagle3", "medusa", "model"),
-    ("eagle1", "medusa", "model"),
-    ("speculators", "model"),
+    ("eagle1", "medusa", "assistant"),
+    ("speculators", "assistant"),
     ("modules", "medusa"),
     ("model",),
 )
@@ -63,7 +63,7 @@ def random_checkpoint(rng: random.Random) -> Checkpoint:
     """Any family, variant and heads."""
     family = rng.choice(("qwen3", *VARIANTS))
     variant = rng.choice(VARIANTS[family])
-    heads = rng.choice(HEADS)
+    heads = tuple(h for h in rng.choice(HEADS) if h != "assistant" or has_assistant(family, variant))
     modules = ""
     if rng.random() < 0.3 and "modules" not in heads:
         modules = rng.choice(MODULES.get(family, ("deepseek1",)))

@@ -125,7 +125,7 @@ def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict
 
 def drafters_of(checkpoint: Checkpoint) -> list[str]:
     """Drafters that can draft for it."""
-    of_head = {"modules": "mtp", "eagle1": "eagle", "eagle3": "eagle", "speculators": "eagle"}
+    of_head = {"modules": "mtp", "eagle1": "eagle", "eagle3": "eagle", "speculators": "eagle", "assistant": "frozen_kv"}
     own = [of_head.get(head, head) for head in checkpoint.heads] + (["mtp"] if checkpoint.modules else [])
     return ["none", "ngram", "suffix", "mask", TREE, *own, *own]
 
@@ -199,6 +199,7 @@ _OPTIONS = {
     "mask": lambda rng, chosen: _method(rng, chosen) if "acceptance" not in chosen else {},
     "mtp": _head,
     "eagle": _head,
+    "frozen_kv": _head,
     "medusa": _head,
     "model": lambda rng, chosen: _method(rng, chosen) | (_lookup(rng, chosen) if rng.random() < 0.3 else {}),
 }

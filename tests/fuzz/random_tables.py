@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fuzz.cases import Checkpoint
+from fuzz.cases import Checkpoint, has_assistant
 from fuzz.distribution import HEADS, Table
 
 DRAFTERS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -15,10 +15,12 @@ DRAFTERS: dict[str, tuple[dict[str, Any], ...]] = {
     "mask": ({"depth": 1}, {}),
     "mtp": ({}, {"depth": 1}, {"draft_sample_method": "greedy"}, {"draft_topk": 2, "depth": 2}),
     "eagle": ({}, {"draft_topk": 3, "depth": 2}, {"token_tree": ((0,), (1,), (0, 0))}, {"prompt_lookup_min": 1}),
+    "frozen_kv": ({}, {"depth": 1}, {"draft_topk": 2, "depth": 2}, {"token_tree": ((0,), (1,), (0, 0))}),
     "medusa": ({}, {"token_tree": ((0,), (1,), (2,), (0, 0), (1, 0))}, {"draft_sample_method": "greedy"}),
     "model": ({}, {"depth": 1}, {"draft_sample_method": "greedy"}, {"prompt_lookup_min": 1}),
 }
 FAMILIES = ("qwen3", "llama", "mistral", "qwen3_moe", "deepseek_v3", "glm4_moe")
+FOR_ANY = tuple(name for name in HEADS if name != "assistant")
 BRANCHING = ("draft_topk", "token_tree")
 PARAMS: tuple[dict[str, Any], ...] = (
     {},
@@ -41,11 +43,14 @@ def random_table(seed: int, device: str = "cpu") -> Table:
     options = rng.choice(DRAFTERS[drafter])
     if rule == "block":
         options = {name: value for name, value in options.items() if name not in BRANCHING}
-    heads = HEADS if rng.random() < 0.5 else ("eagle3", "medusa", "model", "modules")
+    family = rng.choice([name for name in FAMILIES if drafter != "frozen_kv" or has_assistant(name, "")])
+    heads: tuple[str, ...] = FOR_ANY if rng.random() < 0.5 else ("eagle3", "medusa", "model", "modules")
+    if drafter == "frozen_kv":
+        heads = ("assistant",)
     learns = drafter in ("suffix", "ngram")
     return Table(
         {"drafter": drafter, "acceptance": rule, **options},
-        Checkpoint(rng.choice(FAMILIES), "", scale=rng.choice((5.0, 8.0)), heads=heads),
+        Checkpoint(family, "", scale=rng.choice((5.0, 8.0)), heads=heads),
         requests=3000,
         rounds=rng.choice((2, 4)) if learns else 1,
         params=rng.choice(PARAMS),

@@ -18,6 +18,7 @@ for _name, _class, _options in (
     ("mask", "MaskDrafter", "draft.options:GuessOptions"),
     ("mtp", "MtpDrafter", "draft.options:HeadOptions"),
     ("eagle", "EagleDrafter", "draft.options:HeadOptions"),
+    ("frozen_kv", "FrozenKVDrafter", "draft.options:HeadOptions"),
     ("medusa", "MedusaDrafter", "draft.options:HeadOptions"),
     ("model", "ModelDrafter", "draft.options:ChainOptions"),
     ("hybrid", "HybridDrafter", "draft.options:GuessOptions"),

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 CHOOSES = "hybrid"
 """What "auto" is where it can run: it chooses between lookup and the best of the others, request by request."""
-PREFERENCE = ("mtp", "eagle", "medusa", "model", "mask", "ngram", "none")
+PREFERENCE = ("mtp", "eagle", "frozen_kv", "medusa", "model", "mask", "ngram", "none")
 """What "auto" tries otherwise, best first, after drafters whose weights were named or found in the model's directory;
 also the order of the latter. Heads come before small models, which need a whole forward pass of their own per token."""
 BESIDE = "drafters"

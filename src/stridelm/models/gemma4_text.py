@@ -3,6 +3,7 @@ MLPs, layers that read the keys and values of earlier ones, inputs of single lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,16 +39,21 @@ def build(config: Any) -> Decoder:
 def _refuse(config: Any) -> None:
     """Raise ValueError for settings that are not supported, and layers that do not add up."""
     kinds, count, shared = config.layer_types, config.num_hidden_layers, config.num_kv_shared_layers
-    if len(kinds) != count:
-        raise ValueError(f"layer_types has {len(kinds)} layers, num_hidden_layers {count}")
-    windows(config)
-    check_sizes(sliding_window=config.sliding_window)
+    _check_kinds(config)
     check_sizes(0, num_kv_shared_layers=shared)
     for kind in kinds[count - shared :] if shared <= count else kinds:
         if kind not in kinds[: max(0, count - shared)]:
             raise ValueError(f"num_kv_shared_layers {shared} of {count} leave no layer of type {kind} to read from")
     if config.use_bidirectional_attention == "all":  # "vision" is of images' tokens, which are not served
         raise ValueError("use_bidirectional_attention 'all' is not supported: a token may see only those before it")
+
+
+def _check_kinds(config: Any) -> None:
+    kinds, count = config.layer_types, config.num_hidden_layers
+    if len(kinds) != count:
+        raise ValueError(f"layer_types has {len(kinds)} layers, num_hidden_layers {count}")
+    windows(config)
+    check_sizes(sliding_window=config.sliding_window)
 
 
 def _layers(config: Any) -> tuple[LayerSpec, ...]:
@@ -93,11 +99,43 @@ def _given(config: Any) -> LayerInputsSpec | None:
     return LayerInputsSpec(vocab_size=vocab_size, layers=config.num_hidden_layers, width=width)
 
 
+def reading_layers(config: Any, sources: Mapping[str, int]) -> tuple[LayerSpec, ...]:
+    """The layers of an assistant (`Gemma4AssistantForCausalLM`), which read another model's keys and values. config: a
+    `Gemma4TextConfig`. sources: layer type -> the number of the layer that is read. Raises ValueError for settings that
+    are not supported."""
+    check_sizes(num_hidden_layers=config.num_hidden_layers, hidden_size=config.hidden_size)
+    windows(config)
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise ValueError(
+            f"layer_types has {len(config.layer_types)} layers, num_hidden_layers {config.num_hidden_layers}"
+        )
+    mlp = gated_mlp(config)
+    return tuple(
+        LayerSpec(replace(_own_mixer(config, layer), reads=sources[kind]), mlp, norms_after=True, scaled=True)
+        for layer, kind in enumerate(config.layer_types)
+    )
+
+
 def _mixer(config: Any, layer: int) -> HeadsSpec:
     """A shared layer reads the last layer of its type that is not shared."""
-    kind, own, bias = config.layer_types[layer], config.per_layer_config[layer], bool(config.attention_bias)
+    mixer, kind = _own_mixer(config, layer), config.layer_types[layer]
     unshared = config.layer_types[: _first_shared(config)]
-    mixer = HeadsSpec(
+    if layer < len(unshared):
+        return mixer
+    source = max(number for number, other in enumerate(unshared) if other == kind)
+    own, read = config.per_layer_config[layer], config.per_layer_config[source]
+    if (read.head_dim, read.num_key_value_heads) != (own.head_dim, own.num_key_value_heads):
+        raise ValueError(
+            f"layer {layer} has {own.num_key_value_heads} KV heads of {own.head_dim}, but layer {source}, which it is "
+            f"to read, has {read.num_key_value_heads} of {read.head_dim}"
+        )
+    return replace(mixer, reads=source)
+
+
+def _own_mixer(config: Any, layer: int) -> HeadsSpec:
+    """A layer's mixer, as if it kept keys and values of its own."""
+    kind, own, bias = config.layer_types[layer], config.per_layer_config[layer], bool(config.attention_bias)
+    return HeadsSpec(
         num_heads=config.num_attention_heads,
         num_kv_heads=own.num_key_value_heads,
         head_dim=own.head_dim,
@@ -110,13 +148,3 @@ def _mixer(config: Any, layer: int) -> HeadsSpec:
         keys_as_values=bool(config.attention_k_eq_v) and kind == "full_attention",
         scale=1.0,
     )
-    if layer < len(unshared):
-        return mixer
-    source = max(number for number, other in enumerate(unshared) if other == kind)
-    read = config.per_layer_config[source]
-    if (read.head_dim, read.num_key_value_heads) != (own.head_dim, own.num_key_value_heads):
-        raise ValueError(
-            f"layer {layer} has {own.num_key_value_heads} KV heads of {own.head_dim}, but layer {source}, which it is "
-            f"to read, has {read.num_key_value_heads} of {read.head_dim}"
-        )
-    return replace(mixer, reads=source)

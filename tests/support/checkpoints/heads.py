@@ -185,7 +185,7 @@ def write_modules(path: Path, target_path: Path, modules: int = 1, *, seed: int 
     tensors: Tensors = {}
     for module in range(modules):
         tensors |= _deepseek(draws, target, config["num_hidden_layers"], module)
-    return _write_head(path, {**config, "num_nextn_predict_layers": modules}, tensors, "model.safetensors")
+    return write_head(path, {**config, "num_nextn_predict_layers": modules}, tensors, "model.safetensors")
 
 
 def write_eagle(
@@ -249,7 +249,7 @@ def write_eagle(
     if embed != "none":
         embedding = tensors_of(target_path)["model.embed_tokens.weight"]
         tensors["embed_tokens.weight"] = embedding.clone() if embed == "copy" else draws.matrix(*embedding.shape)
-    return _write_head(path, config, tensors, "pytorch_model.bin" if binary else "model.safetensors")
+    return write_head(path, config, tensors, "pytorch_model.bin" if binary else "model.safetensors")
 
 
 def default_aux_layers(layers: int) -> tuple[int, int, int]:
@@ -367,7 +367,7 @@ def write_medusa(
             tensors[f"{head}.{layer}.linear.weight"] = draws.matrix(width, width)
             tensors[f"{head}.{layer}.linear.bias"] = draws.bias(width)
         tensors[f"{head}.{layers}.weight"] = draws.matrix(vocab, width)
-    return _write_head(path, config, tensors, "medusa_lm_head.pt" if binary else "medusa_lm_head.safetensors")
+    return write_head(path, config, tensors, "medusa_lm_head.pt" if binary else "medusa_lm_head.safetensors")
 
 
 # A model of its own
@@ -381,10 +381,10 @@ def write_akin(path: Path, target_path: Path, *, noise: float = 0.1, seed: int =
         if tensor.dim() > 1 and "scale" not in name:
             drawn = noise * tensor.float().std() * torch.randn(tensor.shape, generator=generator)
             tensors[name] = (tensor.float() + drawn).to(tensor.dtype)  # a matrix may be in eight bits
-    return _write_head(path, config_of(target_path), tensors, "model.safetensors")
+    return write_head(path, config_of(target_path), tensors, "model.safetensors")
 
 
-def _write_head(path: Path, config: dict[str, Any], tensors: Tensors, name: str) -> Path:
+def write_head(path: Path, config: dict[str, Any], tensors: Tensors, name: str) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config, indent=1))
     if name.endswith("safetensors"):

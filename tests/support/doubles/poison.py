@@ -34,6 +34,7 @@ KINDS: list[dict[str, Any]] = [
     {"drafter": "model", "depth": 3},
     {"drafter": "mtp", "depth": 3},
     {"drafter": "eagle", "depth": 3},
+    {"drafter": "frozen_kv", "depth": 3},
     {"drafter": "suffix"},
 ]
 

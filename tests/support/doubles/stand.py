@@ -18,6 +18,7 @@ from stridelm.llm import RequestOutput
 from stridelm.params import Speculation
 from stridelm.types import MAX_DRAFT_ROWS, Logprob
 from stridelm.verify import RULES
+from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_akin, write_eagle, write_medusa, write_modules
 
 DEPTHS = ("one", "default", "deepest")
@@ -27,13 +28,15 @@ checks all pages at every step."""
 OPTIONS: dict[str, Any] = {"prompt_lookup_min": 1}
 """Settings of a drafter's own options that make it draft more often than by default; not needed with weights, which
 always draft."""
-HEADS: dict[str, Callable[[Path, Path], Path]] = {
+HEADS: dict[str, Callable[[Path, Path], Path | None]] = {
     "mtp": write_modules,
     "eagle": lambda path, target: write_eagle(path, target, "eagle3"),
+    "frozen_kv": write_assistant,
     "medusa": write_medusa,
     "model": write_akin,
 }
-"""Drafter -> function that writes its weights for a target, called with (path, target's path)."""
+"""Drafter -> function that writes its weights for a target, called with (path, target's path). It returns None if the
+target can have none."""
 DEEP = 9
 """Maximum depth tried for a drafter that runs its own layers once per level."""
 
@@ -92,7 +95,7 @@ class Stand:
         for name, write in HEADS.items():
             if name in DRAFTERS and not (beside / name).is_dir():
                 write(beside / name, self.path)
-        return [str(beside / name) for name in HEADS if name in DRAFTERS]
+        return [str(beside / name) for name in HEADS if (beside / name).is_dir()]
 
     @cached_property
     def _reference(self) -> LLM:

@@ -21,11 +21,13 @@ from stridelm.draft.options import ChainOptions, GuessOptions
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
 from stridelm.types import CANDIDATE, Draft, Request, Span
+from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_medusa
 from support.checkpoints.models import write
 from support.checks.watch import CLOSE, VOCAB, Watch, engine, prompts
 from support.doubles.lab import Lab, check_joint
 from support.doubles.tree_drafter import registered
+from support.oracles.assistants import Assistant
 from support.oracles.heads import Drafted, Medusa
 
 DEPTH = 2
@@ -64,6 +66,14 @@ def model(path: Path) -> Case:
     return options, lambda ids, drafted: said(small, [*ids, *drafted[:-1]], len(drafted))
 
 
+def assistant(path: Path) -> Case:
+    target = write(path / "model", "qwen3", vocab_size=VOCAB)
+    head = write_assistant(path / "head", target)
+    oracle = Assistant(path / "head", target)
+    options = {"model": str(target), "drafter": "frozen_kv", "drafter_model": str(head)}
+    return options, oracle
+
+
 def mask(path: Path) -> Case:
     """With n known tokens, masks from position n - 1 on predict the tokens from position n on."""
     target = write(path / "model", "qwen3", vocab_size=VOCAB)
@@ -71,8 +81,8 @@ def mask(path: Path) -> Case:
     return options, lambda ids, drafted: said(target, ids[:-1] + [MASK_ID] * len(drafted), len(drafted))
 
 
-NAMES = ("deepseek", "mimo-in-turn", "eagle3", "medusa", "model", "mask")
-CASES = {**HEADS, "medusa": medusa, "model": model, "mask": mask}
+NAMES = ("deepseek", "mimo-in-turn", "eagle3", "assistant", "medusa", "model", "mask")
+CASES = {**HEADS, "assistant": assistant, "medusa": medusa, "model": model, "mask": mask}
 
 
 def without_probes(draft: Draft) -> Draft:

@@ -1,0 +1,42 @@
+"""Attention of a head's layers to the entries of the target's own pool, which they read and never write.
+
+Legend: R requests, N rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stridelm.attention.base import PreparedAttention
+from stridelm.cache.layout import LayerStates
+from stridelm.draft.base import Group
+from stridelm.kernels.ops import Ops
+from stridelm.run.heads import HeadRows, TargetRuntime, head_layout, place
+
+
+class TargetMix:
+    """A Mix over the target's entries. Layers of different page groups each have the tables of their own."""
+
+    def __init__(
+        self, states: LayerStates, sources: tuple[int, ...], runtime: TargetRuntime, ops: Ops, rows: HeadRows
+    ) -> None:
+        """states, sources: of each layer, what it makes of the entries that it reads, and whose they are."""
+        self._states, self._ops, self._rows = tuple(state.read for state in states), ops, rows
+        self._entries = [runtime.runner.pool.entries[source] for source in sources]
+        self._prepared: PreparedAttention = runtime.attention.prepare(rows.geometry)
+
+    def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
+        state = self._states[layer]
+        mixer = self._prepared.mixer(state)
+        return mixer.mix(state, inputs, self._entries[layer], self._rows.slots[state.group], self._ops)
+
+
+def committed(group: Group, runtime: TargetRuntime, each: int) -> HeadRows:
+    """`each` rows of every request that see what its last token sees: the entries before that token, which has none
+    itself. To attention, each is a span of its own with the row of the newest entry."""
+    slots = group.slots if each == 1 else group.slots.repeat_interleave(each)
+    newest = group.table.known[slots] - 2
+    most = max(span.start + span.real for span in group.spans)
+    return place(head_layout((1,) * len(slots), group.arena), slots, newest, None, runtime, most)
