@@ -12,6 +12,10 @@ corpus and no GPU: it runs a few steps on the package's own source, to check tha
 A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.8M parameters. The
 EAGLE-3 head drafts the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
 head and an MLP of 304: 2.0M parameters, of which 0.4M project the model's states and 0.8M are output rows.
+The frozen_kv head, two layers of 192 over the last layer's keys and values, has 2.0M, of which 0.8M are output rows:
+
+    PYTHONPATH=src python recipes/builtin/heads.py --stages frozen_kv --corpus .corpus/corpus.tar.xz \
+        --work /tmp/heads --parts /tmp/parts
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from stridelm.train.settings import (
     ContinuationSettings,
     DataSettings,
     EagleSettings,
+    FrozenKVSettings,
     HeadOptimSettings,
     HeadRunSettings,
     MtpSettings,
@@ -44,10 +49,12 @@ logger = logging.getLogger("heads")
 STAGES: dict[str, tuple[type, ...]] = {
     "mtp": (MtpSettings, ContinuationSettings, HeadRunSettings, HeadOptimSettings),
     "eagle3": (EagleSettings, ContinuationSettings, HeadRunSettings, HeadOptimSettings),
+    "frozen_kv": (FrozenKVSettings, ContinuationSettings, HeadRunSettings, HeadOptimSettings),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "mtp": {"train_tokens": 20_000_000},
     "eagle3": {"train_tokens": 20_000_000, "draft_vocab_size": 2048, "heads": 4, "kv_heads": 1, "mlp": 304},
+    "frozen_kv": {"train_tokens": 20_000_000, "mlp": 512},
 }
 DRY: dict[str, Any] = {
     "prompt_tokens": 16,

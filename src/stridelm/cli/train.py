@@ -1,5 +1,5 @@
 """`stride train base` and `stride train mask`: train a model that emits several tokens per step, from a folder of text.
-`stride train mtp` and `stride train eagle3`: train a head that drafts for a model."""
+`stride train mtp`, `eagle3` and `frozen_kv`: train a head that drafts for a model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stridelm.train.settings import (
     ContinuationSettings,
     DataSettings,
     EagleSettings,
+    FrozenKVSettings,
     HeadOptimSettings,
     HeadRunSettings,
     MaskOptimSettings,
@@ -42,6 +43,7 @@ STAGES: dict[str, tuple[str, tuple[type, ...]]] = {
 HEADS: dict[str, tuple[str, type]] = {
     "mtp": ("train a multi-token prediction module on a model's own continuations", MtpSettings),
     "eagle3": ("train an EAGLE-3 head on a model's own continuations", EagleSettings),
+    "frozen_kv": ("train a head that reads a model's own keys and values, on its continuations", FrozenKVSettings),
 }
 """The same for heads that draft for a model: each head's settings besides those that all heads share."""
 HEAD_SETTINGS: tuple[tuple[type, tuple[str, ...]], ...] = (

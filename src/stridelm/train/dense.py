@@ -71,9 +71,13 @@ class CachedMix:
 
 
 def masked_attention(
-    q_BHQD: torch.Tensor, k_BGKD: torch.Tensor, v_BGKD: torch.Tensor, mask_QK: torch.Tensor
+    q_BHQD: torch.Tensor,
+    k_BGKD: torch.Tensor,
+    v_BGKD: torch.Tensor,
+    mask_QK: torch.Tensor,
+    scale: float | None = None,
 ) -> torch.Tensor:
-    """[B, H, Q, D]; mask_QK: whether a query sees a key, bool."""
+    """[B, H, Q, D]; mask_QK: whether a query sees a key, bool. scale: by default the inverse of D's square root."""
     groups, shared = k_BGKD.shape[1], q_BHQD.shape[1] // k_BGKD.shape[1]
     missing = -mask_QK.shape[1] % ALIGNED
     if missing:
@@ -81,7 +85,7 @@ def masked_attention(
         mask_QK = F.pad(mask_QK, (0, missing))
     # Kernels that take a mask do not support grouped heads, so query heads that share keys are concatenated as rows.
     q = q_BHQD.unflatten(1, (groups, shared)).flatten(2, 3)
-    out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_QK.repeat(shared, 1))
+    out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_QK.repeat(shared, 1), scale=scale)
     return out.unflatten(2, (shared, -1)).flatten(1, 2)
 
 

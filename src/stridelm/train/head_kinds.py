@@ -7,7 +7,7 @@ Legend: B sequences, S tokens of each, H width, M rows, V tokens of a head's dra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -25,6 +25,8 @@ from stridelm.train.continuations import Continuations
 from stridelm.train.export import checkpoint_tensors
 from stridelm.train.recipe import init_weights
 from stridelm.train.settings import EagleSettings, HeadSettings, MtpSettings
+from stridelm.train.unrolled import target_states, unrolled
+from stridelm.types import States
 
 if TYPE_CHECKING:
     from stridelm.draft.eagle.head import Eagle3Head
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class HeadKind:
-    """Base of both kinds."""
+    """Base of all kinds."""
 
     stage: ClassVar[str]
     drafter: ClassVar[str]
@@ -49,16 +51,26 @@ class HeadKind:
         the continuations that it will be trained on."""
         raise NotImplementedError
 
+    def states(self, head: DraftHead, target: Decoder, rows_BL: torch.Tensor) -> States:
+        """What the head reads of the target over these texts."""
+        return target_states(target, rows_BL, head.taps)
+
+    def unrolled(
+        self, head: DraftHead, states: States, rows_BL: torch.Tensor, first: int, depth: int
+    ) -> Iterator[torch.Tensor]:
+        """As `train.unrolled.unrolled`. states: as `states` returns them."""
+        return unrolled(head, states, rows_BL, first, depth)
+
     def sought(
         self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
     ) -> torch.Tensor:
-        """[B, S, ..] the training target of each token. before: the target's states from which the tokens were
-        drawn."""
-        raise NotImplementedError
+        """[B, S, ..] the training target of each token: by default the token itself. before: the target's states from
+        which the tokens were drawn."""
+        return tokens_BS
 
     def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
-        """[M] the loss of the head's outputs."""
-        raise NotImplementedError
+        """[M] the loss of the head's outputs: by default the cross-entropy of the tokens."""
+        return F.cross_entropy(head.logits(hidden_MH).float(), sought_M, reduction="none")
 
     def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
         """config.json of the head, from the target's."""
@@ -85,14 +97,6 @@ class MtpKind(HeadKind):
         with torch.no_grad():  # start from the norm that the target's output matrix was trained with
             cast("MtpModule", head.parts[0]).norm.copy_(target.norm)
         return head.to(target.norm.device)
-
-    def sought(
-        self, head: DraftHead, target: Decoder, tokens_BS: torch.Tensor, before_BSH: torch.Tensor
-    ) -> torch.Tensor:
-        return tokens_BS
-
-    def nats(self, head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(head.logits(hidden_MH).float(), sought_M, reduction="none")
 
     def config(self, head: DraftHead, target: Mapping[str, Any]) -> dict[str, Any]:
         """The target's config, which gives the shape of the module's block."""

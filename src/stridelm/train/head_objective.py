@@ -13,13 +13,10 @@ import torch
 
 from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.models.layers.decoder import Decoder
 from stridelm.train.continuations import Continuations, Plan, live_tokens
-from stridelm.train.dense import DenseMix, flat_positions
 from stridelm.train.head_kinds import HeadKind
 from stridelm.train.objective import EVAL_TOKENS, Validation, compiled, precision
-from stridelm.train.unrolled import unrolled
-from stridelm.types import States
 
 
 class WideOps(PlainOps):
@@ -89,19 +86,6 @@ class HeadObjective:
         assert not state
 
 
-def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) -> States:
-    """The target's hidden states of every token."""
-    inputs: dict[int, torch.Tensor] = {}
-
-    def tap(layer: int, x_NH: torch.Tensor) -> None:
-        if layer in taps:
-            inputs[layer] = x_NH.clone()
-
-    batch, length = ids_BL.shape
-    positions = flat_positions(batch, length, ids_BL.device)
-    return States(target(ModelInput(ids_BL.flatten(), positions, DenseMix(batch), tap)), inputs)
-
-
 @dataclass(frozen=True)
 class Depth:
     """One depth of all chains, M = B * S of them."""
@@ -123,10 +107,10 @@ def depths(
     prompt = plan.prompt_tokens
     tokens_BS, live_BS = rows_BL[:, prompt:], live_tokens(rows_BL, prompt, plan.stops)
     with torch.no_grad():
-        states = target_states(target, rows_BL, head.taps)
+        states = kind.states(head, target, rows_BL)
         before = states.final.unflatten(0, rows_BL.shape)[:, prompt - 1 : -1]
         sought = kind.sought(head, target, tokens_BS, before)
-    for shift, hidden_BSH in enumerate(unrolled(head, states, rows_BL, prompt - 2, depth)):
+    for shift, hidden_BSH in enumerate(kind.unrolled(head, states, rows_BL, prompt - 2, depth)):
         hidden_MH = hidden_BSH.flatten(0, 1)
         nats_M = kind.nats(head, hidden_MH, sought[:, shift:].flatten(0, 1))
         yield Depth(hidden_MH, tokens_BS[:, shift:].flatten(), live_BS[:, shift:].flatten(), nats_M)

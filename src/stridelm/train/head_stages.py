@@ -15,6 +15,7 @@ from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.loader import build_empty, load_config, load_model
 from stridelm.text.tokenizer import checkpoint_eos_ids
 from stridelm.train.continuations import Continuations, Plan, Source, continuations, weights_hash
+from stridelm.train.frozen_kind import FrozenKVKind
 from stridelm.train.head_export import export_head
 from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
 from stridelm.train.head_objective import HeadObjective
@@ -29,7 +30,7 @@ from stridelm.train.windows import Rows
 
 logger = logging.getLogger(__name__)
 
-KINDS: dict[str, type[HeadKind]] = {kind.stage: kind for kind in (MtpKind, Eagle3Kind)}
+KINDS: dict[str, type[HeadKind]] = {kind.stage: kind for kind in (MtpKind, Eagle3Kind, FrozenKVKind)}
 
 
 @dataclass(frozen=True)

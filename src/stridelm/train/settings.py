@@ -189,6 +189,22 @@ class EagleSettings(HeadSettings):
 
 
 @dataclass(frozen=True)
+class FrozenKVSettings(HeadSettings):
+    """Layers that read the target's own keys and values (Gemma 4's assistants)."""
+
+    discount: float = option(0.6, "weight of a depth relative to the one before it")
+    layers: int = option(2, "layers; the last reads full attention, those before it windows, if the target has some")
+    hidden: int | None = option(None, "width of the layers (default: half the target's)")
+    heads: int | None = option(None, "query heads of a layer (default: the target's)")
+    mlp: int | None = option(None, "width of the gated MLPs (default: four times the layers')")
+
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
+        if min(self.layers, *(1 if size is None else size for size in (self.hidden, self.heads, self.mlp))) < 1:
+            raise ValueError("--layers, --hidden, --heads and --mlp must be at least 1")
+
+
+@dataclass(frozen=True)
 class HeadOptimSettings(OptimSettings):
     """Muon for matrices, AdamW for output rows and norms. What the target has learnt about tokens is reused."""
 

@@ -26,8 +26,22 @@ import torch.nn.functional as F
 from stridelm.attention.base import HeadsInput
 from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import roped
-from stridelm.train.dense import by_row, by_sequence, flat_positions, masked_attention
+from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.train.dense import DenseMix, by_row, by_sequence, flat_positions, masked_attention
 from stridelm.types import States
+
+
+def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) -> States:
+    """The target's hidden states of every token."""
+    inputs: dict[int, torch.Tensor] = {}
+
+    def tap(layer: int, x_NH: torch.Tensor) -> None:
+        if layer in taps:
+            inputs[layer] = x_NH.clone()
+
+    batch, length = ids_BL.shape
+    positions = flat_positions(batch, length, ids_BL.device)
+    return States(target(ModelInput(ids_BL.flatten(), positions, DenseMix(batch), tap)), inputs)
 
 
 class ChainMix:

@@ -22,20 +22,28 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 from stridelm.train.continuations import Continuations, Plan
 from stridelm.train.export import export
+from stridelm.train.frozen_kind import FrozenKVKind
 from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
-from stridelm.train.head_objective import HeadObjective, target_states
+from stridelm.train.head_objective import HeadObjective
 from stridelm.train.head_stages import check_target
 from stridelm.train.prepare import load_tokenizer
 from stridelm.train.recipe import new_model, qwen3_config
-from stridelm.train.settings import EagleSettings, HeadOptimSettings, ModelShape, MtpSettings, RunSettings
+from stridelm.train.settings import (
+    EagleSettings,
+    FrozenKVSettings,
+    HeadOptimSettings,
+    ModelShape,
+    MtpSettings,
+    RunSettings,
+)
 from stridelm.train.tokens import TokenFile, tokenizer_hash
 from stridelm.train.trainer import Trainer
-from stridelm.train.unrolled import unrolled
+from stridelm.train.unrolled import target_states
 from stridelm.train.windows import Rows
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "builtin" / "heads.py"
 LENGTH, PROMPT, STOP = 20, 8, 2
-DRAFTERS = {"mtp": "mtp", "eagle3": "eagle"}
+DRAFTERS = {"mtp": "mtp", "eagle3": "eagle", "frozen_kv": "frozen_kv"}
 SETTINGS = {
     "prompt-tokens": 8,
     "new-tokens": 12,
@@ -64,6 +72,8 @@ def log_of_ones_own() -> Iterator[None]:
 def made(stage: str) -> HeadKind:
     if stage == "mtp":
         return MtpKind(MtpSettings(unroll=3))
+    if stage == "frozen_kv":
+        return FrozenKVKind(FrozenKVSettings(unroll=3))
     return Eagle3Kind(EagleSettings(unroll=3, draft_vocab_size=40, mlp=48))
 
 
@@ -129,8 +139,8 @@ def test_acceptance_is_of_chains_that_were_right_so_far(stage: str, target: Deco
     judge = objective(stage, target, said)
     rows = said.on(torch.device("cpu")).long()
     with torch.no_grad():
-        states = target_states(target, rows, judge.model.taps)
-        hidden = list(unrolled(judge.model, states, rows, PROMPT - 2, 3))
+        states = judge.kind.states(judge.model, target, rows)
+        hidden = list(judge.kind.unrolled(judge.model, states, rows, PROMPT - 2, 3))
         guesses = [judge.model.logits(x.flatten(0, 1)).argmax(-1).view(x.shape[:2]) for x in hidden]
     for depth, guess in enumerate(guesses):  # every second guess of every depth is made right, depth by depth others
         truth = rows[:, PROMPT + depth :]
@@ -197,7 +207,7 @@ def stride(*words: object) -> int:
 def test_a_trained_head_serves_and_changes_nothing(stage: str, speaking: Path, tokens: Path, tmp_path: Path) -> None:
     """Twice: what was generated is used again."""
     out = tmp_path / "head"
-    own = [] if stage == "mtp" else ["--draft-vocab-size", "100", "--kv-heads", "1"]
+    own = ["--draft-vocab-size", "100", "--kv-heads", "1"] if stage == "eagle3" else []
     assert stride(stage, "--target", speaking, "--tokens", tokens, "--out", out, *own) == 0
     written = (out / "run" / "train.bin").stat()
     assert stride(stage, "--target", speaking, "--tokens", tokens, "--out", out, *own) == 0

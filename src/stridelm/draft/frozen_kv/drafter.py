@@ -25,7 +25,7 @@ import torch
 from stridelm.draft.base import Group, TargetInfo, leaf_rows
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.frozen_kv.head import FrozenKVHead
-from stridelm.draft.frozen_kv.layout import Layout, layout_of
+from stridelm.draft.frozen_kv.layout import Layout, layout_of, spec_of
 from stridelm.draft.frozen_kv.ordered import OrderedHead
 from stridelm.draft.frozen_kv.reading import TargetMix, committed
 from stridelm.draft.given import Given, given
@@ -74,7 +74,7 @@ class FrozenKVDrafter(HeadWeights):
     @classmethod
     def empty(cls, target: TargetInfo, model: Decoder) -> FrozenKVHead:
         layout = _layout(target)
-        return FrozenKVHead(model, layout.spec(model.spec), layout.centroids, tied=layout.tied)
+        return FrozenKVHead(model, spec_of(layout.text, model.spec), layout.centroids, tied=layout.tied)
 
     @classmethod
     def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:

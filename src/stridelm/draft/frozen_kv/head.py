@@ -52,6 +52,10 @@ class FrozenKVHead(DraftHead):
         vocab_size = spec.vocab_size
         self.head = Linear(width, vocab_size) if centroids is None else OrderedHead(width, vocab_size, centroids)
 
+    @property
+    def target(self) -> Decoder:
+        return self._target[0]
+
     def prepare(self, device: torch.device) -> None:
         """Compute the rotary tables."""
         self._ropes.prepare(device)
@@ -65,8 +69,7 @@ class FrozenKVHead(DraftHead):
     @property
     def layer_states(self) -> LayerStates:
         """What each layer makes of the entries that it reads, in the page group where they are."""
-        target = self._target[0]
-        own, kept = self.spec.states(target.shard), target.layer_states
+        own, kept = self.spec.states(self.target.shard), self.target.layer_states
         return tuple(_reading(state, kept[source]) for state, source in zip(own, self.sources, strict=True))
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
@@ -84,7 +87,7 @@ class FrozenKVHead(DraftHead):
     ) -> torch.Tensor:
         """[N, H] after the norm. hidden: [N, B], `features` or what `passed_on` makes of an earlier output."""
         assert module == 0 and wanted_M is None
-        joined = torch.cat((self._target[0].embed(ids_N), hidden_NH), dim=-1)
+        joined = torch.cat((self.target.embed(ids_N), hidden_NH), dim=-1)
         stream = Stream(self.pre(joined), self.ops, self.spec.norm_eps)
         for block in self.blocks:
             block(stream, positions_N, mix)

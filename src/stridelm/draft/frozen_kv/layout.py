@@ -67,16 +67,6 @@ class Layout:
             raise ValueError(f"{given.path}/config.json: {error}; copy it again") from error
         return cls(given, text, config["backbone_hidden_size"], centroids, config.get("tie_word_embeddings", True))
 
-    def spec(self, target: DecoderSpec) -> DecoderSpec:
-        """The spec of its layers, each of which reads a layer of the target. Raises ValueError for fields that no
-        assistant can have, and for a target without such layers."""
-        sources = sources_in(target)
-        lacking = sorted(set(self.text.layer_types) - set(sources))
-        if lacking:
-            have = ", ".join(sorted(sources)) or "none"
-            raise ValueError(f"it reads keys and values of {', '.join(lacking)} layers, and the model's are {have}")
-        return DecoderSpec(**common_fields(self.text, ()), layers=reading_layers(self.text, sources))
-
     def misfit(self, target: TargetInfo) -> str | None:
         """Why it does not fit this target, with the remedy; None if it does."""
         if target.config is None or target.path is None:
@@ -108,6 +98,17 @@ class Layout:
 def layout_of(given: Given) -> Layout | None:
     """`Layout.of`, once for each directory that is read."""
     return Layout.of(given)
+
+
+def spec_of(text: Any, target: DecoderSpec) -> DecoderSpec:
+    """The spec of an assistant's layers, each of which reads a layer of the target. text: a `Gemma4TextConfig`. Raises
+    ValueError for fields that no assistant can have, and for a target without such layers."""
+    sources = sources_in(target)
+    lacking = sorted(set(text.layer_types) - set(sources))
+    if lacking:
+        have = ", ".join(sorted(sources)) or "none"
+        raise ValueError(f"it reads keys and values of {', '.join(lacking)} layers, and the model's are {have}")
+    return DecoderSpec(**common_fields(text, ()), layers=reading_layers(text, sources))
 
 
 def sources_in(target: DecoderSpec) -> dict[str, int]:
@@ -158,7 +159,7 @@ def _centroids(config: Mapping[str, Any], vocab_size: int) -> Centroids | None:
 def _misfit(layout: Layout, target: Path) -> str | None:
     path, served = layout.given.path, build_empty(load_config(target), target).spec
     try:
-        spec = layout.spec(served)
+        spec = spec_of(layout.text, served)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         return f"{path}/config.json does not describe an assistant of this model: {error}; {REMEDY}"
     for number, layer in enumerate(spec.layers):
