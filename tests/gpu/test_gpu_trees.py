@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stridelm import SamplingParams
+from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_eagle, write_modules
 from support.checkpoints.models import write
 from support.checks.watch import VOCAB, engine, prompts
@@ -21,17 +23,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "static": {"depth": 3, "token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]"},
 }
 
+WRITE: dict[str, Callable[[Path, Path], Path | None]] = {
+    "mtp": write_modules,
+    "eagle": lambda path, model: write_eagle(path, model, "eagle3"),
+    "frozen_kv": write_assistant,
+}
+
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drafter", ["mtp", "eagle"])
+@pytest.mark.parametrize("drafter", ["mtp", "eagle", "frozen_kv"])
 def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float) -> None:
     """The output is the same whatever is drafted; the number of steps tells the trees apart."""
     model = write(tmp_path / "model", "qwen3", vocab_size=VOCAB)
-    if drafter == "mtp":
-        head = write_modules(tmp_path / "head", model)
-    else:
-        head = write_eagle(tmp_path / "head", model, "eagle3")
+    head = WRITE[drafter](tmp_path / "head", model)
     params = SamplingParams(temperature=temperature, max_tokens=40, seed=3, ignore_eos=True)
     found = []
     for device in ("cpu", "cuda"):

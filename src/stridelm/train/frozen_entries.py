@@ -17,16 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.attention.base import HeadsInput
-from stridelm.draft.frozen_kv.head import FrozenKVHead
 from stridelm.kernels.plain import roped
 from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import DenseMix, by_row, by_sequence, flat_positions, masked_attention
 from stridelm.types import States
+
+if TYPE_CHECKING:  # the drafter's folder may be missing
+    from stridelm.draft.frozen_kv.head import FrozenKVHead
 
 Entries = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 """Layer of the target -> its keys and values, [B, G, L, D] each."""

@@ -41,12 +41,15 @@ class OrderedHead(ModelPart):
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
         ids = torch.empty(centroids.count, vocab_size // centroids.count, dtype=torch.int64)
         self.register_buffer("ids", ids, persistent=False)
-        self._whole: Product | None = None
+        self.in_turn = False
+        """Row by row: each is one product of the same shape, and no copy is made of all rows' matrices."""
+        self.whole: Product | None = None
         """Computes all logits, of which few are taken: its products keep equal bits."""
 
     def choose_products(self, *, deterministic: bool) -> None:
-        on_gpu = self.weight.device.type == "cuda"
-        self._whole = chosen(self.weight, False, deterministic=True) if deterministic and on_gpu else None
+        self.in_turn = self.weight.device.type == "cpu"
+        all_at_once = deterministic and not self.in_turn
+        self.whole = chosen(self.weight, False, deterministic=True) if all_at_once else None
 
     def forward(self, x_MH: torch.Tensor) -> torch.Tensor:
         """[M, V]; -inf for tokens of other centroids."""
@@ -57,8 +60,8 @@ class OrderedHead(ModelPart):
         return everything.scatter_(1, ids_MS, own_MS)
 
     def _own_logits(self, x_MH: torch.Tensor, ids_MS: torch.Tensor) -> torch.Tensor:
-        if x_MH.device.type == "cpu":  # row by row: a product of one shape, and no copy of all rows' matrices
+        if self.in_turn:
             return torch.stack([self.weight[ids] @ x for x, ids in zip(x_MH, ids_MS, strict=True)])
-        if self._whole is not None or ids_MS.numel() >= len(self.weight):  # so many rows read as much as all tokens do
-            return (self._whole or F.linear)(x_MH, self.weight, None).gather(1, ids_MS)
+        if self.whole is not None or ids_MS.numel() >= len(self.weight):  # so many rows read as much as all tokens do
+            return (self.whole or F.linear)(x_MH, self.weight, None).gather(1, ids_MS)
         return (self.weight[ids_MS] @ x_MH[:, :, None])[:, :, 0]
