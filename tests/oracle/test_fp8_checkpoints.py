@@ -18,6 +18,7 @@ from stridelm.cli.main import main
 from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
 from stridelm.train.export import load_for_training
 from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, write_fp8
+from support.checks.eight_bit_kv import write_scaled
 from support.oracles.fp8 import check_fp8
 
 Checkpoint = Callable[..., Path]
@@ -155,6 +156,18 @@ def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) -> N
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_model(tmp_path)
     assert "otherwise give the checkpoint that they were quantised from" in str(error.value)
+
+
+def test_scheme_of_kv(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A checkpoint that was calibrated for KV in eight bits, with one scale for a layer's keys and one for its values,
+    loads as if it were not."""
+    source = checkpoint("llama", scale=3.0)
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    plain = load_model(write_fp8(tmp_path / "plain", source, "channel"))
+    scaled = write_fp8(tmp_path / "calibrated", source, "channel", kv_cache_scheme=scheme)
+    calibrated = load_model(write_scaled(tmp_path / "scaled", scaled, "compressed-tensors", 2))
+    for ours, theirs in zip(calibrated.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.float(), theirs.float())
 
 
 def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
