@@ -14,7 +14,7 @@ from stridelm.schedule.step_shape import StepShape
 if TYPE_CHECKING:
     from stridelm.schedule.step_cost import StepCost
 
-PATIENCE = 1.0
+PATIENCE = 0.2
 """Seconds that prompts may take to be read at the target, before steps become longer."""
 LONGEST = 2.0
 """Targets that a step may take, however many prompt rows wait."""
