@@ -14,7 +14,7 @@ Tokens may count for more in one request than in another (schedule/urgency.py): 
 Legend: P places in the table of requests (schedule/known.py), R requests, D levels, T least chances.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numba as nb
 import numpy as np
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
+from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, worth
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.rows import first_row
 from stridelm.schedule.step_cost import StepCost, stair
@@ -43,8 +43,6 @@ PAUSE = 8
 """Steps between two choices."""
 DEEPEST = (1 << 30, 0.0)
 """The choice of all levels."""
-NEVER = np.iinfo(np.int64).max
-"""Rows that no step has."""
 FILLED = 0.95
 """Share of the rows up to a stair that a choice is to fill: chances change until the next choice."""
 
@@ -117,11 +115,11 @@ class Adaptive:
         """What each request drafts, and the depth that is probed, if one is."""
         known = self.acceptance.known
         places_R = known.places(requests)
-        deepest, load, probe = _deepest(known.requests_P, places_R), None, None
+        deepest, load, probe = deepest_of(known.requests_P, places_R), None, None
         if deepest:
             load = self._load(len(requests))
             probe = self._probe(load, len(requests), deepest)
-        depths_R, young = _own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
+        depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
         if young:
             assert load is not None
@@ -132,11 +130,15 @@ class Adaptive:
         return depths, probe
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        free, accepted, others = self._free(spans, accepted)
-        count, requests = len(free), [span.request for span in free]
+        free, requests, others = spans, [span.request for span in spans], None
+        if not self._is_plain(spans, requests):
+            others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
+            free, accepted = [spans[place] for place in kept], [accepted[place] for place in kept]
+            requests = [span.request for span in free]
+        count = len(free)
         readers, known = self.acceptance.read(requests), self.acceptance.known
         depths_R, accepted_R = _levels([span.depth for span in free]), _levels(accepted)
-        often_D, (deepest, drafted, most, depth, tried) = _sums(
+        often_D, (deepest, drafted, most, depth, tried) = sums(
             known.requests_P, known.rows_PD, readers.places_R, depths_R
         )
         prompt = others is not None and others.prompt
@@ -161,18 +163,11 @@ class Adaptive:
             self._consider(load, readers, step.context, tried if tried == load.awaited else None)
         readers.write(self.acceptance.allowed(readers, *load.choice))
 
-    def _free(
-        self, spans: Sequence[Span], accepted: Sequence[int]
-    ) -> tuple[Sequence[Span], Sequence[int], StepShape | None]:
-        """The spans in whose depths the policy had a say and what was accepted of their drafts. If these do not make up
-        the step, also its shape."""
+    def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
+        """Whether the step only decodes, and the policy has a say in all of its depths."""
+        decode = [span.real if span.decides else 0 for span in spans].count(1) == len(spans)
         known = self.acceptance.known
-        places_R = known.places([span.request for span in spans])
-        plain = [span.real if span.decides else 0 for span in spans].count(1) == len(spans)
-        if plain and _all_free(known.requests_P, places_R):
-            return spans, accepted, None
-        kept = [place for place, span in enumerate(spans) if is_free(span)]
-        return [spans[place] for place in kept], [accepted[place] for place in kept], shape_of(spans)
+        return decode and bool(all_free(known.requests_P, known.places(requests)))
 
     def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
         for request, levels in zip(requests, accepted, strict=True):
@@ -182,7 +177,7 @@ class Adaptive:
 
     def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
         known = self.acceptance.known
-        deepest = _deepest(known.requests_P, known.places(requests))
+        deepest = deepest_of(known.requests_P, known.places(requests))
         if not deepest:
             return None
         decided, depths, probe = self._decided
@@ -235,26 +230,26 @@ class Adaptive:
     def _best(self, readers: Readers, context: int) -> tuple[int, float]:
         """(depth, least chance) with the highest rate."""
         known, count = readers.known, len(readers.places_R)
-        deepest = _deepest(known.requests_P, readers.places_R)
+        deepest = deepest_of(known.requests_P, readers.places_R)
         chances_RD = self.acceptance.chances(readers, deepest)
         about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
-        least_T = self._thresholds(_worth(*about, chances_RD), count, deepest)
-        rows_TD, tokens_TD, depths_TD = _choices(*about, chances_RD, least_T)
+        least_T = self._thresholds(worth(*about, chances_RD), count, deepest)
+        rows_TD, tokens_TD, depths_TD = choices(*about, chances_RD, least_T)
         if self.row_stairs is not None:
-            _pad(rows_TD, depths_TD, self._all_stairs(count, deepest))
+            pad(rows_TD, depths_TD, self._all_stairs(count, deepest))
         rate_TD = tokens_TD / self.cost.seconds(count, rows_TD, depths_TD, context)
         place, chosen = divmod(int(rate_TD.argmax()), deepest + 1)
         self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
         return chosen, float(least_T[place])
 
-    def _thresholds(self, worth: np.ndarray, count: int, deepest: int) -> np.ndarray:
+    def _thresholds(self, chances: np.ndarray, count: int, deepest: int) -> np.ndarray:
         """[T] least chances to consider, ascending: of the rows up to a stair all cost the same, so those that fill one
-        too. worth: chances of all levels that may be drafted."""
+        too. chances: weighted, of all levels that may be drafted, in any order."""
         if self.row_stairs is None:
             return LEAST
-        worth = np.sort(worth)
+        ordered = np.sort(chances)
         filled = self._filled(count, deepest)
-        return np.sort(np.concatenate((LEAST, worth[len(worth) - filled[filled < len(worth)]])))
+        return np.sort(np.concatenate((LEAST, ordered[len(ordered) - filled[filled < len(ordered)]])))
 
     def _filled(self, count: int, deepest: int) -> np.ndarray:
         """Numbers of draft rows that fill the stairs of any depth up to the deepest."""
@@ -292,119 +287,6 @@ class Adaptive:
 def _levels(each: Sequence[int]) -> np.ndarray:
     """[R] uint8. The fastest way: a buffer, which numpy need not convert."""
     return np.frombuffer(bytearray(each), np.uint8)
-
-
-@nb.njit(cache=True)
-def _pad(rows_TD, depths_TD, stairs_DS):
-    """Raise rows to the next stair, where anything is drafted: nothing is if no chance reaches the least."""
-    for t in range(rows_TD.shape[0]):
-        for depth in range(1, rows_TD.shape[1]):
-            place = np.searchsorted(stairs_DS[depth], rows_TD[t, depth])
-            if depths_TD[t, depth] and place < stairs_DS.shape[1] and stairs_DS[depth, place] < NEVER:
-                rows_TD[t, depth] = stairs_DS[depth, place]
-
-
-@nb.njit(cache=True)
-def _worth(requests_P, rows_PD, places_R, weights_R, chances_RD):
-    """The weighted chances of all levels that may be chosen, in one row."""
-    worth = np.empty(chances_RD.size)
-    size = 0
-    for r in range(len(places_R)):
-        request = requests_P[places_R[r]]
-        if request.adaptive:
-            for level in range(min(request.levels, chances_RD.shape[1])):
-                worth[size] = weights_R[r] * chances_RD[r, level]
-                size += 1
-    return worth[:size]
-
-
-@nb.njit(cache=True)
-def _choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
-    """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance, ascending, and depth."""
-    count, levels = chances_RD.shape
-    rows_TD, tokens_TD = np.zeros((len(least_T), levels + 1)), np.zeros((len(least_T), levels + 1))
-    depths_TD = np.zeros((len(least_T), levels + 1))
-    rows, tokens, depth = float(count), weights_R.sum(), 0
-    for r in range(count):
-        request, place = requests_P[places_R[r]], places_R[r]
-        if not request.adaptive:
-            rows += rows_PD[place, min(levels, request.levels)]
-            tokens += weights_R[r] * chances_RD[r].sum()
-            depth = max(depth, request.levels)
-            continue
-        t = len(least_T)  # thresholds that the level reaches; chances fall from level to level
-        for level in range(levels):
-            chance = weights_R[r] * chances_RD[r, level]
-            while t and least_T[t - 1] > chance:
-                t -= 1
-            if not t:
-                break
-            rows_TD[t - 1, level + 1] += rows_PD[place, level + 1] - rows_PD[place, level]
-            tokens_TD[t - 1, level + 1] += chance
-    for t in range(len(least_T) - 2, -1, -1):  # what reaches a threshold reaches those below it
-        rows_TD[t], tokens_TD[t] = rows_TD[t] + rows_TD[t + 1], tokens_TD[t] + tokens_TD[t + 1]
-    for t in range(len(least_T)):
-        depths_TD[t, 0], total, gained = depth, rows, tokens
-        for level in range(levels):
-            depths_TD[t, level + 1] = max(depths_TD[t, level], level + 1 if rows_TD[t, level + 1] else 0)
-        for level in range(levels + 1):
-            total, gained = total + rows_TD[t, level], gained + tokens_TD[t, level]
-            rows_TD[t, level], tokens_TD[t, level] = total, gained
-    return rows_TD, tokens_TD, depths_TD
-
-
-@nb.njit(cache=True)
-def _deepest(requests_P, places_R):
-    """Most levels of any adaptive request."""
-    deepest = 0
-    for place in places_R:
-        if requests_P[place].adaptive:
-            deepest = max(deepest, requests_P[place].levels)
-    return deepest
-
-
-@nb.njit(cache=True)
-def _own_depths(requests_P, places_R, probe):
-    """[R] what each drafts, UNDECIDED where that is still to be found out, and how often it is. probe: the depth that
-    is probed, or UNDECIDED."""
-    depths_R, young = np.empty(len(places_R), dtype=np.int64), 0
-    for r in range(len(places_R)):
-        request = requests_P[places_R[r]]
-        if not request.adaptive:
-            depths_R[r] = request.levels
-        elif probe != UNDECIDED:
-            depths_R[r] = min(probe, request.levels)
-        else:
-            depths_R[r] = request.depth
-            young += request.depth == UNDECIDED
-    return depths_R, young
-
-
-@nb.njit(cache=True)
-def _all_free(requests_P, places_R):
-    """Whether the policy has a say in all of their depths."""
-    free = True
-    for place in places_R:
-        free &= requests_P[place].free
-    return free
-
-
-@nb.njit(cache=True)
-def _sums(requests_P, rows_PD, places_R, depths_R):
-    """[D + 1] how many drafted so many levels; and of the step: most levels of any adaptive request, rows drafted, and
-    those of the full drafts, the depth of the deepest draft, and of the deepest of an adaptive request."""
-    often_D = np.zeros(rows_PD.shape[1], dtype=np.int64)
-    deepest, drafted, most, depth, tried = 0, 0, 0, 0, 0
-    for r in range(len(places_R)):
-        request = requests_P[places_R[r]]
-        level = int(depths_R[r])
-        often_D[level] += 1
-        drafted += rows_PD[places_R[r], level]
-        most += rows_PD[places_R[r], request.levels]
-        depth = max(depth, level)
-        if request.adaptive:
-            deepest, tried = max(deepest, request.levels), max(tried, level)
-    return often_D, (deepest, drafted, most, depth, tried)
 
 
 @cache

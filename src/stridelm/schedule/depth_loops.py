@@ -1,0 +1,128 @@
+"""The loops over a step's requests when depths are chosen (adaptive.py), compiled since they run between steps.
+
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, T least chances, S stairs.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from stridelm.schedule.known import UNDECIDED
+
+NEVER = np.iinfo(np.int64).max
+"""Rows that no step has."""
+
+
+@nb.njit(cache=True)
+def pad(rows_TD, depths_TD, stairs_DS):
+    """Raise rows to the next stair, where anything is drafted: nothing is if no chance reaches the least."""
+    for t in range(rows_TD.shape[0]):
+        for depth in range(1, rows_TD.shape[1]):
+            place = np.searchsorted(stairs_DS[depth], rows_TD[t, depth])
+            if depths_TD[t, depth] and place < stairs_DS.shape[1] and stairs_DS[depth, place] < NEVER:
+                rows_TD[t, depth] = stairs_DS[depth, place]
+
+
+@nb.njit(cache=True)
+def worth(requests_P, rows_PD, places_R, weights_R, chances_RD):
+    """The weighted chances of all levels that may be chosen, in one row."""
+    worth = np.empty(chances_RD.size)
+    size = 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        if request.adaptive:
+            for level in range(min(request.levels, chances_RD.shape[1])):
+                worth[size] = weights_R[r] * chances_RD[r, level]
+                size += 1
+    return worth[:size]
+
+
+@nb.njit(cache=True)
+def choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
+    """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance, ascending, and depth."""
+    count, levels = chances_RD.shape
+    rows_TD, tokens_TD = np.zeros((len(least_T), levels + 1)), np.zeros((len(least_T), levels + 1))
+    depths_TD = np.zeros((len(least_T), levels + 1))
+    rows, tokens, depth = float(count), weights_R.sum(), 0
+    for r in range(count):
+        request, place = requests_P[places_R[r]], places_R[r]
+        if not request.adaptive:
+            rows += rows_PD[place, min(levels, request.levels)]
+            tokens += weights_R[r] * chances_RD[r].sum()
+            depth = max(depth, request.levels)
+            continue
+        t = len(least_T)  # thresholds that the level reaches; chances fall from level to level
+        for level in range(levels):
+            chance = weights_R[r] * chances_RD[r, level]
+            while t and least_T[t - 1] > chance:
+                t -= 1
+            if not t:
+                break
+            rows_TD[t - 1, level + 1] += rows_PD[place, level + 1] - rows_PD[place, level]
+            tokens_TD[t - 1, level + 1] += chance
+    for t in range(len(least_T) - 2, -1, -1):  # what reaches a threshold reaches those below it
+        rows_TD[t], tokens_TD[t] = rows_TD[t] + rows_TD[t + 1], tokens_TD[t] + tokens_TD[t + 1]
+    for t in range(len(least_T)):
+        depths_TD[t, 0], total, gained = depth, rows, tokens
+        for level in range(levels):
+            depths_TD[t, level + 1] = max(depths_TD[t, level], level + 1 if rows_TD[t, level + 1] else 0)
+        for level in range(levels + 1):
+            total, gained = total + rows_TD[t, level], gained + tokens_TD[t, level]
+            rows_TD[t, level], tokens_TD[t, level] = total, gained
+    return rows_TD, tokens_TD, depths_TD
+
+
+@nb.njit(cache=True)
+def deepest_of(requests_P, places_R):
+    """Most levels of any adaptive request."""
+    deepest = 0
+    for place in places_R:
+        if requests_P[place].adaptive:
+            deepest = max(deepest, requests_P[place].levels)
+    return deepest
+
+
+@nb.njit(cache=True)
+def own_depths(requests_P, places_R, probe):
+    """[R] what each drafts, UNDECIDED where that is still to be found out, and how often it is. probe: the depth that
+    is probed, or UNDECIDED."""
+    depths_R, young = np.empty(len(places_R), dtype=np.int64), 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        if not request.adaptive:
+            depths_R[r] = request.levels
+        elif probe != UNDECIDED:
+            depths_R[r] = min(probe, request.levels)
+        else:
+            depths_R[r] = request.depth
+            young += request.depth == UNDECIDED
+    return depths_R, young
+
+
+@nb.njit(cache=True)
+def all_free(requests_P, places_R):
+    """Whether the policy has a say in all of their depths."""
+    free = True
+    for place in places_R:
+        free &= requests_P[place].free
+    return free
+
+
+@nb.njit(cache=True)
+def sums(requests_P, rows_PD, places_R, depths_R):
+    """[D + 1] how many drafted so many levels; and of the step: most levels of any adaptive request, rows drafted, and
+    those of the full drafts, the depth of the deepest draft, and of the deepest of an adaptive request."""
+    often_D = np.zeros(rows_PD.shape[1], dtype=np.int64)
+    deepest, drafted, most, depth, tried = 0, 0, 0, 0, 0
+    for r in range(len(places_R)):
+        request = requests_P[places_R[r]]
+        level = int(depths_R[r])
+        often_D[level] += 1
+        drafted += rows_PD[places_R[r], level]
+        most += rows_PD[places_R[r], request.levels]
+        depth = max(depth, level)
+        if request.adaptive:
+            deepest, tried = max(deepest, request.levels), max(tried, level)
+    return often_D, (deepest, drafted, most, depth, tried)
