@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
-from stridelm.cache.layout import LayerState, LayerStates, Shared
+from stridelm.cache.layout import HeadsKV, LayerState, LayerStates, Shared
 from stridelm.draft.frozen_kv.ordered import Centroids, OrderedHead
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.attention import HeadsSpec
@@ -118,8 +118,8 @@ class FrozenKVHead(DraftHead):
 
 
 def _reading(own: LayerState, kept: LayerState) -> LayerState:
-    """The state of a layer that reads entries of state `kept`. A row of the target sees its own entry as the last of a
-    window; the row that guesses from the same token has none, and sees one entry fewer."""
-    assert isinstance(own, Shared)
-    window = None if own.window is None else own.window - 1
-    return replace(own, group=kept.group, window=window)
+    """The state of a layer that reads entries of state `kept`, however those are stored. A row of the target sees its
+    own entry as the last of a window; the row that guesses from the same token has none, and sees one entry fewer."""
+    assert isinstance(own, Shared) and isinstance(own.entries, HeadsKV) and isinstance(kept, HeadsKV)
+    entries = replace(kept, heads=own.entries.heads, scale=own.entries.scale)
+    return Shared(kept.group, None if own.window is None else own.window - 1, own.layer, entries)
