@@ -17,11 +17,15 @@ from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
 from stridelm.cache.layout import FULL as FULL_PAGES
+from stridelm.config import EngineConfig
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.frozen_kv.drafter import FrozenKVDrafter
 from stridelm.draft.frozen_kv.head import FrozenKVHead
 from stridelm.draft.given import given
+from stridelm.engine.engine import Engine
+from stridelm.engine.load import load as load_engine
 from stridelm.engine.outcome import Outcome
+from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import Draft, ForwardBatch, Span, StepPlan
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import tensors_of
@@ -38,6 +42,7 @@ from support.checks.watch import (
 )
 from support.doubles.bounds import BOUNDS, bounds_registered
 from support.doubles.interpreter import INTERPRETED
+from support.doubles.ranks import on_each_rank
 from support.oracles.assistants import Assistant
 from support.oracles.models import FULL, SLIDING, VARIANTS
 
@@ -225,6 +230,36 @@ def test_trees(gemma: tuple[Path, Path], branches: dict[str, Any]) -> None:
     params = [replace(GREEDY, speculation={"drafter": "frozen_kv", **branches})] * 3
     assert [output.outputs[0].token_ids for output in llm.generate(prompts(3), params)] == wanted
     assert checked > 50
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "llama"])
+def test_drafts_of_a_model_cut_over_ranks(tmp_path: Path, family: str) -> None:
+    """A rank's share of the queries reads its share of the entries: every rank drafts what the whole does."""
+    changes = {**GEMMA, "num_global_key_value_heads": 2} if family == "gemma4_text" else {}
+    target = write(tmp_path / "target", family, vocab_size=VOCAB, **changes)
+    head = write_assistant(tmp_path / "head", target, num_attention_heads=4)
+    options: dict[str, Any] = {
+        "dtype": "float64",
+        "device": "cpu",
+        "deterministic": True,
+        "skip_tokenizer_init": True,
+        "strict": True,
+    }
+    options |= {"num_pages": 100, "drafter": "frozen_kv", "drafter_model": str(head), "depth": DEPTH}
+    config = EngineConfig(model=str(target), itl_target_ms=0, **options)
+
+    def drafted(shard: Shard) -> list[Any]:
+        made, said = Engine(config, load_engine(config, shard)), []
+        made.tracer = lambda plan, draft, batch, outcome: said.append(draft.tokens[draft.valid].tolist())
+        for number, prompt in enumerate(prompts(3)):
+            made.add(str(number), prompt, GREEDY)
+        while made.busy:
+            made.step()
+        return said
+
+    whole = drafted(ONE)
+    parts, sums = on_each_rank(2, drafted)
+    assert sum(map(len, whole)) > 50 and parts == [whole, whole] and sums > 0
 
 
 # What is refused
