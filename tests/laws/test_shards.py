@@ -4,6 +4,7 @@ but sums is exchanged."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 
 from stridelm.cache.layout import LatentKV
 from stridelm.config import EngineConfig
+from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
 from stridelm.models import MODELS
 from stridelm.models.loader import load_config, load_model
-from support.checks.identity import mixed_jobs
+from support.checks.identity import mixed_jobs, prompts, sampling
 from support.doubles.ranks import ThreadShard, on_each_rank
 from support.doubles.stand import Job, Stand, accepted
 from support.doubles.tree_drafter import NAME as TREE
@@ -46,6 +48,22 @@ def test_every_rank_emits_the_same(checkpoint: Write, model: str, options: dict[
     said, sums = on_each_rank(WORLD, lambda shard: tokens(stand, jobs, shard))
     assert said == [[output.outputs[0].token_ids for output in whole]] * WORLD
     assert sums > 0
+
+
+@pytest.mark.skipif("hybrid" not in DRAFTERS, reason="no drafter that chooses is installed")
+def test_every_rank_chooses_alike(checkpoint: Write) -> None:
+    """Which source drafts is decided by each rank for itself: if two differed, so would the rows of their steps."""
+    stand = Stand(checkpoint("qwen3"), "float64")
+    kind = {"drafter": "hybrid", "depth": 5}
+    jobs = [
+        Job(prompt, replace(sampling(stand, prompt, 0.0, "nothing"), max_tokens=40), kind)
+        for prompt in prompts(stand, 6)
+    ]
+    whole = stand.run(jobs, max_num_batched_tokens=33)
+    sources = [output.metrics.by_source for output in whole if output.metrics is not None]
+    assert {"lookup", "mtp"} == {name for counts in sources for name in counts}
+    said, _ = on_each_rank(WORLD, lambda shard: tokens(stand, jobs, shard))
+    assert said == [[output.outputs[0].token_ids for output in whole]] * WORLD
 
 
 def drafter_of(job: Job) -> str | None:

@@ -15,7 +15,7 @@ SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Okabe and Ito's colours, which most colour-blind readers can tell apart."""
 COLOURS = ("#333333", *SERIES, "#8c6d31")
 """The first is that of `none`, which looks like plain decoding if it is ever drawn."""
-MARKERS = ("x", "o", "s", "^", "D", "v", "P", "*", "<", ">", "X", "p", "h", "d", "8", "H", "1", "2", "3", "4")
+MARKERS = tuple("xos^DvP*<>Xphd8H1234+|_.")
 FILLS = ("full", "none", "left", "right", "top", "bottom")
 """Marker fills of one drafter's variants in a chart."""
 GOLDEN = 0.618034

@@ -61,9 +61,9 @@ def test_they_say_whose_they_are(tmp_path: Path, model: Path) -> None:
 
 def test_auto_takes_what_was_given(tmp_path: Path, model: Path) -> None:
     head = write_eagle(tmp_path / "head", model, "eagle3")
-    assert engine(model, head).engine.intake.request("", [1], params()).speculation.drafter == "eagle"
+    assert engine(model, head).engine.intake.request("", [1], params()).sources == ("eagle", "lookup")
     native = write_mtp(tmp_path / "native", "deepseek")
-    assert engine(native).engine.intake.request("", [1], params()).speculation.drafter == "mtp"
+    assert engine(native).engine.intake.request("", [1], params()).sources == ("mtp", "lookup")
 
 
 def test_heads_beside_the_model_are_found(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_heads_beside_the_model_are_found(tmp_path: Path) -> None:
     model = write(tmp_path / "model", "qwen3")
     beside = write_eagle(model / "drafters" / "some-head", model, "eagle3")
     assert heads_of(model, []) == {"eagle": beside}
-    assert engine(model).engine.intake.request("", [1], params()).speculation.drafter == "eagle"
+    assert engine(model).engine.intake.request("", [1], params()).sources == ("eagle", "lookup")
     modules = write_modules(model / "drafters" / "some-modules", model)
     assert list(heads_of(model, [])) == ["mtp", "eagle"]
     named = write_eagle(tmp_path / "named", model, "eagle1")
