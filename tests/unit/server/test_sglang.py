@@ -431,7 +431,7 @@ def test_speculation_and_its_figures(served: Served, where: str) -> None:
         meta = post(served, text=PROMPT, sampling_params=settings, speculation="suffix")["meta_info"]
     metrics = expected.metrics
     assert metrics is not None
-    assert meta["drafter"] == "hybrid" and meta["spec_verify_ct"] == metrics.steps < 30
+    assert meta["drafter"] == "mtp" and meta["spec_verify_ct"] == metrics.steps < 30
     assert meta["spec_accept_length"] == pytest.approx(30 / metrics.steps)
     assert meta["spec_accept_rate"] == pytest.approx(metrics.accepted / metrics.drafted)
     histogram = meta["spec_accept_histogram"]
