@@ -89,7 +89,7 @@ class EngineConfig:
         25.0,
         "milliseconds between tokens to stay within while prompts arrive: beside requests that decode, prompts get as "
         "many rows of a step as fit, or as double the step's time; up to twice as long if more prompts wait than can "
-        "be read within a second; 0 for no limit",
+        "be read within 0.2 s; 0 for no limit",
     )
     max_model_len: int | None = option(None, "maximum context length, prompt and output; the model's own by default")
     enable_prefix_caching: bool = option(True, "reuse the KV of shared prefixes")

@@ -40,9 +40,10 @@ class Timed:
     """As many as are expected to fit into `target` seconds, or into twice the time of the shortest step that runs
     prompts at all, whichever is more: splitting prompts further would cost more time than it spares.
 
-    If so many rows wait that reading them in such steps would take longer than PATIENCE, a step may take as many times
-    longer as that is too long, up to LONGEST times: the more wait, the more it costs all of them that each step begins
-    anew. The bound falls with the queue, so it does not swing."""
+    If so many rows wait that reading them in such steps would take longer than PATIENCE, the target grows as many times
+    as that is too long, up to LONGEST times: the more wait, the more it costs all of them that each step begins anew.
+    Where decodes alone make steps longer than that, it changes nothing. The bound falls with the queue, so it does not
+    swing."""
 
     def __init__(self, cost: StepCost, target: float) -> None:
         self._cost, self._target = cost, target
@@ -53,6 +54,5 @@ class Timed:
             return math.inf
         seconds = max(self._target, 2 * cost.one(beside.with_prompt(1)))
         rows = max(1, cost.prompt_rows(beside, seconds))
-        if (reading := waiting / rows * seconds) > PATIENCE:
-            rows = max(1, cost.prompt_rows(beside, seconds * min(LONGEST, reading / PATIENCE)))
-        return rows
+        longest = self._target * min(LONGEST, waiting / rows * seconds / PATIENCE)
+        return rows if longest <= seconds else max(1, cost.prompt_rows(beside, longest))

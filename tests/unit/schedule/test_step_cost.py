@@ -166,3 +166,11 @@ def test_steps_are_longer_only_while_more_waits_than_can_be_read_soon() -> None:
     assert bounds == sorted(bounds) and max(b - a for a, b in pairwise(bounds)) < 0.05 * short
     assert BASE + EACH * (bounds[-1] + 16) == pytest.approx(LONGEST * 0.025, rel=0.01)
     assert policy.rows(beside, int(1.5 * soon)) == pytest.approx((1.5 * 0.025 - BASE) / EACH - 16, rel=0.02)
+
+
+def test_slow_decodes_do_not_make_steps_longer_twice() -> None:
+    """Where a step with hardly any prompt takes longer than the target, it may take twice that however many wait: the
+    two reasons for longer steps do not multiply."""
+    policy, beside = Timed(learnt(512, 8192), 0.0005), decodes(16)
+    assert 2 * (BASE + EACH * 17) > LONGEST * 0.0005
+    assert policy.rows(beside, 1_000_000) == policy.rows(beside, 0)
