@@ -52,7 +52,7 @@ def choose_at_random(engine: Engine, seed: int) -> list[bool]:
         made.extend(rng.random() < 0.5 for _ in chosen)
         return torch.tensor(made[-len(chosen) :])
 
-    ops.choose_sources = at_random  # type: ignore[method-assign]
+    ops.choose_sources = at_random  # type: ignore[assignment, method-assign]
     return made
 
 
