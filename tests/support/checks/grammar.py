@@ -81,7 +81,8 @@ def check_grammar(stand: Stand, name: str, temperature: float) -> None:
     """Every drafter at every depth, chains and trees, half of them at each temperature, in one batch with requests that
     have no grammar: the output is plain decoding's, and a finished output is accepted by the grammar."""
     kinds = [*all_speculations(stand), *tree_speculations()][int(temperature) :: 2]
-    jobs = jobs_of(name, temperature, kinds)
+    # A choice is over after a few tokens: more of them are made, so that some of their drafts are accepted.
+    jobs = jobs_of(name, temperature, 2 * kinds if name == "choice" else kinds)
     free = [Job(job.prompt, SamplingParams(temperature=temperature, seed=9, max_tokens=12)) for job in jobs[:3]]
     outputs = check_identity(stand, [*jobs, *free], max_num_batched_tokens=64)
     ended = [out.outputs[0].text for out in outputs[: len(jobs)] if out.outputs[0].finish_reason == "stop"]

@@ -17,6 +17,7 @@ from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
 from stridelm.cache.layout import FULL as FULL_PAGES
+from stridelm.cache.layout import LayerStates
 from stridelm.config import EngineConfig
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.frozen_kv.drafter import FrozenKVDrafter
@@ -153,10 +154,10 @@ def test_drafts_on_the_kernel(gemma: tuple[Path, Path], monkeypatch: pytest.Monk
 def test_one_group_s_pages_for_all(gemma: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault seen in another engine, whose drafts were then never accepted: layers with a window are given the page
     tables of those without."""
-    reading = vars(FrozenKVHead)["layer_states"]
+    reading = FrozenKVHead.reading
 
-    def in_one(head: FrozenKVHead) -> Any:
-        return tuple(replace(state, group=FULL_PAGES) for state in reading.__get__(head))
+    def in_one(head: FrozenKVHead, kept: LayerStates) -> Any:
+        return tuple(replace(state, group=FULL_PAGES) for state in reading(head, kept))
 
     def drafts_well() -> None:
         llm = load(gemma, num_pages=40, enable_prefix_caching=False)
@@ -166,7 +167,7 @@ def test_one_group_s_pages_for_all(gemma: tuple[Path, Path], monkeypatch: pytest
         assert seen.checked > 30
 
     drafts_well()
-    monkeypatch.setattr(FrozenKVHead, "layer_states", property(in_one))
+    monkeypatch.setattr(FrozenKVHead, "reading", in_one)
     with pytest.raises(AssertionError):
         drafts_well()
 
@@ -177,12 +178,12 @@ def test_what_a_window_has_passed_is_not_read(
 ) -> None:
     """Pages that no request holds change nothing, in whichever group, however often they are overwritten. With windows
     one token wider they would."""
-    reading = vars(FrozenKVHead)["layer_states"]
+    reading = FrozenKVHead.reading
 
-    def states(head: FrozenKVHead) -> Any:
-        return tuple(replace(s, window=s.window and s.window + seen) for s in reading.__get__(head))
+    def states(head: FrozenKVHead, kept: LayerStates) -> Any:
+        return tuple(replace(s, window=s.window and s.window + seen) for s in reading(head, kept))
 
-    monkeypatch.setattr(FrozenKVHead, "layer_states", property(states))
+    monkeypatch.setattr(FrozenKVHead, "reading", states)
     options = {"page_size": 1, "enable_prefix_caching": False, "strict": True}
     clean, poisoned = (load(gemma, **options).engine for _ in range(2))
     drafts: list[list[list[int]]] = [[], []]

@@ -53,7 +53,8 @@ class FrozenKVDrafter(HeadWeights):
         head = self.load(self._on_meta(target, runtime.model), runtime)
         assert isinstance(head, FrozenKVHead)
         self.head = head
-        runtime.attention.check(head.layer_states, runtime.dtype)
+        self._reads = head.reading(runtime.runner.pool.states)
+        runtime.attention.check(self._reads, runtime.dtype)
         head.spec.prepare(head.ops, runtime.dtype)
         slots, width = target.max_num_seqs + 1, runtime.model.spec.hidden_size
         self._states = torch.zeros(slots, width, dtype=runtime.dtype, device=target.device)
@@ -143,7 +144,7 @@ class FrozenKVDrafter(HeadWeights):
 
     def _mix(self, group: Group, each: int) -> TargetMix:
         rows = committed(group, self.runtime, each)
-        return TargetMix(self.head.layer_states, self.head.sources, self.runtime, self.head.ops, rows)
+        return TargetMix(self._reads, self.head.sources, self.runtime, self.head.ops, rows)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         self._states[group.slots] = self.head.features(logits.states, leaf_rows(group, batch, verdict))

@@ -68,8 +68,12 @@ class FrozenKVHead(DraftHead):
 
     @property
     def layer_states(self) -> LayerStates:
-        """What each layer makes of the entries that it reads, in the page group where they are."""
-        own, kept = self.spec.states(self.target.shard), self.target.layer_states
+        return self.reading(self.target.layer_states)
+
+    def reading(self, kept: LayerStates) -> LayerStates:
+        """What each layer makes of the entries that it reads, in the page group where they are. kept: of each layer of
+        the target, as its entries are stored."""
+        own = self.spec.states(self.target.shard)
         return tuple(_reading(state, kept[source]) for state, source in zip(own, self.sources, strict=True))
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
