@@ -83,6 +83,8 @@ class DeviceStep:
     def begin(self, plan: StepPlan, transaction: Transaction) -> Draft | None:
         """What the host has to do first: update page tables, and draft for the requests whose drafters run there."""
         self.pages.update(plan.spans, transaction)
+        if self.runner.trap is not None:
+            self.runner.trap.check_tables(plan.spans, self._slots(plan.spans), self.pages.tables)
         if not self.drafters.on_host(plan.spans):
             return None
         return self.drafters.propose_on_host(plan.spans, self._slots(plan.spans))

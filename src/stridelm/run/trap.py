@@ -1,4 +1,5 @@
-"""A check of page indices (`check_pages`): everything a forward pass would read and write, before it runs.
+"""A check of page indices (`check_pages`): everything a forward pass would read and write, before it runs, and before
+drafters read the tables.
 
 Kernels trust page tables. A wrong entry is an illegal address on a GPU, which ends the process without naming the
 request, or it reads the KV of another request. The trap raises before the index is used, and names the request. The
@@ -11,13 +12,14 @@ Legend: R spans, P entries of a page table, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from stridelm.cache.layout import windows_of
 from stridelm.cache.pool import PagePool
-from stridelm.types import ForwardBatch, Request
+from stridelm.types import ForwardBatch, Request, Span
 
 
 class PageFault(RuntimeError):
@@ -67,24 +69,51 @@ class PageTrap:
         base_R: storage index of each span's first draft row. tables: page group -> [R, P] page ids.
         """
         rows = _Rows.of(batch, base_R)
-        # Some groups have no layer in this pool, such as a head's full group if all of the model's layers have windows.
-        tables = {group: pages for group, pages in tables.items() if group in self._groups}
-        found = []
-        for group, pages in tables.items():
-            # Append the null page to each table, so that a span that reaches beyond its table is detected there.
-            pages_RP = torch.nn.functional.pad(pages.to(torch.int64), (0, 1))
-            entry = _wrong_entry(rows, pages_RP, self._groups[group][1], self._page_size, self._windows[group])
-            found.append(torch.cat((entry, _wrong_slot(rows, pages_RP, batch.slots[group], self._page_size))))
+        padded = self._padded(tables)
+        found = [
+            torch.cat(
+                (
+                    self._wrong_entry(group, pages_RP, rows.start_R, rows.end_R),
+                    _wrong_slot(rows, pages_RP, batch.slots[group], self._page_size),
+                )
+            )
+            for group, pages_RP in padded.items()
+        ]
         looked = torch.stack(found).tolist()  # the one wait for the device
-        for group, (span, index, page, row, slot, other) in zip(tables, looked, strict=True):
-            if span >= 0:
-                why = f"entry {index} of its page table is page {page}"
-                raise self._fault(group, batch.spans[span].request, why)
+        for group, (span, index, page, row, slot, other) in zip(padded, looked, strict=True):
+            self._raise_entry(group, batch.spans, span, index, page)
             if row >= 0:
                 owners = [s.request for s, n in zip(batch.spans, batch.row_counts, strict=True) for _ in range(n)]
                 why = f"row {row} writes to slot {slot} of page {slot // self._page_size}, "
                 why += "which is not its own" if other < 0 else f"as row {other} of request {owners[other].id} does"
                 raise self._fault(group, owners[row], why)
+
+    def check_tables(self, spans: Sequence[Span], slots_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
+        """Raise PageFault for the first wrong entry that a step of these spans may read, as far as the host knows their
+        bounds. slots_R: rows of the tables. tables: page group -> [S, P] page ids."""
+        bounds = torch.tensor([(span.start, span.end) for span in spans], device=slots_R.device)
+        padded = self._padded({group: pages[slots_R] for group, pages in tables.items()})
+        found = [self._wrong_entry(group, pages_RP, *bounds.unbind(1)) for group, pages_RP in padded.items()]
+        for group, (span, index, page) in zip(padded, torch.stack(found).tolist(), strict=True):
+            self._raise_entry(group, spans, span, index, page)
+
+    def _padded(self, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """int64, with the null page at the end of each table, so that a span that reaches beyond it is detected there.
+        Without groups that have no layer in this pool, such as a head's if all of the model's layers have windows."""
+        return {
+            group: torch.nn.functional.pad(pages.to(torch.int64), (0, 1))
+            for group, pages in tables.items()
+            if group in self._groups
+        }
+
+    def _wrong_entry(
+        self, group: str, pages_RP: torch.Tensor, start_R: torch.Tensor, end_R: torch.Tensor
+    ) -> torch.Tensor:
+        return _wrong_entry(start_R, end_R, pages_RP, self._groups[group][1], self._page_size, self._windows[group])
+
+    def _raise_entry(self, group: str, spans: Sequence[Span], span: int, index: int, page: int) -> None:
+        if span >= 0:
+            raise self._fault(group, spans[span].request, f"entry {index} of its page table is page {page}")
 
     def _fault(self, group: str, request: Request, why: str) -> PageFault:
         layer, last = self._groups[group]
@@ -94,14 +123,16 @@ class PageTrap:
         )
 
 
-def _wrong_entry(rows: _Rows, pages_RP: torch.Tensor, last: int, page_size: int, window: int | None) -> torch.Tensor:
+def _wrong_entry(
+    start_R: torch.Tensor, end_R: torch.Tensor, pages_RP: torch.Tensor, last: int, page_size: int, window: int | None
+) -> torch.Tensor:
     """[3]: span, index and page of the first entry that is read and is not a page of the group; all -1 if there is
-    none."""
+    none. start_R, end_R: as in _Rows."""
     width = pages_RP.shape[1]
     first_P = torch.arange(width, device=pages_RP.device) * page_size
-    read_RP = first_P < rows.end_R[:, None]
+    read_RP = first_P < end_R[:, None]
     if window is not None:
-        read_RP &= first_P + page_size > rows.start_R[:, None] - window + 1
+        read_RP &= first_P + page_size > start_R[:, None] - window + 1
     at = _first(read_RP & ((pages_RP < 1) | (pages_RP > last)))
     return torch.where(at < 0, -1, torch.stack((at // width, at % width, pages_RP.flatten()[at])))
 
