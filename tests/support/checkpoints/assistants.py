@@ -81,7 +81,7 @@ def write_assistant(
 
 
 def _text_config(target: dict[str, Any], theirs: list[str], kinds: list[str]) -> dict[str, Any]:
-    ropes = target["rope_parameters"]
+    ropes = target.get("rope_parameters") or _older_ropes(target)
     heads, width = target["num_attention_heads"], target["hidden_size"]
     usual = {"head_dim": target.get("head_dim") or width // heads}
     usual["num_key_value_heads"] = target.get("num_key_value_heads") or heads
@@ -104,6 +104,12 @@ def _text_config(target: dict[str, Any], theirs: list[str], kinds: list[str]) ->
         **usual,
     }
     return text | ({"sliding_window": target["sliding_window"]} if SLIDING in kinds else {})
+
+
+def _older_ropes(target: dict[str, Any]) -> dict[str, Any]:
+    """Of a config in the older spellings: the base, and what it is scaled by, have names of their own."""
+    scaling = {name if name != "type" else "rope_type": value for name, value in target["rope_scaling"].items()}
+    return {"rope_theta": target["rope_theta"], **scaling}
 
 
 def _own(target: dict[str, Any], layer: int) -> dict[str, Any]:
