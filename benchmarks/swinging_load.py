@@ -79,17 +79,19 @@ def main() -> int:
                 console.print(f"round {number}, {entry}: {trace.rate:,.0f} tokens/s")
     same = len({trace.outputs for each in traces.values() for trace in each}) == 1
     auto = traces.pop(f"{settings.drafter}@{AUTO}")
-    rows = [
-        {
-            "beside": entry,
-            "tokens_per_s": statistics.median(trace.rate for trace in each),
-            "auto_tokens_per_s": statistics.median(trace.rate for trace in auto),
-            "over": statistics.median(chosen.rate / fixed.rate for chosen, fixed in zip(auto, each, strict=True)),
-            "low": min(chosen.rate / fixed.rate for chosen, fixed in zip(auto, each, strict=True)),
-            "high": max(chosen.rate / fixed.rate for chosen, fixed in zip(auto, each, strict=True)),
-        }
-        for entry, each in traces.items()
-    ]
+    rows = []
+    for entry, each in traces.items():
+        ratios = [chosen.rate / fixed.rate for chosen, fixed in zip(auto, each, strict=True)]
+        rows.append(
+            {
+                "beside": entry,
+                "tokens_per_s": statistics.median(trace.rate for trace in each),
+                "auto_tokens_per_s": statistics.median(trace.rate for trace in auto),
+                "over": statistics.median(ratios),
+                "low": min(ratios),
+                "high": max(ratios),
+            }
+        )
     table = Table("beside", "tokens/s", "chosen depth", "over it", "rounds")
     for row in rows:
         table.add_row(

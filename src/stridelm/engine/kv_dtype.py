@@ -12,11 +12,9 @@ from stridelm.cache.layout import LayerState, LayerStates, in_eight_bits
 from stridelm.config import EngineConfig
 from stridelm.models.kv_scales import read_kv_scales
 from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.fp8 import CAPABILITY
 
 logger = logging.getLogger(__name__)
-
-CAPABILITY = (8, 9)
-"""Of the first GPUs that convert such numbers."""
 
 
 def stored_states(config: EngineConfig, states: Iterable[LayerState]) -> LayerStates:

@@ -74,6 +74,7 @@ class Proposing:
             self._graph, draft = captured
             assert draft.probs is None
             self._facts = (draft.candidates, draft.is_chain, draft.max_depth)
+            self._has_sources = draft.source is not None
 
     @property
     def is_captured(self) -> bool:
@@ -88,5 +89,6 @@ class Proposing:
         # are already compiled.
         rows = self._rows.clone()[:, : len(spans)]
         draft = unpacked(rows, candidates[: len(spans)], is_chain, max_depth)
-        draft.source = self._source.clone()[: len(spans)]
+        if self._has_sources:
+            draft.source = self._source.clone()[: len(spans)]
         return draft
