@@ -49,6 +49,7 @@ from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
+from stridelm.engine.slack import SHORTEST
 from stridelm.params import SamplingParams
 
 PROMPT, OUTPUT = (32, 1024), (16, 512)
@@ -247,8 +248,8 @@ def measure(engine: Engine, decoding: str, load_of: str, settings: LiveSettings)
             name = f"{load_of} {len(requests)}"
             engine.add(name, prompt, replace(params, speculation=next(ways)))
             requests[name] = seen
-        if not engine.busy:
-            time.sleep(0.001)
+        if not engine.busy or (engine.slack and traffic.open(now)):
+            time.sleep(SHORTEST)
             continue
         started = time.perf_counter()
         outputs = engine.step()

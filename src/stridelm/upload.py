@@ -35,6 +35,10 @@ class Download:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrived is None or self._arrived.query()
+
     def values(self) -> np.ndarray:
         """Waits until they are there."""
         if self._arrived is not None:

@@ -130,6 +130,7 @@ def test_mixtures(
     packed: their rows lie one after another, with fewer of them than if all had the largest draft."""
     if packed:
         monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
+        monkeypatch.setattr(kinds_of_steps, "READS_WEIGHTS", 1)
     ways = {key: kinds for key, kinds in mixtures(stand).items() if name in key}
     assert ways
     for key, kinds in ways.items():
@@ -158,6 +159,7 @@ def test_what_is_read_of_replayed_steps(
     rows, before the next replay overwrites them."""
     if packed:
         monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
+        monkeypatch.setattr(kinds_of_steps, "READS_WEIGHTS", 1)
     kinds = ("logprobs", "hidden_states", "nothing")
     jobs = [
         Job(prompt, sampling(stand, prompt, 0.0, kinds[i % 3]), speculation(stand, drafter if i % 2 else "none"))

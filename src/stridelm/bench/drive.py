@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stridelm.engine.engine import Engine
+from stridelm.engine.slack import SHORTEST
 from stridelm.params import SamplingParams
 from stridelm.types import Request
 
@@ -86,6 +87,9 @@ def drive(
             if not live:
                 assert arrivals is not None
                 time.sleep(max(0.0, start + arrivals[pending[0][0]] - time.perf_counter()))
+                continue
+            if arrivals is not None and pending and engine.slack:
+                time.sleep(SHORTEST)
                 continue
             outputs = engine.step()
             now = time.perf_counter()

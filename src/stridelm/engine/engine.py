@@ -297,6 +297,15 @@ class Engine:
         outputs, self.roster.outputs = self.roster.outputs, []
         return outputs
 
+    @property
+    def slack(self) -> float:
+        """Seconds for which a caller may wait for more requests before the next step, at no cost to those that run; 0
+        if that is less than a millisecond, or if no other request could run. Ask again after at most a millisecond: the
+        step that runs may end earlier than expected."""
+        if self.queue.plannable or len(self.queue.running) >= self.budget.requests:
+            return 0.0
+        return self.steps.slack()
+
     def _count_made(self) -> None:
         """Graphs and kernels made so far, and depths chosen, in the statistics."""
         if self.capture is not None:

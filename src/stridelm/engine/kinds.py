@@ -26,9 +26,11 @@ FEW_KINDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DRAFTING = (4, 16, 64, 256, 512)
 """The same for the rarest steps: those that bring drafters' KV up to date. And if only the proposals are captured: each
 may be captured while a request waits."""
-PACKED, FEWEST_PACKED = 0.7, 32
-"""A step of at least so many requests whose drafts have at most this share of the rows that they could have, because
-some of its requests are plain or end, runs in that many rows."""
+PACKED, FEWEST_PACKED = (0.35, 0.53, 0.7, 0.85), 32
+"""A step of at least so many requests whose drafts have at most such a share of the rows that they could have, because
+some of its requests are plain or end, runs in that many rows. 0.53: half of the requests, or a few more, draft."""
+ONE_SHARE, READS_WEIGHTS = 0.7, 512
+"""The only share for steps of fewer rows than this, which take hardly less time with fewer: they read the weights."""
 BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
@@ -116,7 +118,8 @@ def row_stairs(requests: int, real: int, draft: int, *, chosen: bool) -> tuple[i
     if requests < FEWEST_PACKED or real > 1 or not draft:
         return (whole,)
     if not chosen:
-        return (requests + math.ceil(PACKED * requests * draft), whole)
+        shares = PACKED if whole >= READS_WEIGHTS else (ONE_SHARE,)
+        return (*(requests + math.ceil(share * requests * draft) for share in shares), whole)
     return (*(rows for rows in _stairs_to(whole) if rows > requests), whole)
 
 

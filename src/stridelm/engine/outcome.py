@@ -39,6 +39,11 @@ class Reading:
         # On a CPU, the next replay of a captured step overwrites its table.
         self._table = Download(table if table.is_cuda else table.clone())
 
+    @property
+    def is_there(self) -> bool:
+        """Whether `outcome` need not wait."""
+        return self._table.has_arrived
+
     def outcome(self) -> Outcome:
         table = self._table.values().tolist()
         return Outcome(

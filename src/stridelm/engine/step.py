@@ -23,9 +23,11 @@ from stridelm.engine.emit import Emitter
 from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
+from stridelm.engine.slack import LaunchTime
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner
-from stridelm.schedule.rows import catches_up
+from stridelm.schedule.rows import catches_up, has_prompt
+from stridelm.schedule.step_shape import shape_of
 from stridelm.types import Draft, ForwardBatch, StepPlan
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
@@ -62,6 +64,7 @@ class Steps:
         self.emitter = emitter
         self.lag = lag
         self._landed = 0.0
+        self._launch_time = LaunchTime()
         self.flights: deque[Flight] = deque()
         self.tracer: Tracer | None = None
 
@@ -69,10 +72,25 @@ class Steps:
     def step(self) -> None:
         """Launch a step and land those that are due, which adds to the roster's outputs. If there is nothing to launch,
         land all steps in flight."""
+        began = time.perf_counter()
         flight = self.launch()
         if flight is not None:
             self.flights.append(flight)
+            if not any(map(has_prompt, flight.plan.spans)):  # those are launched kernel by kernel, while they run
+                self._launch_time.note(time.perf_counter() - began)
         self.land_all(but=self._lag_behind(flight))
+
+    def slack(self) -> float:
+        """Seconds for which the device stays busy even if the next step is not planned yet; 0 if they are few, or if
+        nothing is known of steps like the one that runs."""
+        cost = self.planner.depths.cost
+        if not self.lag or len(self.flights) != self.lag or cost is None or self.flights[0].reading.is_there:
+            return 0.0
+        shapes = [shape_of(flight.plan.spans) for flight in self.flights]
+        if not cost.knows_decodes or (not cost.knows_prompts and any(shape.prompt for shape in shapes)):
+            return 0.0
+        began = max(self.flights[0].launched, self._landed)
+        return self._launch_time.left(time.perf_counter(), began, sum(map(cost.one, shapes)))
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""

@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 IDLE_MS = 500
 """How long an idle engine waits for messages before it checks whether its parent still exists."""
 COMPILING_MS = 5
+SLACK_MS = 1
 REPORT_S = 0.25
 BEAT_S = 0.5
 
@@ -159,8 +160,14 @@ class Loop:
             self._outlets.send("", Beat())
 
     def _take(self) -> None:
-        """Handle all messages that have arrived; wait for one only if there is nothing to run."""
-        timeout = 0 if self.engine.busy else COMPILING_MS if self._held else IDLE_MS
+        """Handle all messages that have arrived. Wait for more only if there is nothing to run, or if what runs would
+        keep the device busy anyway: what arrives meanwhile is in the next step."""
+        while not self._stopped and self.engine.slack:
+            self._take_those(SLACK_MS)
+        self._take_those(0 if self.engine.busy else COMPILING_MS if self._held else IDLE_MS)
+
+    def _take_those(self, timeout: int) -> None:
+        """Handle all messages that have arrived, once there is one. timeout: milliseconds to wait for it."""
         while self._receiver.poll(timeout):
             message = to_engine(self._receiver.recv())
             self._settled = False
