@@ -76,8 +76,8 @@ class Steps:
         flight = self.launch()
         if flight is not None:
             self.flights.append(flight)
-            if not any(map(has_prompt, flight.plan.spans)):  # those are launched kernel by kernel, while they run
-                self._launch_time.note(time.perf_counter() - began)
+            prompts = any(map(has_prompt, flight.plan.spans))
+            self._launch_time.note(time.perf_counter() - began, prompts=prompts)
         self.land_all(but=self._lag_behind(flight))
 
     def slack(self) -> float:
@@ -90,7 +90,8 @@ class Steps:
         if not cost.knows_decodes or (not cost.knows_prompts and any(shape.prompt for shape in shapes)):
             return 0.0
         began = max(self.flights[0].launched, self._landed)
-        return self._launch_time.left(time.perf_counter(), began, sum(map(cost.one, shapes)))
+        goes_on = any(has_prompt(span) and not span.decides for span in self.flights[-1].plan.spans)
+        return self._launch_time.left(time.perf_counter(), began, sum(map(cost.one, shapes)), prompts=goes_on)
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""

@@ -41,16 +41,22 @@ def busy_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_launch_time() -> None:
     launch = LaunchTime()
-    assert launch.left(now=5.0, began=4.0, step=3.0) == pytest.approx(2.0 - 3.0 * EARLY_SHARE - EARLY)
-    launch.note(0.5)
-    launch.note(0.1)  # one that took longer is remembered for a while
-    assert launch.left(now=5.0, began=4.0, step=3.0) == pytest.approx(2.0 - 3.0 * EARLY_SHARE - EARLY - 0.5 * FADING)
+
+    def left(now: float, *, prompts: bool = False) -> float:
+        return launch.left(now, began=4.0, step=3.0, prompts=prompts)
+
+    ends = 7.0 - 3.0 * EARLY_SHARE - EARLY
+    assert left(5.0) == pytest.approx(ends - 5.0)
+    launch.note(0.5, prompts=False)
+    launch.note(0.1, prompts=False)  # one that took longer is remembered for a while
+    launch.note(0.9, prompts=True)
+    assert left(5.0) == pytest.approx(ends - 5.0 - 0.5 * FADING)
+    assert left(5.0, prompts=True) == pytest.approx(ends - 5.0 - 0.9)
     for _ in range(500):
-        launch.note(0.1)
-    assert launch.left(now=5.0, began=4.0, step=3.0) == pytest.approx(2.0 - 3.0 * EARLY_SHARE - EARLY - 0.1)
-    assert launch.left(now=7.0, began=4.0, step=3.0) == 0.0  # late
-    ends = 4.0 + 3.0 * (1 - EARLY_SHARE) - EARLY - 0.1
-    assert launch.left(now=ends - SHORTEST / 2, began=4.0, step=3.0) == 0.0
+        launch.note(0.1, prompts=False)
+    assert left(5.0) == pytest.approx(ends - 5.0 - 0.1)
+    assert left(7.0) == 0.0  # late
+    assert left(ends - 0.1 - SHORTEST / 2) == 0.0
 
 
 def running(stand: LaggingStand, requests: int, **options: Any) -> Engine:
@@ -72,8 +78,21 @@ def test_waits_for_requests_that_could_run(stand: LaggingStand) -> None:
     assert engine.slack == 0.0  # somebody waits already
     engine.step()
     assert engine.slack > 0.0
+    engine.steps._launch_time.note(2 * LONG, prompts=True)  # how long prompts take to launch is of no interest yet
+    assert engine.slack > 0.0
     full = running(stand, 4)
     assert full.slack == 0.0  # nobody else could run
+
+
+@pytest.mark.usefixtures("busy_device")
+def test_prompts_take_longer_to_launch(stand: LaggingStand) -> None:
+    """While a prompt goes on, the next step will have prompt rows."""
+    engine = running(stand, 1, max_num_batched_tokens=8)
+    engine.add("long", [5, 6, 7] * 10, sampling(stand, [5, 6, 7], 0.0, "nothing"))
+    engine.step()
+    assert engine.slack > 0.0
+    engine.steps._launch_time.note(2 * LONG, prompts=True)
+    assert engine.slack == 0.0
 
 
 def test_never_waits_for_a_step_that_has_ended(stand: LaggingStand, monkeypatch: pytest.MonkeyPatch) -> None:
