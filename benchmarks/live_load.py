@@ -49,8 +49,8 @@ from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
-from stridelm.engine.slack import SHORTEST
 from stridelm.params import SamplingParams
+from stridelm.schedule.slack import SHORTEST
 
 PROMPT, OUTPUT = (32, 1024), (16, 512)
 BURST = 384

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stridelm.engine.engine import Engine
-from stridelm.engine.slack import SHORTEST
 from stridelm.params import SamplingParams
+from stridelm.schedule.slack import SHORTEST
 from stridelm.types import Request
 
 

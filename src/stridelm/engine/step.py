@@ -23,10 +23,10 @@ from stridelm.engine.emit import Emitter
 from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.roster import Roster
-from stridelm.engine.slack import LaunchTime
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner
 from stridelm.schedule.rows import catches_up, has_prompt
+from stridelm.schedule.slack import LaunchTime
 from stridelm.schedule.step_shape import shape_of
 from stridelm.types import Draft, ForwardBatch, StepPlan
 

@@ -16,6 +16,7 @@ from stridelm.engine.stats import count_acceptance
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, Timed, Unbounded
 from stridelm.schedule.rows import has_prompt
+from stridelm.schedule.slack import EARLY, EARLY_SHARE
 from stridelm.simulate.workload import Job
 from stridelm.types import Request, Span, StepPlan
 
@@ -113,6 +114,14 @@ class Card:
         self._jobs[request] = job
         self.queue.add(request)
         return request
+
+    def due(self, now: float) -> float:
+        """When the next step is planned if more requests may arrive: now, or as late as Engine.slack allows."""
+        full = bool(self.queue.plannable) or len(self.queue.running) == self.limits.max_num_seqs
+        if full or not self.flights or len(self.flights) != self.limits.lag:
+            return now
+        flight = self.flights[-1]
+        return max(now, flight.ends - EARLY_SHARE * (flight.ends - flight.begins) - EARLY)
 
     def launch(self, now: float) -> list[Flight]:
         """Launch as many steps as the lag allows and as there is work for."""

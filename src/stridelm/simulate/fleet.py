@@ -1,4 +1,4 @@
-"""Cards that share a load, as events: a request arrives, a step lands."""
+"""Cards that share a load, as events: a request arrives, a step lands, a step is due."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def round_robin(cards: Sequence[Card], number: int) -> int:
 
 
 ROUTES: dict[str, Route] = {"least-outstanding": least_outstanding, "round-robin": round_robin}
-ARRIVAL = -1
-"""The event that a request arrives; others are places of cards whose oldest step lands."""
+ARRIVAL, DUE = -1, -2
+"""The events that a request arrives, and that a step of the first card is due; DUE minus a place is another card's. All
+other events are places of cards whose oldest step lands."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ class Fleet:
         self._events: list[tuple[float, int, int]] = []
         """(time, order, what)."""
         self._pushed = 0
+        self._waiting: set[int] = set()
+        """Places of cards that plan their next step later, or once a request arrives."""
 
     def run(self, jobs: Sequence[Job], streams: int | None = None, arrivals: Sequence[float] | None = None) -> Run:
         """Complete all jobs: `streams` at a time, or as they arrive, which is when `arrivals` says, in seconds after
@@ -81,8 +84,12 @@ class Fleet:
                     request = self.cards[place].add(str(number), jobs[number])
                     sent.append(_Sent(request, now))
                     by_request[request] = sent[-1]
-                    if not self.cards[place].flights:  # otherwise its host waits for a step to land
-                        ready[place] = None
+                    if place in self._waiting or not self.cards[place].flights:
+                        ready[place] = None  # otherwise its host waits for a step to land
+                    continue
+                if what <= DUE:
+                    if DUE - what in self._waiting:
+                        self._launch(DUE - what, now)
                     continue
                 ready[what] = None
                 for emission in self.cards[what].land():
@@ -92,11 +99,20 @@ class Fleet:
                         left -= 1
                         self._push(now, ARRIVAL)
             for place in ready:
-                for flight in self.cards[place].launch(now):
-                    self._push(flight.ends, place)
+                due = self.cards[place].due(now) if arrivals is not None and len(sent) < len(jobs) else now
+                if due > now:
+                    self._waiting.add(place)
+                    self._push(due, DUE - place)
+                else:
+                    self._launch(place, now)
         for card in self.cards:
             card.check()
         return Run(last, tuple(each.completion() for each in sent))
+
+    def _launch(self, place: int, now: float) -> None:
+        self._waiting.discard(place)
+        for flight in self.cards[place].launch(now):
+            self._push(flight.ends, place)
 
     def _push(self, time: float, what: int) -> None:
         heapq.heappush(self._events, (time, self._pushed, what))

@@ -10,7 +10,7 @@ import pytest
 
 from stridelm.engine.engine import Engine
 from stridelm.engine.outcome import Reading
-from stridelm.engine.slack import EARLY, EARLY_SHARE, FADING, SHORTEST, LaunchTime
+from stridelm.schedule.slack import EARLY, EARLY_SHARE, FADING, SHORTEST, LaunchTime
 from stridelm.schedule.step_cost import StepCost
 from stridelm.server.engine_process import Loop
 from stridelm.server.messages import Job, Submit, encode, packed

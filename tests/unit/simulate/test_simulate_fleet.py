@@ -114,6 +114,15 @@ def test_a_draft_in_flight_is_planned_on_bounds() -> None:
     assert emission.tokens == 4 and emission.request.rows_in_flight == 4
 
 
+@pytest.mark.parametrize(("arrives", "first"), [(2.5, 4.0), (2.95, 5.0)])
+def test_what_arrives_while_a_step_runs_is_in_the_next(arrives: float, first: float) -> None:
+    """With a lag, a step is planned when the one before is about to end, not when that begins."""
+    run = Fleet([card(lag=1)]).run(some_jobs(3, 10), arrivals=[0.0, arrives * STEP, 100 * STEP])
+    [early, late, _] = run.answered
+    assert early.at == [STEP * (step + 1) for step in range(10)]
+    assert late.ttft == pytest.approx((first - arrives) * STEP)
+
+
 def test_a_host_bound_drafter_waits_for_its_tokens() -> None:
     one = card(replace(DRAFTING, host_bound=True), lag=1)
     one.add("a", Job.drawn(1, 40, (1.0,) * DEPTH, 0, 0))
