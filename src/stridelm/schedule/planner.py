@@ -240,6 +240,8 @@ def _useful(allocation: Allocation) -> int:
 
 def _read_on(allocation: Allocation, budget: StepBudget) -> None:
     """Allocate the request's remaining real rows, as far as rows and pages allow."""
+    if allocation.decides:
+        return
     if allocation.request.all_or_nothing:
         _read_on_to_window(allocation, budget)
     else:
@@ -248,8 +250,6 @@ def _read_on(allocation: Allocation, budget: StepBudget) -> None:
 
 def _read_on_to_window(allocation: Allocation, budget: StepBudget) -> None:
     """All real rows and the full window, or a chunk that leaves a row for the window to grow from."""
-    if allocation.decides:
-        return
     whole = allocation.uncomputed - allocation.real
     fits = budget.readable(allocation, allocation.uncomputed) == whole
     if not (fits and budget.take(allocation, allocation.uncomputed, len(allocation.request.rows_by_depth) - 1)):
