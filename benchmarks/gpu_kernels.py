@@ -23,6 +23,8 @@ latent, attention over rows of 512 + 64 numbers (DeepSeek's; 16, 64 and 128 quer
   prefill   one span of many rows without a context. TFLOP/s counts the products with latents, not with expanded heads.
   absorbed  the products of a layer's heads with their matrices of 128 x 512, as in deterministic mode and by the
             library (torch.bmm), in microseconds; floor as above.
+  ways      chunks of prompts, from heads' queries to heads' values: with absorbed expansions, and with keys and values
+            expanded from the latents that the rows see (attention/expanded.py), in microseconds.
 
 attention_eight_bits, latent_eight_bits, the decode steps of both over KV in e4m3, which has half the bytes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,18 @@ from kernel_sections import (
 from rich.table import Table
 from timing import graph_us
 
-RANK, ROPE_DIM = 512, 64
+RANK, ROPE_DIM, HEAD_DIM = 512, 64, 128
 WIDTH = RANK + ROPE_DIM
 """A token's row in one layer."""
 LATENT_HEADS = (16, 64, 128)
 LATENT_ROWS = (1, 2, 4, 8)
+PROMPTS = (
+    *((0, rows) for rows in (512, 1024, 2048, 4096, 8192)),
+    *((8192, rows) for rows in (64, 128, 256, 512, 2048)),
+)
+"""(context, rows) of chunks that go both ways."""
+MAX_PROMPTS = 4
+"""Chunks of a graph."""
 
 
 class LatentPool:
@@ -65,34 +73,81 @@ class LatentPool:
         tables: torch.Tensor,
         forced: dict[str, Any],
     ) -> Callable[[], object]:
-        from stridelm.attention.triton import PagedStep, TritonAttention
-        from stridelm.cache.layout import FULL, LatentKV
-        from stridelm.types import Geometry
+        from stridelm.attention.paged_step import PagedStep
+        from stridelm.attention.triton import TritonAttention
 
-        batch, rows = len(tables), real + drafts
-        own = torch.arange(rows, device="cuda") - real
-        draft_rows = own.clamp(min=-1).repeat(batch)
-        ancestors = torch.where(own >= 0, (2 << own.clamp(min=0)) - 1, 0).repeat(batch)
-        each = torch.ones(batch, dtype=torch.int32, device="cuda")
-        geometry = Geometry(
-            bounds=(rows,) * batch,
-            firsts=torch.arange(batch, dtype=torch.int32, device="cuda") * rows,
-            counts=each * rows,
-            starts=each * context,
-            reals=each * real,
-            draft_rows=draft_rows,
-            ancestors=ancestors,
-            positions=(torch.arange(rows, device="cuda") + context).repeat(batch),
-            tables={FULL: tables},
-            page_size=PAGE_SIZE,
-            max_keys=context + rows,
-            is_chain=True,
-        )
-        state = LatentKV(FULL, None, heads, RANK, ROPE_DIM, (128 + ROPE_DIM) ** -0.5)
-        step = PagedStep(TritonAttention(deterministic), geometry)
-        q, turned = (torch.randn(batch * rows, heads, size, device="cuda").bfloat16() for size in (RANK, ROPE_DIM))
+        rows = len(tables) * (real + drafts)
+        step = PagedStep(TritonAttention(deterministic), geometry_of(tables, context, real, drafts))
+        q, turned = (torch.randn(rows, heads, size, device="cuda").bfloat16() for size in (RANK, ROPE_DIM))
         entries = {"keys_PGD": self.latents[:, None], "values_PGD": None, "turned_NHT": turned, **forced}
-        return lambda: step.run(state, q, **entries)
+        return lambda: step.run(state_of(heads), q, **entries)
+
+    def prompts(self, heads: int, context: int, rows: int, *, expanded: bool) -> list[Callable[[], object]]:
+        """Chunks of a prompt after a context, over different pages, from each head's own query to its own values."""
+        from stridelm.models.layers.latent import LatentExpansion
+        from stridelm.models.layers.slots import WHOLE
+
+        width = -(-(context + rows) // PAGE_SIZE)
+        count = min(self.pages // width, MAX_PROMPTS)
+        expansion = LatentExpansion("kv_b_proj", heads, RANK, (HEAD_DIM, HEAD_DIM), WHOLE)
+        expansion = expansion.to("cuda", torch.bfloat16).requires_grad_(False)
+        expansion.weight.normal_(0, RANK**-0.5)
+        return [
+            self._prompt(heads, context, rows, expanded, expansion, pages[None])
+            for pages in self.order[: count * width].view(count, width)
+        ]
+
+    def _prompt(
+        self, heads: int, context: int, rows: int, expanded: bool, expansion: Any, tables: torch.Tensor
+    ) -> Callable[[], object]:
+        from stridelm.attention.triton import TritonAttention
+        from stridelm.attention.triton_latents import TritonLatents
+
+        class Always(TritonLatents):
+            """However few rows there are."""
+
+            @classmethod
+            def least_rows(cls, state: Any) -> int:
+                return 1
+
+        ends = (context + rows,) if expanded else ()
+        mixer = Always(TritonAttention(False), replace(geometry_of(tables, context, rows, 0), ends=ends))
+        q = torch.randn(rows, heads, HEAD_DIM + ROPE_DIM, device="cuda").bfloat16()
+        turned = torch.randn(rows, heads, ROPE_DIM, device="cuda").bfloat16()
+        return lambda: mixer.values(state_of(heads), q[..., :HEAD_DIM], turned, self.latents, expansion)
+
+
+def state_of(heads: int) -> Any:
+    from stridelm.cache.layout import FULL, LatentKV
+
+    scale = (HEAD_DIM + ROPE_DIM) ** -0.5
+    return LatentKV(FULL, None, heads, RANK, ROPE_DIM, scale, expands=(HEAD_DIM, HEAD_DIM))
+
+
+def geometry_of(tables: torch.Tensor, context: int, real: int, drafts: int) -> Any:
+    """A step of a span for each row of the tables: real rows and a chain of draft rows after a context."""
+    from stridelm.cache.layout import FULL
+    from stridelm.types import Geometry
+
+    batch, rows = len(tables), real + drafts
+    own = torch.arange(rows, device="cuda") - real
+    draft_rows = own.clamp(min=-1).repeat(batch)
+    ancestors = torch.where(own >= 0, (2 << own.clamp(min=0)) - 1, 0).repeat(batch)
+    each = torch.ones(batch, dtype=torch.int32, device="cuda")
+    return Geometry(
+        bounds=(rows,) * batch,
+        firsts=torch.arange(batch, dtype=torch.int32, device="cuda") * rows,
+        counts=each * rows,
+        starts=each * context,
+        reals=each * real,
+        draft_rows=draft_rows,
+        ancestors=ancestors,
+        positions=(torch.arange(rows, device="cuda") + context).repeat(batch),
+        tables={FULL: tables},
+        page_size=PAGE_SIZE,
+        max_keys=context + rows,
+        is_chain=True,
+    )
 
 
 def latent(settings: Settings) -> Section:
@@ -110,8 +165,9 @@ def latent(settings: Settings) -> Section:
         for heads in LATENT_HEADS
         for rows in (1, 4, 16, 64, 512, 2048)
     ]
-    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed)]
-    return Section(tables, [*decode, *prefill, *absorbed])
+    ways = [latent_ways(pool, heads, *sizes, settings) for heads in LATENT_HEADS for sizes in PROMPTS]
+    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed), ways_table(ways)]
+    return Section(tables, [*decode, *prefill, *absorbed, *ways])
 
 
 def latent_eight_bits(settings: Settings) -> Section:
@@ -188,6 +244,25 @@ def latent_prefill(pool: LatentPool, heads: int, rows: int, deterministic: bool,
         "us": taken,
         "tflop_per_s": flops / taken / 1e6,
     }
+
+
+def latent_ways(pool: LatentPool, heads: int, context: int, rows: int, settings: Settings) -> dict[str, Any]:
+    """A chunk of a prompt with absorbed and with expanded latents, their products included, in the fast mode."""
+    us = {
+        name: graph_us(pool.prompts(heads, context, rows, expanded=name == "expanded"), settings.replays)
+        for name in ("absorbed", "expanded")
+    }
+    return {"kernel": "latent ways", "heads": heads, "context": context, "rows": rows, "us": us}
+
+
+def ways_table(found: list[dict[str, Any]]) -> Table:
+    columns = "heads", "context", "rows", "absorbed us", "expanded us", "absorbed:expanded"
+    table = right_table("latent: chunks of prompts both ways", *columns)
+    for row in found:
+        absorbed, expanded = row["us"]["absorbed"], row["us"]["expanded"]
+        sizes = (str(row[name]) for name in ("heads", "context", "rows"))
+        table.add_row(*sizes, f"{absorbed:.1f}", f"{expanded:.1f}", f"{absorbed / expanded:.2f}")
+    return table
 
 
 def absorbed_products(heads: int, rows: int, bandwidth: float, settings: Settings) -> dict[str, Any]:

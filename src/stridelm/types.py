@@ -332,6 +332,8 @@ class Geometry:
     """Upper bound on the entries that any row sees."""
     is_chain: bool
     """The ancestors of every draft row are contiguous in storage."""
+    ends: tuple[int, ...] = ()
+    """Upper bound on the entries that each span's rows see; empty where only `max_keys` is known."""
     kept: dict[Hashable, object] = field(default_factory=dict)
     """Cache for what a backend derives from this geometry. A captured step keeps its geometry, and with it the tensors
     that its graph reads, whereas a shared cache might evict them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.attention.triton import TritonAttention, stack_of
+from stridelm.attention.paged_step import stack_of
+from stridelm.attention.triton import TritonAttention
 from stridelm.kernels import OPS
 from stridelm.models.layers.head_linear import HeadLinear
 from stridelm.models.layers.linear import set_products
@@ -27,6 +29,8 @@ from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
 from support.oracles.attention import (
+    CLOSE,
+    HeadMatrices,
     Piece,
     check_attention,
     check_path_invariance,
@@ -39,6 +43,7 @@ from support.oracles.attention import (
     random_pieces,
     random_tree,
 )
+from support.oracles.models import check_model
 
 pytestmark = [*NEEDS_GPU, pytest.mark.usefixtures("triton_modes")]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -171,6 +176,27 @@ def test_absorbed_products(heads: int, dtype: torch.dtype) -> None:
         set_products(layer, deterministic=True)
         assert float((run(x).double() - wanted).abs().max()) <= (1e-4 if dtype == torch.float32 else 3e-2)
         check_row_bits(run, x, counts=(1, 2, 15, 16, 17, 63, 64, 65, 255, 300))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+def test_expanded(heads: int, dtype: torch.dtype) -> None:
+    """Long chunks over expanded latents, alone and beside decodes and drafts, give what absorbed expansions give, which
+    are rounded at other places."""
+    decodes = [Piece(1500, 1), Piece(200, 2, (-1, 0, 0))]
+    for pieces in ([Piece(0, 600)], [Piece(1000, 300, (-1, 0, -1)), *decodes, Piece(0, 257)]):
+        case = make_latent(pieces, heads=heads, dtype=dtype, **PUBLISHED)
+        matrices = HeadMatrices.of(case, 128)
+        wanted = case.attend_from_heads("triton", replace(matrices, expands=False), deterministic=True).double()
+        with pytest.raises(AssertionError, match="latents were expanded"):
+            case.attend_from_heads("triton", replace(matrices, expands=False))
+        got = case.attend_from_heads("triton", matrices)
+        assert float((got.double() - wanted).abs().max()) <= 4 * CLOSE[dtype]
+
+
+def test_expanded_logits(checkpoint: Callable[..., Path]) -> None:
+    """Chunks that are long for the widths of a small model, after contexts: transformers' logits."""
+    check_model(checkpoint("deepseek_v3", scale=3.0, v_head_dim=16), 64, "cuda", close=2e-5, deterministic=False)
 
 
 def test_engine(checkpoint: Callable[..., Path]) -> None:

@@ -39,34 +39,52 @@ class HeadsInput:
         return torch.zeros_like(q_NHD)
 
 
+class Expansion(Protocol):
+    """The matrices by which each head expands a latent into its key and its value."""
+
+    def absorb(self, q_NHD: torch.Tensor) -> torch.Tensor:
+        """[N, H, R] queries in the space of latents: times each head's transposed expansion of keys."""
+        ...
+
+    def values(self, mixed_NHR: torch.Tensor) -> torch.Tensor:
+        """[N, H, V] values: each head's sum of weighted latents, expanded."""
+        ...
+
+    def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """[L, last - first, D + V] keys and, after them, values of the heads from `first` up to `last`. Without the
+        promise of equal bits."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LatentInput:
-    """Input of a layer with LatentKV. A head's key is an expansion of the latent; its transpose is applied to the query
-    instead, so that queries meet latents as they are stored."""
+    """Input of a layer with LatentKV. A head's key is an expansion of the latent. The backend chooses: either the
+    expansion's transpose is applied to the query, so that queries meet latents as they are stored, or latents are
+    expanded."""
 
-    q_NHR: torch.Tensor
-    """Queries in the space of latents."""
+    q_NHD: torch.Tensor
+    """The part of the queries that is not rotated."""
     turned_NHK: torch.Tensor
     """The part of the queries that is rotated, not yet rotated."""
     rows_NC: torch.Tensor
     """Projections of latent and shared key."""
     rope: LatentRope
     """Turns the projections into latent rows."""
+    expansion: Expansion
 
     def unmixed(self) -> torch.Tensor:
         """Zeros instead of each row's values, allocated beside what attention allocates."""
         turned_NHK = self.turned_NHK.contiguous()
-        values_NHR = torch.zeros_like(self.q_NHR)
+        mixed_NHR = torch.zeros_like(self.expansion.absorb(self.q_NHD))
         del turned_NHK
-        return values_NHR
+        return self.expansion.values(mixed_NHR)
 
 
 class Mix(Protocol):
     """What a model calls so that a layer's rows attend to one another and to the KV that the caller keeps."""
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
-        """inputs: of the type that the layer's state takes. Returns each row's values: [N, H, D] for heads, [N, H, R]
-        for latents."""
+        """inputs: of the type that the layer's state takes. Returns each row's values, [N, H, D]."""
         ...
 
 
@@ -92,6 +110,12 @@ class Mixer(Generic[S]):
     @classmethod
     def warm_up(cls, state: S, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device) -> None:
         """Launch every kernel that steps may need for such layers, over no rows."""
+
+    @classmethod
+    def workspace(cls, state: S, dtype: torch.dtype, deterministic: bool, rows: int, reach: int) -> int:
+        """Bytes that such a layer may allocate beside what `unmixed` of its input does, in a step of so many rows that
+        see at most `reach` entries."""
+        return 0
 
     def mix(
         self,
@@ -153,7 +177,7 @@ class HeadsMixer(Mixer[HeadsKV]):
 
 
 class LatentMixer(Mixer[LatentKV]):
-    """Latent rows that all heads share: backends differ only in `attend`."""
+    """Latent rows that all heads share: backends differ in `attend`, and may have another way for some rows."""
 
     def mix(
         self,
@@ -165,12 +189,23 @@ class LatentMixer(Mixer[LatentKV]):
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         latents = entries["latents"]
-        q_NHR = inputs.q_NHR
+        q_NHD = inputs.q_NHD
         made = inputs.turned_NHK, inputs.rows_NC, inputs.rope
         turned_NHK = ops.rope_and_store_latent(*made, latents, slots_N, state.key_scale)
         if wanted_M is not None:
-            q_NHR, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHR, turned_NHK))
-        return self.attend(state, q_NHR, turned_NHK, latents)
+            q_NHD, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHD, turned_NHK))
+        return self.values(state, q_NHD, turned_NHK, latents, inputs.expansion)
+
+    def values(
+        self,
+        state: LatentKV,
+        q_NHD: torch.Tensor,
+        turned_NHK: torch.Tensor,
+        latents_PC: torch.Tensor,
+        expansion: Expansion,
+    ) -> torch.Tensor:
+        """[N, H, V]: as `attend`, from each head's own query to its own values."""
+        return expansion.values(self.attend(state, expansion.absorb(q_NHD), turned_NHK, latents_PC))
 
     def attend(
         self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
@@ -227,6 +262,14 @@ class AttentionBackend:
         """Launch every kernel that steps may need, for the layers that were checked, so that none is compiled later."""
         for state, dtype in self._checked:
             self.mixers[type(state)].warm_up(state, dtype, self.deterministic, page_size, device)
+
+    def workspace(self, rows: int, reach: int) -> int:
+        """The largest `Mixer.workspace` of the layers that were checked."""
+        sizes = (
+            self.mixers[type(state)].workspace(state, dtype, self.deterministic, rows, reach)
+            for state, dtype in self._checked
+        )
+        return max(sizes, default=0)
 
     def prepare(self, geometry: Geometry) -> PreparedAttention:
         """Prepare one step. Valid until the next call."""

@@ -4,12 +4,14 @@ go to the reference."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
+from stridelm.attention.expanded import ExpandingLatents
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.cache.pool import StoredLayers
@@ -76,8 +78,29 @@ class HostHeads(HeadsMixer):
         return self._fallback
 
 
-class HostLatents(LatentsAsHead):
+class HostLatents(LatentsAsHead, ExpandingLatents):
     heads = HostHeads
+
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        LatentsAsHead.__init__(self, backend, geometry)
+        ExpandingLatents.__init__(self, backend, geometry)
+
+    def attend_expanded(
+        self,
+        state: LatentKV,
+        q_MHD: torch.Tensor,
+        turned_MHK: torch.Tensor,
+        both_LHX: torch.Tensor,
+        tails_LK: torch.Tensor,
+    ) -> torch.Tensor:
+        heads, width = q_MHD.shape[1:]
+        keys_LHD, values_LHV = both_LHX.split((width, both_LHX.shape[2] - width), dim=2)
+        tails_LHK = tails_LK[:, None].expand(-1, heads, -1)
+        keys_LHD = torch.cat((keys_LHD, tails_LHK), dim=2)
+        as_heads = state.as_heads(heads)
+        as_heads = replace(as_heads, key_dim=width + state.rope_dim)
+        queries = torch.cat((q_MHD, turned_MHK), dim=2)
+        return self._heads.attend(as_heads, queries, keys_LHD, values_LHV.contiguous())
 
 
 class _Sight:
@@ -111,10 +134,10 @@ class _Sight:
 
 
 class HostAttention(AttentionBackend):
-    """Always deterministic."""
+    """Always deterministic over heads. Over latents, unless it need not be, which makes long prompts faster."""
 
     device = "cpu"
     mixers: ClassVar = {HeadsKV: HostHeads, LatentKV: HostLatents}
 
     def __init__(self, deterministic: bool = True) -> None:
-        super().__init__(True)
+        super().__init__(deterministic)

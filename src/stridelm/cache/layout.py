@@ -102,6 +102,9 @@ class LatentKV(LayerState):
     """Factor applied to the product of a query and a key."""
     key_scale: float = field(default=1.0, kw_only=True)
     """What a stored row must be multiplied by, as a key and as a value."""
+    expands: tuple[int, int] | None = field(default=None, kw_only=True)
+    """Widths of the key, without the part that all heads share, and of the value into which a head expands a latent;
+    None: a backend that could attend to these instead is not to."""
 
     @property
     def value_scale(self) -> float:
@@ -112,6 +115,11 @@ class LatentKV(LayerState):
         """The same as a single KV head: keys are whole rows, values are their latents."""
         made = HeadsKV(self.group, self.window, self.heads, 1, self.rank + self.rope_dim, self.rank, self.scale)
         return replace(made, stored=self.stored, key_scale=self.key_scale, value_scale=self.value_scale)
+
+    def as_heads(self, heads: int) -> HeadsKV:
+        """The same for so many heads whose keys and values have been expanded; the shared part of keys is apart."""
+        assert self.expands is not None
+        return HeadsKV(self.group, self.window, heads, heads, *self.expands, self.scale)
 
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         return {"latents": (self.rank + self.rope_dim,)}

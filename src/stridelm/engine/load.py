@@ -36,6 +36,7 @@ from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.values import token_ids
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,11 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
             raise ValueError("enforce_eager would have no effect: nothing is captured here; leave it out")
     if device.type == "cpu":
         keep_large_blocks()
-    profile = profile_memory(config, target, empty, dtype, free_memory(device), chosen, captures=captures)
+    rows, decisions = largest_step(config, target.max_length)
+    workspace = attention.workspace(rows, target.max_length + MAX_DRAFT_ROWS)
+    profile = profile_memory(
+        config, target, empty, dtype, free_memory(device), chosen, captures=captures, workspace=workspace
+    )
     profile.log()
     profile.check()
     model = load_model(
@@ -100,7 +105,7 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
         shard=shard,
     )
     model.spec.prepare(model.ops, dtype)
-    activations = peak_activations(model, *largest_step(config, target.max_length), device)
+    activations = peak_activations(model, rows, decisions, device) + workspace
     memory_need = DRAFTERS.get(chosen).memory_need(target, empty)
     kept = captured_bytes(config, captures=captures) + memory_need.parameters * dtype.itemsize
     room = MemoryBudget(device, free_memory(device), activations + kept)

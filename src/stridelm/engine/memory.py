@@ -100,9 +100,11 @@ def profile_memory(
     drafter: str,
     *,
     captures: bool,
+    workspace: int = 0,
 ) -> MemoryProfile:
     """What an engine of this config will take on the target's device, of which `free` bytes are free. Nothing is read,
-    allocated or raised. model: on the meta device; captures: whether steps can be captured there.
+    allocated or raised. model: on the meta device; captures: whether steps can be captured there; workspace: bytes that
+    attention may allocate beside activations.
 
     Activations are told by the logits of the largest step alone; on a GPU all of them are measured once it is loaded.
     """
@@ -115,6 +117,7 @@ def profile_memory(
         "drafting heads": need.parameters * dtype.itemsize,
         "captured steps": captured_bytes(config, captures=captures),
         "logits": logits if device.type == "cuda" else 0,
+        "expanded latents": workspace,
     }
     parts = {name: count for name, count in parts.items() if count}
     states = stored_states(config, (*model.layer_states, *need.layers))

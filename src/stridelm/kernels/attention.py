@@ -18,6 +18,8 @@ Graphs. Starts, lengths, tables and masks are read only on the device. The host 
 Latents. All query heads of a layer may share one row per token (LatentKV), whose first part, the latent, is key and
 value, and whose tail is key only. The heads are cut into groups that fill a tile, so that a row is read once per group.
 
+Tails. Keys of heads may have a tail as well, one for all heads: that is what expanded latents are.
+
 `deterministic`: a row's bits depend only on its query, its keys and their order: not on the rows and spans beside it,
 the tiles, `max_keys` or the number of programs. Keys are summed in splits of a fixed size from storage index 0 on,
 splits are merged first to last, and all products have one shape, that of the matrix instruction for 64 query vectors:
@@ -51,6 +53,7 @@ def paged_attention(
     out_NHD: torch.Tensor,
     *,
     turned_NHT: torch.Tensor | None = None,
+    tails_PT: torch.Tensor | None = None,
     tables_RP: torch.Tensor,
     tile_span_T: torch.Tensor,
     tile_row_T: torch.Tensor,
@@ -77,7 +80,9 @@ def paged_attention(
 
     q_NHD, keys_PGD, values_PGD, out_NHD: one dtype of attention_plan.DTYPES, or keys and values in eight bits
       (entries.py); the last dimension is contiguous.
-    turned_NHT: for latents, the rest of the queries. Keys are then whole rows [P, 1, D + T], and values None.
+    values_PGD: None for latents: keys are then whole rows [P, 1, D + T].
+    turned_NHT: the rest of the queries, which meets the keys' tails. Needed for latents.
+    tails_PT: tails of heads' keys, in the queries' dtype; None for latents, whose rows contain them.
     tables_RP: int32 page ids; entries that no row needs are not read. Page 0 is the null page.
     tile_span_T, tile_row_T: int32; tile t holds rows tile_row_T[t] .. + rows_per_tile of span tile_span_T[t], as far as
       they exist. Programs start in this order, so put the tiles with the most keys first.
@@ -98,19 +103,17 @@ def paged_attention(
     Raises ValueError for an unsupported dtype or number of heads.
     """
     rows, heads, dim = q_NHD.shape
-    tails_PGT, tail = None, 0
+    tail = 0 if turned_NHT is None else turned_NHT.shape[2]
     stack: Stack
-    if turned_NHT is None:
-        stack = HeadStack.of(heads, keys_PGD.shape[1], dim, q_NHD.dtype, deterministic)
-    else:
-        assert values_PGD is None and keys_PGD.shape[1] == 1
-        stack, tail = LatentStack.of(heads, dim, q_NHD.dtype, deterministic), turned_NHT.shape[2]
+    if values_PGD is None:
+        assert turned_NHT is not None and tails_PT is None and keys_PGD.shape[1] == 1
+        stack = LatentStack.of(heads, dim, q_NHD.dtype, deterministic)
         keys_PGD, tails_PGT = keys_PGD.split((dim, tail), dim=2)
-        values_PGD = keys_PGD
-        assert turned_NHT.shape[:2] == (rows, heads)
-        assert turned_NHT.stride(2) == 1 and turned_NHT.dtype == q_NHD.dtype
-    assert values_PGD is not None
+        tails_PT = tails_PGT[:, 0]
+    else:
+        stack = HeadStack.of(heads, keys_PGD.shape[1], dim, q_NHD.dtype, deterministic)
     _check(q_NHD, keys_PGD, values_PGD, out_NHD)
+    _check_tails(q_NHD, keys_PGD, turned_NHT, tails_PT)
     assert paths_N64 is None or (rows_per_tile == 1 and paths_N64.shape == (rows, MAX_DRAFT_ROWS))
     assert scale > 0 and (window is None or window > 0) and (soft_cap is None or soft_cap > 0)
     tiles = len(tile_span_T)
@@ -140,7 +143,7 @@ def paged_attention(
         q_NHD,
         turned_NHT,
         keys_PGD,
-        tails_PGT,
+        tails_PT,
         values_PGD,
         out_NHD,
         sums,
@@ -158,8 +161,10 @@ def paged_attention(
         *q_NHD.stride()[:2],
         *((None, None) if turned_NHT is None else turned_NHT.stride()[:2]),
         *out_NHD.stride()[:2],
-        *keys_PGD.stride()[:2],
-        *values_PGD.stride()[:2],
+        keys_PGD.stride(0),
+        0 if values_PGD is None else keys_PGD.stride(1),  # all groups of heads read the same latents
+        None if tails_PT is None else tails_PT.stride(0),
+        *((None, None) if values_PGD is None else values_PGD.stride()[:2]),
         tables_RP.stride(0),
         plan.splits,
         plan.least,
@@ -205,8 +210,20 @@ def paged_attention(
         )
 
 
-def _check(q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor, out_NHD: torch.Tensor) -> None:
+def _check(q_NHD: torch.Tensor, keys_PGD: torch.Tensor, values_PGD: torch.Tensor | None, out_NHD: torch.Tensor) -> None:
+    values_PGD = keys_PGD if values_PGD is None else values_PGD
     assert q_NHD.shape == out_NHD.shape and keys_PGD.shape == values_PGD.shape
     assert q_NHD.shape[1] % keys_PGD.shape[1] == 0 and q_NHD.shape[2] == keys_PGD.shape[2]
     assert q_NHD.dtype == out_NHD.dtype and keys_PGD.dtype == values_PGD.dtype in (q_NHD.dtype, E4M3)
     assert all(tensor.stride(2) == 1 for tensor in (q_NHD, keys_PGD, values_PGD, out_NHD))
+
+
+def _check_tails(
+    q_NHD: torch.Tensor, keys_PGD: torch.Tensor, turned_NHT: torch.Tensor | None, tails_PT: torch.Tensor | None
+) -> None:
+    assert (turned_NHT is None) == (tails_PT is None)
+    if turned_NHT is None or tails_PT is None:
+        return
+    assert turned_NHT.shape == (*q_NHD.shape[:2], tails_PT.shape[1]) and turned_NHT.dtype == q_NHD.dtype
+    assert tails_PT.shape[0] == keys_PGD.shape[0] and tails_PT.dtype == keys_PGD.dtype
+    assert turned_NHT.stride(2) == tails_PT.stride(1) == 1

@@ -9,8 +9,8 @@ the usual three numbers per query vector and goes through the keys block by bloc
 
 Keys and values in eight bits are widened to the queries' dtype, in which they are exact, before they are multiplied.
 
-In latent attention a key is a latent and, after it, a tail that is no part of the value: a block of latents is read
-once, as keys and as values.
+A key may have a tail, the same for all heads, which meets a part of the query of its own. In latent attention there are
+no values: a block of latents, which are keys without their tails, is read once, as keys and as values.
 
 Bits. The result of a query vector must not depend on its neighbours, so a key that it may not see has weight exactly 0,
 a block without visible keys scales by exactly 1, and every a * b + c is either an explicit fma or not fused at all.
@@ -138,6 +138,7 @@ def attend(
     out_stride_h,
     key_stride_p,
     key_stride_g,
+    tail_stride_p,
     value_stride_p,
     value_stride_g,
     table_stride_r,
@@ -166,12 +167,12 @@ def attend(
 ):
     """Grid (tiles, KV heads, programs that share a tile's keys).
 
-    turned, tails: the parts of queries and keys that meet only one another, of width TAIL; None if there are none. With
-    them, keys are the values too, the same for all heads, and the second dimension of the grid is groups of HEADS query
-    heads. HEADS: otherwise, query heads per KV head. rows: of a tile. splits: room for splits in the workspace. least:
-    see `splits_of`. PARTIAL: leave splits in the workspace for `merge` instead of writing the output. factor, cap: a
-    score is factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the
-    output.
+    turned, tails: the parts of queries and keys that meet only one another, of width TAIL, the tails the same for all
+    heads; None if there are none. values: None if keys, without their tails, are the values too, and the same for all
+    heads; the second dimension of the grid is then groups of HEADS query heads. HEADS: otherwise, query heads per KV
+    head. rows: of a tile. splits: room for splits in the workspace. least: see `splits_of`. PARTIAL: leave splits in
+    the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
+    factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
     """
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(0)
@@ -229,8 +230,8 @@ def attend(
 
     table = tables + span.to(tl.int64) * table_stride_r
     path = paths + (first + row) * PATH_ROWS
-    if turned is None:
-        keys += group.to(tl.int64) * key_stride_g
+    keys += group.to(tl.int64) * key_stride_g
+    if values is not None:
         values += group.to(tl.int64) * value_stride_g
     index = (tile.to(tl.int64) * tl.num_programs(1) + group) * splits
 
@@ -248,13 +249,14 @@ def attend(
         slot_B64 = slot_B.to(tl.int64)  # a pool may have more elements than 32 bits can count
         k_BD = tl.load(keys + (slot_B64 * key_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
         k_BD = k_BD.to(q_MD.dtype)
-        if turned is None:
+        if values is None:
+            v_BD = k_BD
+        else:
             v_BD = tl.load(values + (slot_B64 * value_stride_p)[:, None] + dim_D[None, :], mask=exists_BD, other=0.0)
             v_BD = v_BD.to(q_MD.dtype)
-        else:
-            v_BD = k_BD
+        if turned is not None:
             tail_BT = tl.load(
-                tails + (slot_B64 * key_stride_p)[:, None] + dim_T[None, :],
+                tails + (slot_B64 * tail_stride_p)[:, None] + dim_T[None, :],
                 mask=(slot_B >= 0)[:, None] & (dim_T < TAIL)[None, :],
                 other=0.0,
             ).to(q_MD.dtype)

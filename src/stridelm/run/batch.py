@@ -152,6 +152,7 @@ def build(
         page_size=page_size,
         max_keys=max_keys,
         is_chain=draft.is_chain,
+        ends=tuple(span.end for span in spans),
     )
     return ForwardBatch(
         ids=ids,

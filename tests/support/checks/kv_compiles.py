@@ -16,8 +16,9 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from stridelm.attention import triton
-from stridelm.attention.triton import TritonHeads, TritonLatents
+from stridelm.attention import paged_step
+from stridelm.attention.triton import TritonHeads
+from stridelm.attention.triton_latents import TritonLatents
 from stridelm.cache.layout import FULL, HeadsKV, LatentKV, LayerState
 from stridelm.kernels import attention_plan
 from stridelm.kernels.ops import LatentRope, QKRope
@@ -38,7 +39,9 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
             {
                 "name": kernel.__name__,
                 "shared": made.metadata.shared,
+                "dtype": str(next((each.dtype for each in args if isinstance(each, torch.Tensor)), None)),
                 "conversions": len(re.findall(r"cvt\S*e4m3x2", code)),
+                "wgmma": len(re.findall(r"wgmma\.mma_async", code)),
                 "spills": len(re.findall(r"(ld|st)\.local", code)),
             }
         )
@@ -76,7 +79,7 @@ def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> N
 def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
-    with patch.object(attention_plan, "multiprocessors", lambda device: 132), patch.object(triton, "forms", ends):
+    with patch.object(attention_plan, "multiprocessors", lambda device: 132), patch.object(paged_step, "forms", ends):
         for state in STATES:
             for deterministic in (False, True):
                 compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from stridelm.attention import BACKENDS
-from stridelm.attention.triton import TritonAttention, paths, stack_of
+from stridelm.attention.paged_step import paths, stack_of
+from stridelm.attention.triton import TritonAttention
 from stridelm.kernels.attention import paged_attention
 from stridelm.kernels.attention_plan import make_plan
 from support.oracles.attention import Case, geometry

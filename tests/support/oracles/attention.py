@@ -49,6 +49,37 @@ class Piece:
         return self.base + len(self.parents)
 
 
+@dataclass(frozen=True)
+class HeadMatrices:
+    """Random matrices by which heads expand latents: an `Expansion`."""
+
+    weight_HXR: torch.Tensor
+    """Of keys, and below them those of values, of one width."""
+    expands: bool = True
+    """Whether latents may be expanded."""
+
+    @classmethod
+    def of(cls, case: Case, width: int) -> HeadMatrices:
+        assert case.latent is not None
+        numbers = torch.Generator().manual_seed(width)
+        weight = torch.randn(case.heads, 2 * width, case.latent.rank, generator=numbers, dtype=torch.float64)
+        return cls((weight * case.latent.rank**-0.5).to(case.device, case.dtype))
+
+    @property
+    def width(self) -> int:
+        return self.weight_HXR.shape[1] // 2
+
+    def absorb(self, q_NHD: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nhd,hdr->nhr", q_NHD, self.weight_HXR[:, : self.width])
+
+    def values(self, mixed_NHR: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nhr,hdr->nhd", mixed_NHR, self.weight_HXR[:, self.width :])
+
+    def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        assert self.expands, "latents were expanded"
+        return torch.einsum("lr,hxr->lhx", latents_LR, self.weight_HXR[first:last])
+
+
 @dataclass
 class Case:
     """A step, the pool of one layer and the queries of its rows. Every piece has its own request."""
@@ -80,6 +111,35 @@ class Case:
             return mixer.attend(self.kv, self.queries, self.keys, self.values)
         latent, turned = self.queries.split((self.latent.rank, self.latent.rope_dim), dim=2)
         return mixer.attend(self.latent, latent, turned, self.keys[:, 0])
+
+    def attend_from_heads(
+        self, backend: str, matrices: HeadMatrices, *, deterministic: bool = False, shape: Geometry | None = None
+    ) -> torch.Tensor:
+        """[N, H, V] over latents, from each head's own query to its own values, as the backend computes it. shape: of
+        the step, if it is not the case's."""
+        assert self.latent is not None
+        state = replace(self.latent, expands=(matrices.width, matrices.width))
+        made = BACKENDS.get(backend)(deterministic)
+        made.check((state,), self.dtype)
+        mixer: Any = made.prepare(shape or geometry(self)).mixer(state)
+        query, turned = self.queries[..., : matrices.width], self.queries[..., state.rank :]
+        return mixer.values(state, query, turned, self.keys[:, 0], matrices)
+
+    def expanded(self, matrices: HeadMatrices) -> Case:
+        """The same attention over each head's own keys and values, in float64."""
+        assert self.latent is not None
+        wide, rank = matrices.width, self.latent.rank
+        rows = self.keys[:, 0].double() * self.latent.key_scale
+        both = torch.einsum("lr,hxr->lhx", rows[:, :rank], matrices.weight_HXR.double())
+        tails = rows[:, None, rank:].expand(-1, self.heads, -1)
+        return replace(
+            self,
+            kv=replace(self.latent.one_head, kv_heads=self.heads, value_dim=wide, key_scale=1.0, value_scale=1.0),
+            keys=torch.cat((both[..., :wide], tails), 2),
+            values=both[..., wide:],
+            queries=torch.cat((self.queries[..., :wide], self.queries[..., rank:]), 2),
+            latent=None,
+        )
 
 
 def make(
@@ -187,6 +247,7 @@ def geometry(case: Case) -> Geometry:
         page_size=case.page_size,
         max_keys=max(piece.start + count for piece, count in zip(case.pieces, counts)),
         is_chain=not any(ordered),
+        ends=tuple(piece.start + count for piece, count in zip(case.pieces, counts)),
     )
 
 

@@ -83,6 +83,17 @@ def test_a_mixture_is_rehearsed(
     assert found["left"] == 0
 
 
+def test_expanded_latents_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Long chunks launch kernels of their own, in models whose keys are as wide as their values."""
+    launched = []
+    for width in (12, 16):
+        path = checkpoint("deepseek_v3", v_head_dim=width, max_position_embeddings=2048)
+        found = rehearse(tmp_path, {"model": str(path), "drafter": "none", "max_num_batched_tokens": 1024})
+        assert found["left"] == 0
+        launched.append(found["launched"])
+    assert launched[0] < launched[1]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, form: str) -> None:
     """Its headers say which matrices are in eight bits, although no weights are read."""

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +13,12 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention.host_view import HostView
-from stridelm.attention.triton import TritonAttention, paths
+from stridelm.attention.paged_step import paths
+from stridelm.attention.triton import TritonAttention
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.kernels import attention_plan
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms, make_plan
+from support.checks.compiled import compiled
 from support.checks.paged_attention import MODES, FastTriton, launch
 from support.doubles.binaries import recorded
 from support.doubles.interpreter import INTERPRETED
@@ -410,17 +408,7 @@ def test_steps_need_only_the_binaries_of_a_start(deterministic: bool, window: in
 def test_eight_bits_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 all kernels that write or read KV in eight bits compile, convert it by instructions
     that do so, and fit into shared memory and registers."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-m", "support.checks.kv_compiles"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    kernels = json.loads(run.stdout.splitlines()[-1])
+    kernels = compiled("kv_compiles", tmp_path)
     assert {kernel["name"] for kernel in kernels} == {"attend", "merge", "_turn_kernel", "_latent_kernel"}
     assert all(kernel["conversions"] for kernel in kernels if kernel["name"] != "merge")
     assert all(kernel["shared"] <= 227 * 1024 and not kernel["spills"] for kernel in kernels)

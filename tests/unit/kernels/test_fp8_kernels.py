@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +18,7 @@ from stridelm.models.layers.expert_products import of_every_expert
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
 from support.checkpoints.fp8 import FORMS, by_definition
+from support.checks.compiled import compiled
 from support.checks.fp8 import Case, ExpertsCase, check_gated, check_product, check_quantised, check_tiles
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import noise
@@ -157,17 +154,7 @@ def test_transformers_agrees() -> None:
 
 def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     """For compute capability 9.0 all products compile to instructions on e4m3, and no register is spilt."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-m", "support.checks.fp8_compiles"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    kernels = json.loads(run.stdout.splitlines()[-1])
+    kernels = compiled("fp8_compiles", tmp_path)
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
     assert len(products) == 24 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)

@@ -34,7 +34,8 @@ def test_decoder_rows(checkpoint: Callable[..., Path], kind: str, options: dict[
     def mix(layer: int, inputs: HeadsInput | LatentInput) -> torch.Tensor:
         if isinstance(inputs, LatentInput):
             q, row = latent_rows(inputs.turned_NHK, inputs.rows_NC, inputs.rope)
-            return inputs.q_NHR + q.sum(2, keepdim=True) * row[:, None, : inputs.q_NHR.shape[2]]
+            q_NHR = inputs.expansion.absorb(inputs.q_NHD)
+            return inputs.expansion.values(q_NHR + q.sum(2, keepdim=True) * row[:, None, : q_NHR.shape[2]])
         q, k, v = roped(inputs.qkv_NXD, inputs.rope)
         if not k.shape[1]:
             return q

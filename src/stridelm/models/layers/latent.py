@@ -1,8 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with its projections absorbed.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
 A row is cached as a latent c, from which head h would expand a key U_h c and a value V_h c, and a rotated key that all
-heads share. Since q . (U_h c) = (U_h^T q) . c, the expansion is applied to the query; and since weights sum to one over
-rows, V_h is applied to the weighted sum of latents. So attention never sees keys and values of heads.
+heads share. Since q . (U_h c) = (U_h^T q) . c, the expansion may be applied to the query; and since weights sum to one
+over rows, V_h to the weighted sum of latents. Which way a row goes is for the attention backend to say: with absorbed
+expansions a latent is read once for all heads, with expanded keys and values a long prompt takes less arithmetic.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from stridelm.attention.base import LatentInput, Mix
@@ -67,10 +69,27 @@ class LatentSpec(MixerSpec):
 
     def state(self, shard: Shard = ONE) -> LatentKV:
         heads = shard.of("num_attention_heads", self.num_heads)
-        return LatentKV(group_of(self.window), self.window, heads, self.rank, self.rope_dim, self.scale)
+        widths = self.nope_dim, self.value_dim
+        group = group_of(self.window)
+        return LatentKV(group, self.window, heads, self.rank, self.rope_dim, self.scale, expands=widths)
 
     def build(self, site: Site) -> LatentAttention:
         return LatentAttention(self, site)
+
+
+class LatentExpansion(HeadLinear):
+    """What attention takes for an `Expansion`."""
+
+    def absorb(self, q_NHD: torch.Tensor) -> torch.Tensor:
+        return self.transposed(KEYS, q_NHD)
+
+    def values(self, mixed_NHR: torch.Tensor) -> torch.Tensor:
+        return self(VALUES, mixed_NHR)
+
+    def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        height = sum(self.parts)
+        weight = self.weight[first * height : last * height]
+        return F.linear(latents_LR, weight).view(latents_LR.shape[0], last - first, height)
 
 
 class LatentAttention(ModelPart):
@@ -94,7 +113,7 @@ class LatentAttention(ModelPart):
         latents = {"kv_a_proj_with_mqa": spec.rank + spec.rope_dim}
         self.latent = Linear(reads, latents, bias=spec.bias, weight_format=stored)
         self.latent_norm = nn.Parameter(torch.empty(spec.rank))
-        self.expansion = HeadLinear("kv_b_proj", spec.num_heads, spec.rank, (spec.nope_dim, spec.value_dim), rows)
+        self.expansion = LatentExpansion("kv_b_proj", spec.num_heads, spec.rank, (spec.nope_dim, spec.value_dim), rows)
         outs = {"o_proj": site.width}
         self.o = Linear(spec.num_heads * spec.value_dim, outs, bias=spec.bias, weight_format=stored, split=columns)
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
@@ -108,9 +127,8 @@ class LatentAttention(ModelPart):
         q_NHD = self.q(q).view(x.shape[0], self.heads, spec.nope_dim + spec.rope_dim)
         q_nope, q_turned = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=2)
         latent_rope = LatentRope(positions_N, rope.cos, rope.sin, self.latent_norm, NORM_EPS, spec.interleaved)
-        q_NHR = self.expansion.transposed(KEYS, q_nope)
-        mixed_NHR = mix(self.layer, LatentInput(q_NHR, q_turned, self.latent(x), latent_rope))
-        return self.shard.sum(self.o(self.expansion(VALUES, mixed_NHR).flatten(1)))
+        inputs = LatentInput(q_nope, q_turned, self.latent(x), latent_rope, self.expansion)
+        return self.shard.sum(self.o(mix(self.layer, inputs).flatten(1)))
 
     def slots(self, theirs: str = "") -> Slots:
         if self.q_latent is not None:

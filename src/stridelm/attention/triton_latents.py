@@ -1,0 +1,85 @@
+"""Attention over latent rows by the Triton kernel.
+
+Rows attend to latents as they are stored, with absorbed expansions. Where equal bits are not promised, long chunks of
+prompts are an exception: the latents that they see are expanded into keys and values for each head
+(attention/expanded.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stridelm.attention.base import AttentionBackend
+from stridelm.attention.expanded import ExpandingLatents
+from stridelm.attention.paged_step import PagedStep, launch_forms, stack_of
+from stridelm.cache.layout import LatentKV
+from stridelm.kernels.attention_plan import MAX_DIM
+from stridelm.types import Geometry
+
+
+class TritonLatents(ExpandingLatents):
+    def __init__(self, backend: AttentionBackend, geometry: Geometry) -> None:
+        super().__init__(backend, geometry)
+        self._step = PagedStep(backend, geometry)
+
+    @classmethod
+    def check(cls, state: LatentKV, dtype: torch.dtype, deterministic: bool) -> None:
+        stack_of(state, dtype, deterministic)
+
+    @classmethod
+    def can_expand(cls, state: LatentKV) -> bool:
+        assert state.expands is not None
+        key, value = state.expands
+        return key == value <= MAX_DIM
+
+    @classmethod
+    def warm_up(
+        cls, state: LatentKV, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device
+    ) -> None:
+        q_NHR, turned_NHK = (
+            torch.zeros(1, state.heads, width, dtype=dtype, device=device) for width in (state.rank, state.rope_dim)
+        )
+        pool = (page_size, 1, state.rank + state.rope_dim)
+        rows_PGC = torch.zeros(pool, dtype=state.stored or dtype, device=device)
+        entries: dict[str, Any] = {"keys_PGD": rows_PGC, "values_PGD": None, "turned_NHT": turned_NHK}
+        launch_forms(state, deterministic, page_size, q_NHR, **entries)
+        if not deterministic and cls.least_rows(state) is not None:
+            cls.warm_up_expanded(state, dtype, page_size, device)
+
+    @classmethod
+    def warm_up_expanded(cls, state: LatentKV, dtype: torch.dtype, page_size: int, device: torch.device) -> None:
+        """Launch every kernel that attends to expanded entries, over no rows."""
+        least, as_heads = cls.least_rows(state), state.as_heads(state.heads)
+        assert least is not None
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        keys_PHD, values_PHD = zeros(page_size, state.heads, 2 * as_heads.key_dim).chunk(2, dim=2)
+        entries = {
+            "keys_PGD": keys_PHD,
+            "values_PGD": values_PHD,
+            "turned_NHT": zeros(1, state.heads, state.rope_dim),
+            "tails_PT": zeros(page_size, state.rank + state.rope_dim)[:, state.rank :],
+        }
+        q_NHD = zeros(1, state.heads, as_heads.key_dim + state.rope_dim)[:, :, : as_heads.key_dim]
+        launch_forms(as_heads, False, page_size, q_NHD, least, **entries)
+
+    def attend(
+        self, state: LatentKV, q_NHR: torch.Tensor, turned_NHK: torch.Tensor, latents_PC: torch.Tensor
+    ) -> torch.Tensor:
+        return self._step.run(state, q_NHR, keys_PGD=latents_PC[:, None], values_PGD=None, turned_NHT=turned_NHK)
+
+    def attend_expanded(
+        self,
+        state: LatentKV,
+        q_MHD: torch.Tensor,
+        turned_MHK: torch.Tensor,
+        both_LHX: torch.Tensor,
+        tails_LK: torch.Tensor,
+    ) -> torch.Tensor:
+        keys, values = both_LHX.chunk(2, dim=2)
+        entries = {"keys_PGD": keys, "values_PGD": values, "turned_NHT": turned_MHK, "tails_PT": tails_LK}
+        return self._step.run(state.as_heads(q_MHD.shape[1]), q_MHD, **entries)

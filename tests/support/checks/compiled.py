@@ -1,0 +1,26 @@
+"""Runs the checks that compile kernels for a card that is not there, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def compiled(check: str, cache: Path) -> list[dict[str, Any]]:
+    """What support.checks.CHECK says of the kernels that it compiled. cache: where Triton keeps them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", f"support.checks.{check}"],
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    kernels: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    return kernels
