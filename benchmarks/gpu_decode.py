@@ -3,12 +3,14 @@
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --json results/gpu_decode.jsonl
     python benchmarks/gpu_decode.py --batch 1,4,16,64,128,256 --read results/gpu_decode.jsonl --plot gpu_decode.svg
     python benchmarks/gpu_decode.py --model qwen3-30b-a3b --batch 1,16,64,256 --decoding plain,mask@3:synthetic:2.5
+    python benchmarks/gpu_decode.py --model gemma4-26b-a4b --batch 1,4,16,64 --decoding plain,frozen_kv@3:synthetic:2.5
 
 Llama-3.1-8B's shape or another of model_shapes.py in bfloat16, 512 random tokens in, 256 out, greedy, no prefix cache.
 Only decoding with all requests running is timed: from the step in which the last got its first token to when one of
 them nears its end. `floor` is the time to read the weights and the KV that a step must read, at the given bandwidth; of
 a mixture's experts, as many as the rows of a plain step choose on average if all are equally likely (or skewed as
---routing says). `prefill` is prompt tokens per second until every request has its first token.
+--routing says). `prefill` is prompt tokens per second until every request has its first token; `pages` is how many
+pages of KV the requests hold, each counted when it has got its first token.
 
 With random weights no draft is accepted, so a drafter's gain does not show here. Trusted windows (mask@2:trust) emit
 all their tokens whatever the weights are; they are lossy. mask@3:synthetic:2.5 emits 2.5 tokens per step by
@@ -38,21 +40,24 @@ from typing import Any
 import torch
 from device_trace import gap_us, trace_steps
 from earlier_runs import add_result_options, rows_to_read
-from model_shapes import EAGLE3, SHAPES, write_eagle3
+from model_shapes import EAGLE3, SHAPES, write_assistant, write_eagle3
 from rich.console import Console
 from rich.table import Table
 
 from stridelm.bench.looks import SERIES
 from stridelm.bench.plot import INK, check_plot
 from stridelm.bench.results import append_result
-from stridelm.cache.layout import bytes_per_token
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
 from stridelm.engine.step_timer import PARTS
 from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.embedding import Embedding
 from stridelm.models.layers.experts import Mixture
+from stridelm.models.layers.parallel_mlps import ParallelMLPs
+from stridelm.models.layers.router import Router
 from stridelm.params import SamplingParams, Speculation
+from stridelm.types import Request
 
 DEFAULT_MODEL = next(iter(SHAPES))
 ROUTINGS = ("random", "skewed", "same")
@@ -98,6 +103,8 @@ class Row:
     gap_ms: float | None
     """Between captured steps."""
     prefill_per_s: float
+    pages: int
+    """Held by the requests, each counted when it has got its first token."""
     over_plain: float | None
     over_vllm: float | None
     mode: str
@@ -112,6 +119,7 @@ class Measured:
     seconds: float
     steps: int
     prefill_per_s: float
+    pages: int
 
     @classmethod
     def of(cls, runs: Sequence[Measured]) -> Measured:
@@ -120,6 +128,7 @@ class Measured:
             sum(run.seconds for run in runs),
             sum(run.steps for run in runs),
             max(run.prefill_per_s for run in runs),
+            max(run.pages for run in runs),
         )
 
 
@@ -177,9 +186,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         shape = SHAPES[settings.model]
         shape.write(folder, settings.layers)
-        head = write_eagle3(Path(folder) / "eagle3", layers, shape.config) if "eagle" in args.decoding else None
+        heads = write_heads(Path(folder), settings)
         for mode in settings.modes:
-            engine = open_engine(folder, head, mode, settings)
+            engine = open_engine(folder, heads, mode, settings)
             for batch in settings.batch:
                 rows += measure_batch(engine, mode, batch, settings, console)
             del engine  # the next mode needs the memory
@@ -195,7 +204,18 @@ def main() -> int:
     return 0
 
 
-def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -> Engine:
+def write_heads(folder: Path, settings: Settings) -> list[Path]:
+    """The heads that the run drafts with, each in a directory of its own."""
+    target, names = SHAPES[settings.model].config, {decoding.partition("@")[0] for decoding in settings.decoding}
+    heads = []
+    if "eagle" in names:
+        heads.append(write_eagle3(folder / "eagle3", settings.layers, target))
+    if "frozen_kv" in names:
+        heads.append(write_assistant(folder / "assistant", target))
+    return heads
+
+
+def open_engine(folder: str, heads: Sequence[Path], mode: str, settings: Settings) -> Engine:
     largest = max(settings.batch)
     length = settings.prompt + settings.output
     config = EngineConfig(
@@ -206,7 +226,7 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
         dtype="bfloat16",
         device="cuda",
         drafter="none",
-        drafter_model=None if head is None else str(head),
+        drafter_model=[str(head) for head in heads] or None,
         mask_token_id=5,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -232,22 +252,24 @@ def open_engine(folder: str, head: Path | None, mode: str, settings: Settings) -
 @torch.inference_mode()
 def skew(model: Decoder) -> None:
     """Let the sign of one direction decide whether a row chooses among the first eighth of the experts or the rest."""
-    for mixture in model.modules():
-        if isinstance(mixture, Mixture):
-            weight = mixture.router.scores.weight
-            direction = torch.randn(weight.shape[1], device=weight.device, dtype=weight.dtype)
-            weight[: mixture.experts.count // 8] += SKEW * weight.shape[1] ** -0.5 * direction
+    for mixture in mixtures(model):
+        weight = mixture.router.scores.weight
+        direction = torch.randn(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        weight[: mixture.experts.count // 8] += SKEW * weight.shape[1] ** -0.5 * direction
 
 
 @torch.inference_mode()
 def unite(model: Decoder) -> None:
     """Let every row choose the first experts, as a random correction of the scores would."""
-    for mixture in model.modules():
-        if isinstance(mixture, Mixture):
-            if mixture.router.bias is None:
-                raise SystemExit("this model's routers have no correction bias: leave out --routing same")
-            mixture.router.bias.zero_()
-            mixture.router.bias[: mixture.spec.routing.num_experts_per_tok] = 100.0
+    for mixture in mixtures(model):
+        if not isinstance(mixture.router, Router) or mixture.router.bias is None:
+            raise SystemExit("this model's routers have no correction bias: leave out --routing same")
+        mixture.router.bias.zero_()
+        mixture.router.bias[: mixture.spec.routing.num_experts_per_tok] = 100.0
+
+
+def mixtures(model: Decoder) -> list[Mixture | ParallelMLPs]:
+    return [module for module in model.modules() if isinstance(module, Mixture | ParallelMLPs)]
 
 
 def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, console: Console) -> list[Row]:
@@ -275,6 +297,7 @@ def measure_batch(engine: Engine, mode: str, batch: int, settings: Settings, con
             part_ms=parts,
             gap_ms=gap,
             prefill_per_s=measured.prefill_per_s,
+            pages=measured.pages,
             over_plain=None if plain is None else tokens_per_s / plain,
             over_vllm=over_vllm(tokens_per_s, decoding, batch, settings),
             mode=mode,
@@ -309,8 +332,11 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
         for i in range(batch)
     ]
     began = time.perf_counter()
-    while any(not request.output_ids for request in requests):
+    waiting, pages = requests, 0
+    while waiting:
         engine.step()
+        pages += sum(pages_held(engine, request) for request in waiting if request.output_ids)
+        waiting = [request for request in waiting if not request.output_ids]
     # A step is in flight both now and at the end, so the tokens read in between took the time in between.
     prefill = batch * prompt / (time.perf_counter() - began)
     started = seen = (sum(len(request.output_ids) for request in requests), time.perf_counter(), engine.stats.steps)
@@ -323,7 +349,12 @@ def run(engine: Engine, decoding: str, batch: int, prompt: int, output: int) -> 
     tokens, seconds, steps = seen[0] - started[0], seen[1] - started[1], seen[2] - started[2]
     if output > WARM and not steps:
         raise SystemExit(f"{decoding}, batch {batch}: the first request ends before the last begins; raise --output")
-    return Measured(tokens, seconds, steps, prefill)
+    return Measured(tokens, seconds, steps, prefill, pages)
+
+
+def pages_held(engine: Engine, request: Request) -> int:
+    """In all page groups."""
+    return sum(engine.ledger.reclaimable(request))
 
 
 def part_times(engine: Engine, decoding: str, batch: int, settings: Settings) -> dict[str, float]:
@@ -386,30 +417,34 @@ def speculation(decoding: str) -> Speculation | str:
 
 
 def floor_ms(engine: Engine, batch: int, settings: Settings) -> float:
-    """Time to read the weights (without the embedding, of which one row per token is read, and of experts those that
-    `batch` rows choose on average) and the KV at the middle of the run. With skewed routing, half of the rows choose
-    among an eighth of the experts and half among the rest."""
+    """Time to read the weights (without tables of embeddings, of which one row per token is read, and of experts those
+    that `batch` rows choose on average) and the KV at the middle of the run, of each layer what its window reaches.
+    With skewed routing, half of the rows choose among an eighth of the experts and half among the rest."""
     model = engine.loaded.model
-    weights: float = sum(p.nbytes for p in model.parameters()) - model.embed.weight.nbytes
-    for mixture in model.modules():
-        if isinstance(mixture, Mixture):
-            count, each = mixture.experts.count, mixture.spec.routing.num_experts_per_tok
-            parts: list[tuple[int, float]] = [(count, batch)]  # experts, and rows that choose among them
-            if settings.routing == "skewed":
-                parts = [(count // 8, batch / 2), (count - count // 8, batch / 2)]
-            if settings.routing == "same":
-                parts = [(count, 1)]
-            unread = sum(experts * (1 - each / experts) ** rows for experts, rows in parts)
-            weights -= unread / count * sum(p.nbytes for p in mixture.experts.parameters())
-    entry = bytes_per_token(engine.loaded.pool.states, torch.bfloat16)
+    tables = [each for each in model.modules() if isinstance(each, Embedding)]
+    looked_up = [each for each in tables if each is not model.embed or not model.spec.tied]
+    weights: float = sum(p.nbytes for p in model.parameters()) - sum(each.weight.nbytes for each in looked_up)
+    for mixture in mixtures(model):
+        count, chosen = mixture.experts.count, mixture.spec.routing.num_experts_per_tok
+        parts: list[tuple[int, float]] = [(count, batch)]  # experts, and rows that choose among them
+        if settings.routing == "skewed":
+            parts = [(count // 8, batch / 2), (count - count // 8, batch / 2)]
+        if settings.routing == "same":
+            parts = [(count, 1)]
+        unread = sum(experts * (1 - chosen / experts) ** rows for experts, rows in parts)
+        weights -= unread / count * sum(p.nbytes for p in mixture.experts.parameters())
     context = settings.prompt + settings.output / 2
-    return (weights + batch * context * entry) / (settings.bandwidth * 1e12) * 1e3
+    entries = sum(
+        state.read.bytes_per_token(torch.bfloat16) * min(context, state.window or context)
+        for state in engine.loaded.pool.states
+    )
+    return (weights + batch * entries) / (settings.bandwidth * 1e12) * 1e3
 
 
 def as_table(rows: list[Row], title: str) -> Table:
     table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {title}")
     names = ("mode", "batch", "decoding", "tokens/s", "/plain", "/vLLM", "tokens/step", "ms/step", "floor")
-    for column in (*names, *PARTS, "gap", "prefill/s"):
+    for column in (*names, *PARTS, "gap", "prefill/s", "pages"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -425,6 +460,7 @@ def as_table(rows: list[Row], title: str) -> Table:
             *(f"{row.part_ms[part]:.3f}" for part in PARTS),
             "" if row.gap_ms is None else f"{row.gap_ms:.3f}",
             f"{row.prefill_per_s:,.0f}",
+            f"{row.pages:,}",
         )
     return table
 

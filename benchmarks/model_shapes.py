@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gemma_shapes import A4B_26B, DENSE_31B, E2B, E4B, assistant_of, fewer_layers
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
@@ -29,15 +31,17 @@ class ModelShape:
 
     @property
     def is_mixture(self) -> bool:
-        return "num_experts_per_tok" in self.config
+        return not self.config.keys().isdisjoint({"num_experts_per_tok", "top_k_experts"})
 
     def write(self, folder: str | Path, layers: int | None = None) -> None:
         """A checkpoint of this shape without weights; layers: if not all."""
-        changes = {} if layers is None else {"num_hidden_layers": layers}
-        config = AutoConfig.for_model(
-            self.model_type, **{**self.config, **changes, "architectures": [self.architecture]}
-        )
-        config.save_pretrained(folder)
+        changes: dict[str, Any] = {}
+        if layers is not None:
+            fewer = {"num_hidden_layers": layers}
+            changes = fewer_layers(self.config, layers) if "layer_types" in self.config else fewer
+        # Configs write into what they get.
+        stated = copy.deepcopy({**self.config, **changes, "architectures": [self.architecture]})
+        AutoConfig.for_model(self.model_type, **stated).save_pretrained(folder)
 
 
 LLAMA_8B: dict[str, Any] = {
@@ -122,6 +126,10 @@ SHAPES = {
         DEEPSEEK_V2_LITE,
         {"plain": {1: 313.2, 16: 4409.0, 64: 14737.0}},
     ),
+    "gemma4-26b-a4b": ModelShape("Gemma-4-26B-A4B", "gemma4_text", "Gemma4ForCausalLM", A4B_26B),
+    "gemma4-31b": ModelShape("Gemma-4-31B", "gemma4_text", "Gemma4ForCausalLM", DENSE_31B),
+    "gemma4-e4b": ModelShape("Gemma-4-E4B", "gemma4_text", "Gemma4ForCausalLM", E4B),
+    "gemma4-e2b": ModelShape("Gemma-4-E2B", "gemma4_text", "Gemma4ForCausalLM", E2B),
 }
 """By the name that --model takes. The first is the default."""
 
@@ -155,5 +163,16 @@ def write_eagle3(folder: Path, layers: int, target: Mapping[str, Any] = LLAMA_8B
         "draft_vocab_size": DRAFT_VOCAB,
         "eagle_aux_hidden_state_layer_ids": [min(2, layers - 1), layers // 2, max(layers - 3, 0)],
     }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_assistant(folder: Path, target: Mapping[str, Any]) -> Path:
+    """The published assistant of a Gemma 4 of this shape, of whose weights only the last norm is there: a directory
+    without any tensor is refused, and with load_format dummy none is read. Raises ValueError for any other model."""
+    config = assistant_of(target)
+    folder.mkdir()
+    norm = torch.ones(config["text_config"]["hidden_size"], dtype=torch.bfloat16)
+    save_file({"model.norm.weight": norm}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder

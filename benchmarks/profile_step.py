@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from device_trace import Activity, gap_us, idle_us, trace_steps
-from gpu_decode import Settings, decoding_requests, open_engine
-from model_shapes import SHAPES, write_eagle3
+from gpu_decode import Settings, decoding_requests, open_engine, write_heads
+from model_shapes import SHAPES
 from rich.console import Console
 from rich.table import Table
 
@@ -45,9 +45,7 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         shape.write(folder)
-        drafts_by_head = "eagle" in args.decoding
-        head = write_eagle3(Path(folder) / "eagle3", settings.layers, shape.config) if drafts_by_head else None
-        engine = open_engine(folder, head, args.mode, settings)
+        engine = open_engine(folder, write_heads(Path(folder), settings), args.mode, settings)
     console = Console(width=150)
     for batch in settings.batch:
         with decoding_requests(engine, args.decoding, batch, settings):
