@@ -77,6 +77,8 @@ A4B_26B: dict[str, Any] = {
     "top_k_experts": 8,
     "moe_intermediate_size": 704,
 }
+SHARING = ("gemma4-e2b", "gemma4-e4b")
+"""The shapes whose last layers read the keys and values of others, by their names in model_shapes.py."""
 
 
 def fewer_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

@@ -297,6 +297,9 @@ class ForwardBatch:
     """The decision rows are all rows, in order."""
     prompt_rows: torch.Tensor | None = None
     """[P] int64 rows that are followed by another prompt token, for requests that read their prompt's rows."""
+    whole: tuple[bool, ...] | None = None
+    """Of each span, whether the last states of all its rows are needed, and not only those of its decision rows; None:
+    of every span."""
 
     @property
     def row_counts(self) -> tuple[int, ...]:
@@ -339,9 +342,20 @@ class Geometry:
     that its graph reads, whereas a shared cache might evict them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """The rows of a step whose last states are needed."""
+
+    rows: torch.Tensor
+    """[M] int64, span after span; there may be none."""
+    geometry: Geometry
+    """What attention reads for these rows alone."""
+
+
 @dataclass(slots=True)
 class States:
-    """Hidden states of a step's rows, for drafters that read them."""
+    """Hidden states of a step's rows, for drafters that read them. Rows that did not go on are zero where they have no
+    state."""
 
     final: torch.Tensor
     """[N, H] after the final norm: what the head turns into logits."""

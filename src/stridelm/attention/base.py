@@ -128,7 +128,7 @@ class Mixer(Generic[S]):
     ) -> torch.Tensor:
         """Write the rows' entries to the layer's pool at `slots`, then attend.
 
-        wanted_M: int64 rows that attend, which are those of the step's geometry; None: all.
+        wanted_M: int64 rows that attend, which are those of the step's geometry unless there are none; None: all.
         """
         raise NotImplementedError
 
@@ -167,6 +167,8 @@ class HeadsMixer(Mixer[HeadsKV]):
         keys, values = entries["keys"], entries["values"]
         scales = state.key_scale, state.value_scale
         q_NHD = ops.rope_and_store(inputs.qkv_NXD, inputs.rope, keys, values, slots_N, *scales)
+        if wanted_M is not None and not len(wanted_M):
+            return q_NHD[:0]
         return self.attend(state, q_NHD if wanted_M is None else q_NHD.index_select(0, wanted_M), keys, values)
 
     def attend(
@@ -192,6 +194,8 @@ class LatentMixer(Mixer[LatentKV]):
         q_NHD = inputs.q_NHD
         made = inputs.turned_NHK, inputs.rows_NC, inputs.rope
         turned_NHK = ops.rope_and_store_latent(*made, latents, slots_N, state.key_scale)
+        if wanted_M is not None and not len(wanted_M):
+            return q_NHR[:0]
         if wanted_M is not None:
             q_NHD, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHD, turned_NHK))
         return self.values(state, q_NHD, turned_NHK, latents, inputs.expansion)

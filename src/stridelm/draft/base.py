@@ -122,6 +122,12 @@ class Drafter:
         return (self.name,)
 
     @property
+    def reads_every_row(self) -> bool:
+        """Whether `observe` reads the states of all rows that are kept, and not only of the one from which the next
+        step grows (`leaf_rows`). Of a model whose last layers store nothing, others have none (run/onward.py)."""
+        return False
+
+    @property
     def draft_kv(self) -> DraftKV | None:
         """What the ledger must know about its KV; None if it keeps none."""
         return None

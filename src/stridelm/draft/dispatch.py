@@ -54,6 +54,9 @@ class Drafters:
         for drafter in self._made.values():
             drafter.forget()
 
+    def reads_every_row(self, span: Span) -> bool:
+        return self._of(span.request).reads_every_row
+
     def on_host(self, spans: tuple[Span, ...]) -> bool:
         """Whether any of the drafts is made on the host."""
         drafters = {span.request.speculation.drafter or "" for span in spans if span.draft}

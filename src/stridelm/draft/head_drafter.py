@@ -70,6 +70,10 @@ class HeadDrafter(HeadWeights):
         self._tail = Tail(slots, num_modules - 1, runtime.patience, width, runtime.dtype, target.device)
 
     @property
+    def reads_every_row(self) -> bool:
+        return True
+
+    @property
     def draft_kv(self) -> DraftKV:
         return DraftKV(self.name, self.head.num_modules, may_wait=True)
 

@@ -5,7 +5,7 @@ whole (engine/capture.py); steps that are not captured run through the same code
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -71,6 +71,8 @@ class DeviceStep:
         self.on_bounds = runner.attention.reads_device
         """The device reads lengths and pages itself, and steps are planned on bounds."""
         self._drops_padding = self.device.type == "cpu" and not self.on_bounds
+        self.narrows = runner.model.last_storing + 1 < runner.model.spec.num_layers
+        """Whether the model ends with layers that store nothing, through which only some rows go (run/onward.py)."""
         self.reach = tokens.tokens.shape[1]
         """A bound on the end of any span."""
         self.timed = False
@@ -107,12 +109,17 @@ class DeviceStep:
         def lay_out(draft: Draft) -> ForwardBatch:
             layout = self.tokens.arena.recent(row_layout, shape_of(spans), draft.width)
             batch = self.on_layout(spans, layout, draft, slots, max(span.end for span in spans))
-            return without_padding(batch) if self._drops_padding else batch
+            batch = without_padding(batch) if self._drops_padding else batch
+            return replace(batch, whole=self._whole(spans)) if self.narrows else batch
 
         def observe(batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
             self.drafters.observe(spans, slots, batch, logits, verdict)
 
         return self.half(spans, slots, propose, lay_out, forward or self.runner.forward, observe, land)
+
+    def _whole(self, spans: tuple[Span, ...]) -> tuple[bool, ...]:
+        """Of each span, whether the last states of all its rows are needed."""
+        return tuple(span.request.params.reads_prompt or self.drafters.reads_every_row(span) for span in spans)
 
     def on_layout(
         self, spans: tuple[Span, ...], layout: RowLayout, draft: Draft, slots: torch.Tensor, reach: int

@@ -13,8 +13,9 @@ from stridelm.attention.base import AttentionBackend, PagedLayers, PreparedAtten
 from stridelm.cache.pool import PagePool, draft_places
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.run.onward import onward
 from stridelm.run.trap import PageTrap
-from stridelm.types import ForwardBatch, Geometry, States
+from stridelm.types import ForwardBatch, Geometry, Onward, States
 
 
 @dataclass(slots=True)
@@ -47,7 +48,8 @@ class EagerRunner:
         index."""
         if self.trap is not None:
             self.trap.check(batch, *draft_places(batch.geometry))
-        return self.logits(self.states(batch.ids, batch.positions, batch.slots, batch.geometry), batch)
+        states = self.states(batch.ids, batch.positions, batch.slots, batch.geometry, onward(batch))
+        return self.logits(states, batch)
 
     def states(
         self,
@@ -55,17 +57,24 @@ class EagerRunner:
         positions_N: torch.Tensor,
         slots: dict[str, torch.Tensor],
         geometry: Geometry,
+        some: Onward | None = None,
     ) -> States:
-        """The states of N rows; slots: as in ForwardBatch."""
-        mix = PagedMix(self.pool, self.model.ops, self.attention.prepare(geometry), slots)
+        """The states of N rows. slots: as in ForwardBatch. some: those that go on after the last layer that stores
+        entries; None: all."""
+        every = PagedMix(self.pool, self.model.ops, self.attention.prepare(geometry), slots)
+        mix: PagedMix | OnwardMix = every
+        rows_M: torch.Tensor | None = None
+        if some is not None:
+            mix, rows_M = OnwardMix(self.model.last_storing, every, self.attention, some), some.rows
         tapped: dict[int, torch.Tensor] = {}
 
         def tap(layer: int, x_NH: torch.Tensor) -> None:
             if layer in self.taps:
-                tapped[layer] = x_NH.clone()
+                goes_on = rows_M is not None and layer > self.model.last_storing
+                tapped[layer] = spread(x_NH, rows_M, len(ids_N)) if goes_on else x_NH.clone()
 
-        final_NH = self.model(ModelInput(ids_N, positions_N, mix, tap if self.taps else None))
-        return States(final_NH, tapped)
+        final = self.model(ModelInput(ids_N, positions_N, mix, tap if self.taps else None, rows_M))
+        return States(spread(final, rows_M, len(ids_N)), tapped)
 
     def logits(self, states: States, batch: ForwardBatch) -> Logits:
         hidden_NH = states.final
@@ -77,6 +86,13 @@ class EagerRunner:
         if not rows.shape[0]:
             return hidden_NH.new_empty(0, self.model.spec.vocab_size)
         return self.model.logits(hidden_NH.index_select(0, rows))
+
+
+def spread(x_MH: torch.Tensor, rows_M: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """[N, H] with these rows, and zeros for all others; None: they are all rows."""
+    if rows_M is None:
+        return x_MH
+    return x_MH.new_zeros(rows, x_MH.shape[1]).index_copy_(0, rows_M, x_MH)
 
 
 class PagedMix(PagedLayers):
@@ -104,3 +120,26 @@ class PagedMix(PagedLayers):
         stored = self.pool.stored(layers)
         mixer = self.prepared.mixer(stored.states[0])
         return mixer.run_layers(stored, self.slots, layers_LF, call)
+
+
+class OnwardMix(PagedLayers):
+    """Mixes a step's layers when only some of its rows go on: all rows up to layer `last`, which stores the entries of
+    all and lets those attend; and those alone after it."""
+
+    def __init__(self, last: int, every: PagedMix, attention: AttentionBackend, some: Onward) -> None:
+        # Where nobody goes on, nothing attends: no backend has to plan that.
+        prepared = attention.prepare(some.geometry) if len(some.rows) else every.prepared
+        slots = {group: slots_N[some.rows] for group, slots_N in every.slots.items()}
+        self._last, self._every = last, every
+        self._at_last = PagedMix(every.pool, every.ops, prepared, every.slots, some.rows)
+        self._after = PagedMix(every.pool, every.ops, prepared, slots)
+
+    def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
+        return self._of(layer)(layer, inputs)
+
+    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
+        mix = self._of(layers[0])
+        return mix is self._of(layers[-1]) and mix.run_layers(layers, layers_LF, call)
+
+    def _of(self, layer: int) -> PagedMix:
+        return self._every if layer < self._last else self._at_last if layer == self._last else self._after

@@ -6,7 +6,7 @@ spans. The step's rows are copied in, and the backend copies in what attention r
 is padding: rows that write to the null slot, and whatever the backend pads with.
 
 With many rows the device is busy for longer than the host needs to launch kernels (17 ms for 32 layers), and nothing is
-captured.
+captured. Then rows may stop early (run/onward.py); in a captured pass all rows go through all layers.
 """
 
 from __future__ import annotations

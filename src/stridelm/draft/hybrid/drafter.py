@@ -123,6 +123,10 @@ class HybridDrafter(Drafter):
         return cls._partner(target).usual_depth(target)
 
     @property
+    def reads_every_row(self) -> bool:
+        return self.partner.reads_every_row
+
+    @property
     def draft_kv(self) -> DraftKV | None:
         return self.partner.draft_kv
 

@@ -95,6 +95,7 @@ class Attention(ModelPart):
     def __init__(self, spec: HeadsSpec, site: Site) -> None:
         super().__init__()
         self.spec, self.layer, self.eps, self.shard = spec, site.layer, site.eps, site.shard
+        self.width = site.width
         self.heads, self.head_dim = site.shard.of("num_attention_heads", spec.num_heads), spec.head_dim
         self.kv_heads = site.shard.of("num_key_value_heads", spec.num_kv_heads) if spec.stored else 0
         reads, stored = site.reads or site.width, site.weight_format
@@ -125,7 +126,10 @@ class Attention(ModelPart):
             self.spec.keys_as_values,
         )
         qkv_NXD = self.qkv(x).view(x.shape[0], qk.projected, self.head_dim)
-        return self.shard.sum(self.o(mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)))
+        mixed_NC = mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)
+        if not len(mixed_NC) and len(x):  # the rows were only to be stored
+            return x.new_empty(0, self.width)
+        return self.shard.sum(self.o(mixed_NC))
 
     def slots(self, theirs: str = "") -> Slots:
         if self.qk_norm is not None:

@@ -183,8 +183,10 @@ class Stream:
 
     def keep(self, rows_M: torch.Tensor) -> None:
         """Continue with these rows only."""
-        assert self._waiting is None and self.given is None
+        assert self._waiting is None
         self.x = self.x.index_select(0, rows_M)
+        if self.given is not None:
+            self.given = self.given.index_select(0, rows_M)
 
 
 class CompiledBlocks(Protocol):
@@ -227,7 +229,8 @@ class Block(ModelPart):
         read_NC: torch.Tensor | None = None,
         wanted_M: torch.Tensor | None = None,
     ) -> None:
-        """Add to the stream; with `wanted`, only these rows, for which `mix` returns values, continue after the mixer.
+        """Add to the stream; with `wanted`, only these rows, for which `mix` returns values, continue after the mixer,
+        and if there are none, the rest is left out.
 
         read: the mixer's input, if the block has no norm before it.
         """
@@ -240,7 +243,11 @@ class Block(ModelPart):
             tap(self.layer, stream.x)
         if wanted_M is not None:
             stream.keep(wanted_M)
-        self._add(stream, self.mixer(read_NC, positions_N, mix, stream.ops), self.after_mixer)
+        mixed_NH = self.mixer(read_NC, positions_N, mix, stream.ops)
+        if wanted_M is not None and not len(wanted_M):
+            return
+        self._add(stream, mixed_NH, self.after_mixer)
+        del mixed_NH
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
         self._add(stream, self.mlp(read_NC, stream.ops, *beside), self.after_mlp)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
-from stridelm.cache.layout import LayerStates
+from stridelm.cache.layout import LayerStates, Shared
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes
@@ -37,6 +37,9 @@ class ModelInput:
     """int64."""
     mix: Mix
     tap: Tap | None = None
+    onward_M: torch.Tensor | None = None
+    """int64 rows that go on after the last layer that stores entries, for which `mix` returns values from there on;
+    None: all."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class DecoderSpec:
         """The state that a rank keeps of each layer."""
         return tuple(layer.mixer.state(shard) for layer in self.layers)
 
+    @property
+    def last_storing(self) -> int:
+        """The last layer that keeps entries of its own. To later ones a row matters only if its last state does."""
+        return max(i for i, state in enumerate(self.states()) if not isinstance(state, Shared))
+
     def prepare(self, ops: Ops, dtype: torch.dtype) -> None:
         """Compile what each kind of layer needs."""
         kinds: list[dict[str, Any]] = []
@@ -103,6 +111,7 @@ class Decoder(ModelPart):
         """shard: of its layers; embedding, norms and head are whole. Raises ValueError if the shares are not equal."""
         super().__init__()
         self.spec, self.shard = spec, shard
+        self.last_storing = spec.last_storing
         self.ops: Ops = PlainOps()
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
         self.given = None if spec.given is None else LayerInputs(spec.given, spec.hidden_size, spec.norm_eps)
@@ -128,16 +137,23 @@ class Decoder(ModelPart):
         self.head.weight = self.embed.weight
 
     def forward(self, rows: ModelInput) -> torch.Tensor:
+        """[N, H], or [M, H] if only some rows go on."""
         x_NH = self.embed(rows.ids_N)
         given_NLW = None if self.given is None else self.given(rows.ids_N, x_NH, self.ops)
         stream = Stream(x_NH, self.ops, self.spec.norm_eps, given_NLW)
         del x_NH, given_NLW  # the stream frees them when it needs them no longer
-        if self.compiled is not None and rows.tap is None:
+        if self.compiled is not None and rows.tap is None and rows.onward_M is None:
             final_NH = self.compiled(stream, rows.positions_N, rows.mix, self.norm)
             if final_NH is not None:
                 return final_NH
-        for block in self.blocks:
-            block(stream, rows.positions_N, rows.mix, rows.tap)
+        positions_N = rows.positions_N
+        for layer, block in enumerate(self.blocks):
+            wanted_M = rows.onward_M if layer == self.last_storing else None
+            block(stream, positions_N, rows.mix, rows.tap, wanted_M=wanted_M)
+            if wanted_M is not None:
+                if not len(wanted_M):
+                    return stream.x
+                positions_N = positions_N.index_select(0, wanted_M)
         return stream.norm(self.norm)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
