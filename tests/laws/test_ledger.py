@@ -125,6 +125,24 @@ class Requests(RuleBasedStateMachine):
         assert one.computed == 0
         assert self.ledger.available().cover(available + promised)
 
+    @rule(data=st.data(), group=st.sampled_from(("main", "other", "sliding")))
+    def resize(self, data: st.DataObject, group: str) -> None:
+        """A group gets pages, or loses some that no request holds, free ones first; pages keep their names."""
+        place = list(self.ledger.counts()).index(group)
+        before, available = self.ledger.counts()[group], self.ledger.available()[place]
+        total = data.draw(st.integers(max(1, before["total"] - available), before["total"] + 5))
+        held = {one.id: [page > 0 for page in self.ledger.table(one, group)] for one in self.running}
+        renamed = self.ledger.resize(group, total)
+        after = self.ledger.counts()[group]
+        lost = max(0, before["total"] - total)
+        assert after["total"] == total and after["held"] == before["held"]
+        assert after["cached"] == before["cached"] - max(0, lost - before["free"])
+        assert all(new <= total < old for old, new in renamed.items())
+        assert len(set(renamed.values())) == len(renamed)
+        for one in self.running:
+            table = self.ledger.table(one, group)
+            assert [page > 0 for page in table] == held[one.id] and max(table, default=0) <= total
+
     @rule()
     def flush(self) -> None:
         """Flushing the cache frees it, and later hits find only what was written later."""
@@ -218,7 +236,7 @@ def test_commit_only_once() -> None:
 
 
 def corrupt_count(ledger: Ledger, one: Request) -> None:
-    ledger._pages["main"]._free.popleft()
+    ledger._pages["main"]._free.pop()
 
 
 def corrupt_hold(ledger: Ledger, one: Request) -> None:
@@ -261,7 +279,7 @@ def test_strict_checks_at_every_step(checkpoint: Callable[..., Path]) -> None:
         llm = stand.llm(strict=strict)
         llm.engine.add("a", [1, 2, 3], SamplingParams(max_tokens=4))
         llm.engine.step()
-        llm.engine.ledger._pages["full"]._free.popleft()
+        llm.engine.ledger._pages["full"]._free.pop()
         if strict:
             with pytest.raises(RuntimeError, match="free"):
                 llm.engine.step()

@@ -58,8 +58,8 @@ class Ledger:
         self.strict = strict
         self._prefix_caching = prefix_caching
         self._pages = {group: Pages(total) for group, total in groups.items()}
-        self._windows = {group: (windows or {}).get(group) for group in groups}
-        self._is_windowed = any(self._windows.values())
+        self.windows = {group: (windows or {}).get(group) for group in groups}
+        self._is_windowed = any(self.windows.values())
         self._leases: dict[str, Lease] = {}
         self._waiting_names: dict[str, list[bytes]] = {}
         self.peak = 0
@@ -88,7 +88,7 @@ class Ledger:
     def most_held(self, tokens: int, rows: int = 1) -> PageCounts:
         """Maximum pages that a request holds at once until it has `tokens` tokens, run `rows` rows at a time."""
         all_pages = self.pages_for(tokens)
-        windows = self._windows.values()
+        windows = self.windows.values()
         return PageCounts(all_pages if w is None else min(all_pages, self.pages_for(w + rows) + 1) for w in windows)
 
     def growth(self, request: Request, pages: int) -> PageCounts:
@@ -99,6 +99,14 @@ class Ledger:
         held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
         maximum = self.most_held((self._covered(request) + pages) * self.page_size)
         return PageCounts(min(pages, max(0, m - h)) for m, h in zip(maximum, held, strict=True))
+
+    def to_come(self, request: Request, tokens: int, rows: int) -> PageCounts:
+        """How many more pages of each group the request may hold until it has `tokens` tokens, `rows` rows at a
+        time."""
+        lease = self._leases.get(request.id)
+        most = self.most_held(tokens, rows)
+        held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
+        return PageCounts(max(0, m - h) for m, h in zip(most, held, strict=True))
 
     def reclaimable(self, request: Request) -> PageCounts:
         """Pages that releasing this request would make available."""
@@ -130,7 +138,7 @@ class Ledger:
         max_pages = (len(tokens) - after) // self.page_size
         found: dict[str, list[int]] = {}
         # Groups with full attention first: their hits bound what is looked up for the others.
-        for group in sorted(self._pages, key=lambda group: self._windows[group] is not None):
+        for group in sorted(self._pages, key=lambda group: self.windows[group] is not None):
             found[group] = self._lookup(request, names[:max_pages], tokens, group)
             max_pages = len(found[group])
         runs = {group: _runs(table) for group, table in found.items()}
@@ -146,14 +154,14 @@ class Ledger:
         table = []
         for index, name in enumerate(names):
             page = self._pages[group].find(self._key(request, name, tokens, index)) or 0
-            if not page and self._windows[group] is None:
+            if not page and self.windows[group] is None:
                 break
             table.append(page)
         return table
 
     def _passed(self, group: str, computed: int) -> int:
         """Number of leading pages that no row from storage index `computed` on sees."""
-        window = self._windows[group]
+        window = self.windows[group]
         return 0 if window is None else max(0, computed - window + 1) // self.page_size
 
     def _key(self, request: Request, name: bytes, tokens: list[int], index: int) -> bytes:
@@ -252,6 +260,19 @@ class Ledger:
             group: {"free": p.free, "cached": p.cached, "held": p.held, "total": p.total}
             for group, p in self._pages.items()
         }
+
+    def resize(self, group: str, total: int) -> dict[int, int]:
+        """Let the group have `total` pages; see Pages.grow and Pages.shrink. Returns renamed pages by their old number,
+        which is no longer in any table. No transaction may be open."""
+        pages = self._pages[group]
+        if total >= pages.total:
+            pages.grow(total)
+            return {}
+        renamed = pages.shrink(total)
+        if renamed:
+            for lease in self._leases.values():
+                lease.tables[group][:] = [renamed.get(page, page) for page in lease.tables[group]]
+        return renamed
 
     def flush(self) -> None:
         """Forget the prefix cache."""

@@ -7,11 +7,14 @@ Every page from 1 to `total` is in exactly one state:
     cached    no request holds it, but its contents are known by hash; evicted when pages run out, oldest first
 
 Page 0 is the null page: padding reads and writes it, and it is not counted.
+
+The lowest free page is taken first, so that the highest tend to be free when memory is to serve another group.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import heapq
+from collections import OrderedDict
 from collections.abc import Iterable
 
 
@@ -19,7 +22,7 @@ class Pages:
     def __init__(self, total: int) -> None:
         assert total > 0
         self.total = total
-        self._free: deque[int] = deque(range(1, total + 1))
+        self._free = list(range(1, total + 1))  # ascending, so already a heap
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
@@ -55,7 +58,7 @@ class Pages:
 
     def _take_one(self) -> int:
         if self._free:
-            page = self._free.popleft()
+            page = heapq.heappop(self._free)
         else:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
@@ -79,7 +82,7 @@ class Pages:
             if page in self._hashes_of:
                 self._idle[page] = None
             else:
-                self._free.append(page)
+                heapq.heappush(self._free, page)
 
     def name(self, page: int, digest: bytes) -> None:
         """Make a held page's contents findable by this hash; a page may have several. The first page with a hash keeps
@@ -93,10 +96,41 @@ class Pages:
 
     def flush(self) -> None:
         """Forget all cached contents; held pages stay held but can no longer be found."""
-        self._free.extend(self._idle)
+        self._free = sorted([*self._free, *self._idle])
         self._idle.clear()
         self._page_of.clear()
         self._hashes_of.clear()
+
+    def grow(self, total: int) -> None:
+        """Add free pages, up to this number in all."""
+        assert total >= self.total
+        for page in range(self.total + 1, total + 1):
+            heapq.heappush(self._free, page)
+        self.total = total
+
+    def shrink(self, total: int) -> dict[int, int]:
+        """Drop the pages after `total`, of which no more than are available may be dropped: as many are lost as free
+        pages, then as cached ones, those idle the longest first. Returns held and cached pages that have been renamed,
+        by their old number; the caller moves their contents, and renames them in page tables."""
+        lost = self.total - total
+        assert 0 <= lost <= self.available and total > 0, f"{lost} pages dropped, {self.available} available"
+        while len(self._free) < lost:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+            heapq.heappush(self._free, page)
+        free = [page for page in sorted(self._free) if page <= total]
+        above = sorted(page for page in (*self._holders, *self._idle) if page > total)
+        renamed = dict(zip(above, free))
+        self._free, self.total = free[len(above) :], total
+        if renamed:
+            self._rename(renamed)
+        return renamed
+
+    def _rename(self, renamed: dict[int, int]) -> None:
+        self._holders = {renamed.get(page, page): count for page, count in self._holders.items()}
+        self._idle = OrderedDict((renamed.get(page, page), None) for page in self._idle)
+        self._hashes_of = {renamed.get(page, page): hashes for page, hashes in self._hashes_of.items()}
+        self._page_of = {digest: renamed.get(page, page) for digest, page in self._page_of.items()}
 
     def _forget(self, page: int) -> None:
         for digest in self._hashes_of.pop(page):
