@@ -218,6 +218,9 @@ class StepPlan:
     preempted: tuple[Request, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """One per span, if somebody asked for them."""
+    lacking: PageCounts | None = None
+    """If pages were short: how many the first request that got none, or was preempted for them, lacked in each group;
+    below 0, those that were left beside. None if pages sufficed."""
 
     @property
     def rows(self) -> int:

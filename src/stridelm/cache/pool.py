@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from stridelm.cache.backing import Backing, ElasticMemory, rounded
 from stridelm.cache.layout import HeadsKV, LayerStates, Shared
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.host.columns import bits
@@ -19,6 +21,19 @@ from stridelm.progress import size
 from stridelm.types import Draft, ForwardBatch, Geometry, Verdict
 
 logger = logging.getLogger(__name__)
+
+
+MOVED_AT_ONCE = 64
+"""Pages that are copied by one call, which bounds the memory that the copy takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Elastic:
+    """Memory that can serve one group or another."""
+
+    memory: ElasticMemory
+    most: Mapping[str, int]
+    """Page group -> maximum pages that it may ever have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +48,11 @@ class StoredLayers:
 
 class PagePool:
     """Every layer's entries, in tensors of [P slots, ...] as described by its LayerState. Slot = page * page_size +
-    offset; padding writes to the null page 0. Zeroed, so that masked reads are finite."""
+    offset; padding writes to the null page 0. Zeroed, so that masked reads are finite.
+
+    With elastic memory, a tensor has addresses for the most pages that its group may ever have, and memory for those
+    that it has now (`pages`).
+    """
 
     def __init__(
         self,
@@ -43,14 +62,21 @@ class PagePool:
         dtype: torch.dtype,
         device: torch.device,
         ops: StepOps | None = None,
+        elastic: Elastic | None = None,
     ) -> None:
-        """pages: page group -> number of pages. dtype: the model's."""
+        """pages: page group -> number of pages. dtype: the model's. elastic: None if that number stays."""
         self.states = states
         self.read = tuple(state.read for state in states)
         """For each layer, the kind of the entries that its rows read."""
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
+        self.elastic = elastic
+        self._device = device
+        self._beside: list[PagePool] = []
+        """Other layers' pools with the same pages."""
+        self._backings: dict[str, list[tuple[int, Backing]]] = {group: [] for group in pages}
+        """Page group -> bytes of a page of each of its tensors, and the memory under the tensor."""
         self.entries: list[dict[str, torch.Tensor]] = []
         """For each layer, the tensors that its rows read, by name."""
         for state in states:
@@ -58,15 +84,70 @@ class PagePool:
                 assert states[state.layer].group == state.group and states[state.layer].tensors()
                 self.entries.append(self.entries[state.layer])
                 continue
-            slots = (pages[state.group] + 1) * page_size
-            shapes = state.tensors().items()
+            stored = state.stored or dtype
             self.entries.append(
-                {name: torch.zeros(slots, *shape, dtype=state.stored or dtype, device=device) for name, shape in shapes}
+                {name: self._zeros(state.group, shape, stored) for name, shape in state.tensors().items()}
             )
         ops = ops or step_ops_for(device)
         self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}
         """Page group -> function that moves its layers' entries."""
         self._stored: dict[tuple[int, ...], StoredLayers] = {}
+        self.budget = self.bytes_at(pages)
+        """Bytes that all groups may take together, pools beside this one included."""
+
+    def _zeros(self, group: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of a group's slots."""
+        if self.elastic is None:
+            slots = (self.pages[group] + 1) * self.page_size
+            return torch.zeros(slots, *shape, dtype=dtype, device=self._device)
+        page = self.page_size * math.prod(shape) * dtype.itemsize
+        most = self.elastic.most[group] + 1
+        backing = self.elastic.memory.reserve(most * page, (self.pages[group] + 1) * page)
+        self._backings[group].append((page, backing))
+        return backing.bytes.view(dtype).view(most * self.page_size, *shape)
+
+    def beside(self, states: LayerStates, ops: StepOps) -> PagePool:
+        """A pool of other layers that hold entries in the same pages, and that gets and loses pages with this one."""
+        other = PagePool(states, self.pages, self.page_size, self.dtype, self._device, ops, self.elastic)
+        self._beside.append(other)
+        self.budget += other.budget
+        return other
+
+    @property
+    def most(self) -> Mapping[str, int] | None:
+        """Page group -> maximum pages that it may ever have; None if the numbers of pages stay."""
+        return None if self.elastic is None else self.elastic.most
+
+    def bytes_at(self, pages: Mapping[str, int]) -> int:
+        """Memory that these groups take with so many pages, in whole chunks, pools beside this one included. 0 without
+        elastic memory."""
+        if self.elastic is None:
+            return 0
+        chunk = self.elastic.memory.chunk
+        own = sum(rounded((n + 1) * page, chunk) for group, n in pages.items() for page, _ in self._backings[group])
+        return own + sum(pool.bytes_at(pages) for pool in self._beside)
+
+    def move(self, group: str, renamed: Mapping[int, int]) -> None:
+        """Copy the contents of pages, by their old number, to the new one. No new number is an old one."""
+        moves = list(renamed.items())
+        offset = torch.arange(self.page_size, device=self._device)
+        for start in range(0, len(moves), MOVED_AT_ONCE):
+            pages_2P1 = torch.tensor(moves[start : start + MOVED_AT_ONCE], device=self._device).T[:, :, None]
+            source_N, target_N = (pages_2P1 * self.page_size + offset).flatten(1).unbind(0)
+            for pool in (self, *self._beside):
+                pool.compact(group, source_N, target_N)
+
+    def resize(self, pages: Mapping[str, int]) -> None:
+        """Let these groups have so many pages: first those that lose some. Entries of pages that are added are zero or
+        finite; what is in pages that leave is lost. Waits for the device."""
+        assert self.elastic is not None
+        self.elastic.memory.wait()
+        losing = [group for group, count in pages.items() if count < self.pages[group]]
+        for group in (*losing, *(group for group in pages if group not in losing)):
+            for pool in (self, *self._beside):
+                for page, backing in pool._backings[group]:
+                    backing.resize((pages[group] + 1) * page)
+            self.pages[group] = pages[group]
 
     def keep(self, batch: ForwardBatch, draft: Draft, verdict: Verdict) -> None:
         """Move the entries of accepted paths to where a chain's would be. A no-op if all drafts are chains.

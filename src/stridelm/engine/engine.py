@@ -23,6 +23,7 @@ from stridelm.engine.intake import Intake
 from stridelm.engine.introspect import Introspection
 from stridelm.engine.kv_dtype import stored_states
 from stridelm.engine.load import LoadedModel, load
+from stridelm.engine.resplit import Resplit
 from stridelm.engine.roster import Roster
 from stridelm.engine.shortage import is_shortage
 from stridelm.engine.step import Steps, Tracer
@@ -69,6 +70,7 @@ class Engine:
             prefix_caching=config.enable_prefix_caching,
             strict=config.strict,
         )
+        self.resplit = Resplit(self.ledger, loaded.pool, loaded.target.max_length, config.max_num_batched_tokens)
         ops = step_ops_for(loaded.device)
         self.tokens = TokenTable(config.max_num_seqs, loaded.target.max_length, loaded.device, ops)
         self.sampling = SamplingTable(config.max_num_seqs, loaded.target.vocab_size, loaded.device)
@@ -82,7 +84,6 @@ class Engine:
         runtime = TargetRuntime(
             self.runner,
             self.pages,
-            loaded.pages,
             config.page_size,
             loaded.pool.dtype,
             partial(stored_states, config),
@@ -100,6 +101,7 @@ class Engine:
             loaded.target,
             self.drafters,
             self.ledger,
+            self.resplit.most_pages,
             config.max_num_batched_tokens,
             config.speculation,
             loaded.tokenizer is not None,
@@ -127,7 +129,7 @@ class Engine:
         self.adaptive = Adaptive(self.cost) if chooses else None
         lag = int(self.device.on_bounds)
         planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, patience)
-        self.steps = Steps(planner, self.roster, self.device, emitter, lag)
+        self.steps = Steps(planner, self.roster, self.device, emitter, lag, self.resplit)
         self.doubts = Doubts()
         self._spared: Request | None = None
         """The request whose own work last ran out of memory: a second time it ends."""

@@ -18,9 +18,9 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
-from stridelm.schedule.rows import smallest_budget
+from stridelm.schedule.rows import longest, smallest_budget
 from stridelm.stats import RequestStats, VerifiedDrafts
-from stridelm.types import Request
+from stridelm.types import PageCounts, Request
 from stridelm.values import token_ids
 from stridelm.verify import RULES
 
@@ -33,6 +33,8 @@ class Intake:
     target: TargetInfo
     drafters: Drafters
     ledger: Ledger
+    most_pages: Callable[[PageCounts], PageCounts]
+    """For each group, the pages that it could have while the others have those that a request needs."""
     max_tokens_per_step: int
     default: Speculation
     has_tokenizer: bool
@@ -95,13 +97,6 @@ class Intake:
         self._check_fit(request)
         return request
 
-    def longest(self, request: Request) -> int:
-        """Maximum number of tokens that the request can reach, prompt included."""
-        limit = self.target.max_length
-        if request.params.max_tokens is None:
-            return limit
-        return min(limit, len(request.prompt_ids) + request.params.max_tokens)
-
     def settled(self, params: SamplingParams) -> tuple[Speculation, tuple[int, ...]]:
         """How the request is to be drafted, with every field resolved, and the rows that each depth needs."""
         asked = Speculation.of(params.speculation)
@@ -159,10 +154,10 @@ class Intake:
 
     def _check_fit(self, request: Request) -> None:
         window = request.rows_by_depth[-1] if request.all_or_nothing else 0
-        need = self.ledger.most_held(self.longest(request) + window, smallest_budget(request))
-        total = self.ledger.total()
-        if not total.cover(need):
-            short, have = max(zip(need, total, strict=True), key=lambda pair: pair[0] - pair[1])
+        need = self.ledger.most_held(longest(request, self.target.max_length) + window, smallest_budget(request))
+        most = self.most_pages(need)
+        if not most.cover(need):
+            short, have = max(zip(need, most, strict=True), key=lambda pair: pair[0] - pair[1])
             raise ValueError(
                 f"the request may need {short} pages of KV and the pool has {have}; lower max_tokens or raise num_pages"
             )

@@ -13,15 +13,16 @@ import torch
 from stridelm.attention import BACKENDS, MADE_FOR
 from stridelm.attention.base import AttentionBackend, HeadsInput, LatentInput
 from stridelm.builtin import builtin_path
+from stridelm.cache.backing import elastic_memory
 from stridelm.cache.layout import FULL
-from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
+from stridelm.cache.pool import Elastic, MemoryBudget, PagePool, free_memory
 from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.settle import settle
 from stridelm.draft.whose import heads_of
 from stridelm.engine.kv_dtype import stored_states, target_states
-from stridelm.engine.memory import captured_bytes, count_pages, largest_step, profile_memory, useful_pages
+from stridelm.engine.memory import captured_bytes, count_pages, largest_step, may_split, profile_memory, useful_pages
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.models.loader import (
     build_empty,
@@ -62,8 +63,9 @@ class LoadedModel:
     """Whether outputs are bitwise independent of the batch."""
 
 
-def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
-    """Load everything; of the model, one rank's share. Raises ValueError for settings that do not fit together."""
+def load(config: EngineConfig, shard: Shard = ONE, *, elastic: bool = True) -> LoadedModel:
+    """Load everything; of the model, one rank's share. elastic: whether memory may move between page groups later.
+    Raises ValueError for settings that do not fit together."""
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
@@ -110,9 +112,11 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
     kept = captured_bytes(config, captures=captures) + memory_need.parameters * dtype.itemsize
     room = MemoryBudget(device, free_memory(device), activations + kept)
     kept_states = (*states, *stored_states(config, memory_need.layers))
-    pages = count_pages(config, kept_states, target.max_length, dtype, room)
+    memory = elastic_memory(device) if elastic and may_split(config, kept_states, dtype) else None
+    pages, most = count_pages(config, kept_states, target.max_length, dtype, room, elastic=memory is not None)
     if FULL not in pages and drafts_with_kv(target):  # page ids for KV of drafters other than the default
         pages[FULL] = useful_pages(config, {FULL: None}, target.max_length)[FULL]
+        most[FULL] = pages[FULL]
     logger.info(
         "model %s on %s in %s: weights %s (%s), activations %s, KV %s, %s pages of %d tokens",
         path,
@@ -135,7 +139,14 @@ def load(config: EngineConfig, shard: Shard = ONE) -> LoadedModel:
         eos_id=None if tokenizer is None else tokenizer.eos_id,
         eos_ids=checkpoint_eos_ids(ends) if tokenizer is None else tokenizer.eos_ids,
         target=target,
-        pool=PagePool(states, pages, config.page_size, dtype, device),
+        pool=PagePool(
+            states,
+            pages,
+            config.page_size,
+            dtype,
+            device,
+            elastic=Elastic(memory, most) if memory is not None and most != pages else None,
+        ),
         pages=pages,
         attention=attention,
         device=device,

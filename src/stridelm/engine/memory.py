@@ -210,13 +210,25 @@ def largest_step(config: EngineConfig, max_length: int) -> tuple[int, int]:
     return rows, min(rows, config.max_num_seqs * (1 + MAX_DRAFT_ROWS))
 
 
-def count_pages(
-    config: EngineConfig, states: LayerStates, max_length: int, dtype: torch.dtype, room: MemoryBudget
-) -> dict[str, int]:
-    """Page group -> pages: as configured, else as many as are useful and fit the memory fraction, divided in proportion
-    to the useful numbers. Warns if they cannot hold a whole context.
+def may_split(config: EngineConfig, states: LayerStates, dtype: torch.dtype) -> bool:
+    """Whether there are page groups between which memory could move: their numbers of pages are not given, and more
+    than one has entries."""
+    return config.num_pages is None and sum(map(bool, page_bytes_of(config, states, dtype).values())) > 1
 
-    Raises ValueError if there is no room for them.
+
+def count_pages(
+    config: EngineConfig,
+    states: LayerStates,
+    max_length: int,
+    dtype: torch.dtype,
+    room: MemoryBudget,
+    *,
+    elastic: bool = False,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Page group -> pages at the start, and those that it may ever have, which are more only if memory is elastic.
+
+    At the start: as configured, else as many as are useful and fit the memory fraction, divided in proportion to the
+    useful numbers. Warns if a whole context can never be held. Raises ValueError if there is no room for them.
     """
     windows, page_bytes = windows_of(states), page_bytes_of(config, states, dtype)
     if config.num_pages is not None:
@@ -225,7 +237,10 @@ def count_pages(
     else:
         useful = useful_pages(config, windows, max_length)
         counts = room.page_counts(page_bytes, kv_fraction(config, room.device), useful)
-    whole = min((counts[group] for group, window in windows.items() if window is None), default=None)
+    most = dict(counts)
+    if elastic:
+        most = _most_pages(counts, windows, page_bytes, useful_pages(config, windows, max_length), config.page_size)
+    whole = min((most[group] for group, window in windows.items() if window is None), default=None)
     if whole is not None and whole * config.page_size < max_length:
         logger.warning(
             "KV holds %d tokens, but a context may have %d; longer requests are refused: %s or lower max_model_len",
@@ -233,7 +248,24 @@ def count_pages(
             max_length,
             "free memory" if config.num_pages is None else "raise num_pages",
         )
-    return counts
+    return counts, most
+
+
+def _most_pages(
+    counts: Mapping[str, int],
+    windows: Mapping[str, int | None],
+    page_bytes: Mapping[str, int],
+    useful: Mapping[str, int],
+    page_size: int,
+) -> dict[str, int]:
+    """Page group -> pages, if the others left it all but what one request needs to run a row."""
+    least = {group: 1 if window is None else window // page_size + 2 for group, window in windows.items()}
+    room = sum(counts[group] * page_bytes[group] for group in counts)
+    most = {}
+    for group, page in page_bytes.items():
+        left = room - sum(least[other] * page_bytes[other] for other in counts if other != group)
+        most[group] = max(counts[group], min(useful[group], left // page if page else 0))
+    return most
 
 
 def useful_pages(config: EngineConfig, windows: Mapping[str, int | None], max_length: int) -> dict[str, int]:

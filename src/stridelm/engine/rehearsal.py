@@ -40,7 +40,7 @@ def rehearse(config: EngineConfig) -> None:
     # Nothing may be captured before the pool is replaced, and times say nothing.
     config = replace(config, capture="lazy", itl_target_ms=0)
     with dry(), no_bars(), _quietly():
-        loaded = load(config)
+        loaded = load(config, elastic=False)  # which asks the driver for memory
         _shorten(loaded.model.blocks)
         engine = Engine(config, loaded)
         sizes = loaded.target.vocab_size, loaded.target.max_length, engine.budget

@@ -27,6 +27,8 @@ class EngineStats:
     """Steps that failed and were retried because no request could be blamed yet."""
     memory_shortages: int = 0
     """Steps that ran out of memory and were retried with fewer rows."""
+    resplits: int = 0
+    """Times that memory was moved from one page group to another."""
     captures: int = 0
     """Graphs captured, those at the start included."""
     compilations: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from stridelm.engine.device_step import Land, Run
 from stridelm.engine.emit import Emitter
 from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
+from stridelm.engine.resplit import Resplit
 from stridelm.engine.roster import Roster
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner
@@ -56,13 +57,16 @@ class Device(Protocol):
 
 
 class Steps:
-    def __init__(self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int) -> None:
+    def __init__(
+        self, planner: Planner, roster: Roster, device: Device, emitter: Emitter, lag: int, resplit: Resplit
+    ) -> None:
         """lag: number of launched steps that the host leaves unread while it plans the next."""
         self.planner = planner
         self.roster = roster
         self.device = device
         self.emitter = emitter
         self.lag = lag
+        self.resplit = resplit
         self._landed = 0.0
         self._launch_time = LaunchTime()
         self.flights: deque[Flight] = deque()
@@ -96,7 +100,7 @@ class Steps:
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
         roster, launched = self.roster, time.perf_counter()
-        plan = self.planner.plan(roster.queue, roster.ledger)
+        plan = self._plan()
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
         assert not idle, "requests are queued and none can run"
         plan = roster.enter(plan)
@@ -110,6 +114,26 @@ class Steps:
             reading = Reading(run.table)  # last, since it waits for all that was started before
             transaction.hold()
         return Flight(plan, transaction, run, reading, extras, launched)
+
+    def _plan(self) -> StepPlan:
+        """The next step. If pages are short in one page group and memory can come from another, it is moved first."""
+        roster = self.roster
+        plan = self.planner.plan(roster.queue, roster.ledger)
+        if self._totals(plan) is None:
+            return plan
+        self.land_all()
+        plan = self.planner.plan(roster.queue, roster.ledger)  # what has landed may have left pages
+        totals = self._totals(plan)
+        if totals is None:
+            return plan
+        self.resplit.apply(totals)
+        roster.stats.resplits += 1
+        return self.planner.plan(roster.queue, roster.ledger)
+
+    def _totals(self, plan: StepPlan) -> Mapping[str, int] | None:
+        """Pages that groups should have for what the plan lacks."""
+        stuck = not (plan.spans or plan.preempted or self.flights)
+        return self.resplit.totals(plan, self.roster.queue.running, stuck=stuck)
 
     def land_all(self, but: int = 0) -> None:
         """Land the steps in flight, the oldest first, but for the last few."""

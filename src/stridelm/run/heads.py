@@ -17,7 +17,7 @@ import torch
 from stridelm.arena import Arena
 from stridelm.attention.base import AttentionBackend
 from stridelm.cache.layout import FULL, LayerStates, bytes_per_token
-from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
+from stridelm.cache.pool import MemoryBudget, free_memory
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain_step import pool_slots
 from stridelm.kernels.step_ops import StepOps
@@ -49,8 +49,6 @@ class TargetRuntime:
 
     runner: EagerRunner
     tables: PageTables
-    pages: dict[str, int]
-    """Page group -> number of pages in its pool."""
     page_size: int
     dtype: torch.dtype
     stored: Callable[[LayerStates], LayerStates]
@@ -266,8 +264,9 @@ class HeadRunner:
         states = runtime.stored(head.layer_states)
         runtime.attention.check(states, runtime.dtype)
         page_bytes = runtime.page_size * bytes_per_token(states, runtime.dtype)
-        MemoryBudget(device, free_memory(device)).check(runtime.pages[FULL], page_bytes)
-        self.pool = PagePool(states, runtime.pages, runtime.page_size, runtime.dtype, device, runtime.ops)
+        pool = runtime.runner.pool
+        MemoryBudget(device, free_memory(device)).check(pool.pages[FULL], page_bytes)
+        self.pool = pool.beside(states, runtime.ops)
 
     def mix(self, rows: HeadRows, last_rows: LastRows | None = None) -> PagedMix:
         """What the head calls to mix its own layer i for these rows. All rows write their entries; if `last_rows` with

@@ -54,10 +54,12 @@ class PageTrap:
     def __init__(self, pool: PagePool) -> None:
         self._page_size = pool.page_size
         self._windows = windows_of(pool.states)
-        self._groups: dict[str, tuple[int, int]] = {}
-        """Page group -> (its first layer, its last page)."""
+        self._last = pool.pages
+        """Page group -> its last page, which may change."""
+        self._groups: dict[str, int] = {}
+        """Page group -> its first layer."""
         for number, state in enumerate(pool.states):
-            self._groups.setdefault(state.group, (number, pool.pages[state.group]))
+            self._groups.setdefault(state.group, number)
 
     def check(self, batch: ForwardBatch, base_R: torch.Tensor, tables: dict[str, torch.Tensor]) -> None:
         """Raise PageFault for the first wrong entry, else the first wrong slot, of a page group.
@@ -109,14 +111,14 @@ class PageTrap:
     def _wrong_entry(
         self, group: str, pages_RP: torch.Tensor, start_R: torch.Tensor, end_R: torch.Tensor
     ) -> torch.Tensor:
-        return _wrong_entry(start_R, end_R, pages_RP, self._groups[group][1], self._page_size, self._windows[group])
+        return _wrong_entry(start_R, end_R, pages_RP, self._last[group], self._page_size, self._windows[group])
 
     def _raise_entry(self, group: str, spans: Sequence[Span], span: int, index: int, page: int) -> None:
         if span >= 0:
             raise self._fault(group, spans[span].request, f"entry {index} of its page table is page {page}")
 
     def _fault(self, group: str, request: Request, why: str) -> PageFault:
-        layer, last = self._groups[group]
+        layer, last = self._groups[group], self._last[group]
         return PageFault(
             f"request {request.id}, layer {layer}, page group {group}: {why}; the group has pages 1 to {last}. "
             "This is a bug in the engine: report it with this line"

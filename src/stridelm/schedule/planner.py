@@ -98,7 +98,8 @@ class Planner:
                 for allocation in served:
                     _deepen(allocation, budget)
         spans = tuple(allocation.span(waits=waits) for allocation in served)
-        return StepPlan(spans, tuple(allocation.request for allocation in admitted), tuple(preempted))
+        entering = tuple(allocation.request for allocation in admitted)
+        return StepPlan(spans, entering, tuple(preempted), lacking=budget.lacked)
 
     def explained(self, plan: StepPlan) -> StepPlan:
         """The plan with its reasons. To be asked before anything lands after `plan`."""
@@ -170,7 +171,11 @@ def _read_all(
             break
         allocation = budget.open_waiting(request)
         real, depth = least_span(request, allocation.uncomputed)
-        crowded = bool(allocations or admitted) and not (budget.pages - promised).cover(budget.promised(allocation))
+        lacking = promised + budget.promised(allocation) - budget.pages
+        crowded = bool(allocations or admitted) and any(short > 0 for short in lacking)
+        if not crowded:  # even what one that has the pool to itself lacks for its first rows
+            budget.note(budget.lacking(allocation, real + allocation.request.rows_by_depth[depth]))
+        budget.note(lacking)
         if crowded or not budget.take(allocation, real, depth):
             refused = turn if crowded or allocation.request.rows_by_depth[depth] + real <= budget.rows else None
             break
@@ -202,7 +207,9 @@ def _serve(running: list[Request], budget: StepBudget) -> tuple[list[Allocation]
         if rows > budget.rows:
             continue
         if not budget.take(allocation, real, depth):
-            victims = _victims(pending, budget.lacking(allocation, rows), budget.view)
+            lacking = budget.lacking(allocation, rows)
+            budget.note(lacking)
+            victims = _victims(pending, lacking, budget.view)
             if not victims and not allocations:
                 # The best-ranked request must proceed. Pages shared among the requests after it are held by none of
                 # them alone, so they were not counted; once all are preempted, the next plan sees every page.

@@ -100,6 +100,13 @@ def most_output(request: Request) -> float:
     return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
+def longest(request: Request, max_length: int) -> int:
+    """Maximum number of tokens that the request can reach, prompt included. max_length: those of a context."""
+    if request.params.max_tokens is None:
+        return max_length
+    return min(max_length, len(request.prompt_ids) + request.params.max_tokens)
+
+
 def smallest_budget(request: Request) -> int:
     """Rows that a step must be able to hold to run this request alone: checked when the request is added."""
     return window_leftover(request) + request.rows_by_depth[-1] if request.all_or_nothing else 1

@@ -58,6 +58,8 @@ class StepBudget:
         so that every request proceeds."""
         self.view = view
         self.pages = view.available()
+        self.lacked: PageCounts | None = None
+        """What the first request that pages did not suffice for lacked in each group; below 0: those left beside."""
 
     def open(self, request: Request) -> Allocation:
         """An empty allocation for a running request."""
@@ -73,6 +75,11 @@ class StepBudget:
     def lacking(self, allocation: Allocation, rows: int) -> PageCounts:
         """Pages missing, at most 0 if none are, for the allocation to have `rows` rows in all."""
         return self._more(allocation, self._pages(allocation, rows)) - self.pages
+
+    def note(self, lacking: PageCounts) -> None:
+        """Remember that pages did not suffice, for the step's plan."""
+        if self.lacked is None and any(short > 0 for short in lacking):
+            self.lacked = lacking
 
     def affords(self, allocation: Allocation, rows: int) -> bool:
         if rows - allocation.rows > self.rows:

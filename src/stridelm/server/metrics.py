@@ -62,6 +62,7 @@ ENGINE_COUNTS = {
     "failed": ("failed_requests", "Samples that ended because of an error of their own"),
     "failed_steps": ("failed_steps", "Steps that failed and were retried"),
     "memory_shortages": ("memory_shortages", "Steps that ran out of memory and were retried with fewer rows"),
+    "resplits": ("kv_resplits", "Times that memory was moved from one page group to another"),
     "preemptions": ("preemptions", "Times that a running sample was preempted and gave back its pages"),
     "captures": ("captures", "Graphs captured; after the start, a request waited for each"),
     "compilations": ("compilations", "Kernels compiled; after the start, a request waited for each"),

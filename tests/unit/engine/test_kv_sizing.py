@@ -33,8 +33,8 @@ def model(checkpoint: Callable[..., Path]) -> Decoder:
 
 def pages(room: MemoryBudget, max_length: int = 256, **options: Any) -> int:
     """Pages of 16 tokens of LAYOUT in float32."""
-    found = count_pages(EngineConfig(**options), LAYOUT, max_length, torch.float32, room)
-    assert found.keys() == {"main"}
+    found, most = count_pages(EngineConfig(**options), LAYOUT, max_length, torch.float32, room)
+    assert found.keys() == {"main"} and found == most
     return found["main"]
 
 
