@@ -195,7 +195,7 @@ class LatentMixer(Mixer[LatentKV]):
         made = inputs.turned_NHK, inputs.rows_NC, inputs.rope
         turned_NHK = ops.rope_and_store_latent(*made, latents, slots_N, state.key_scale)
         if wanted_M is not None and not len(wanted_M):
-            return q_NHR[:0]
+            return inputs.expansion.values(inputs.expansion.absorb(q_NHD[:0]))
         if wanted_M is not None:
             q_NHD, turned_NHK = (part.index_select(0, wanted_M) for part in (q_NHD, turned_NHK))
         return self.values(state, q_NHD, turned_NHK, latents, inputs.expansion)
