@@ -26,7 +26,7 @@ from support.oracles.models import VARIANTS
 
 Write = Callable[..., Path]
 WORLD = 2
-WHOLE = ("mlp.router.scores.weight", "mixer.q_latent.weight", "mixer.latent.weight")
+WHOLE = ("mlp.router.scores.weight", "mixer.project.weight")
 """Every rank chooses the experts for itself, and has the latents, which all heads read."""
 
 

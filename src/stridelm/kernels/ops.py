@@ -121,7 +121,8 @@ class Ops(Protocol):
         ...
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4). x: rows may lie
+        apart, as those of a part of all columns do."""
         ...
 
     def add_norm(

@@ -40,19 +40,23 @@ def _rms_scale(sum_of_squares, width: tl.constexpr, eps):
 
 
 @triton.jit
-def _norm_kernel(x, delta, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored."""
+def _norm_kernel(
+    x, delta, weight, out, eps, C: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
+    one row of x to the next."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
     exists_B = column_B < C
     at_B = row * C + column_B
-    x_B = tl.load(x + at_B, mask=exists_B, other=0.0)
+    x += row * STRIDE
+    x_B = tl.load(x + column_B, mask=exists_B, other=0.0)
     weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # loaded early, to overlap with the sum below
     if delta is not None:
         delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0)
         x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
-        tl.store(x + at_B, x_B, mask=exists_B)
+        tl.store(x + column_B, x_B, mask=exists_B)
     x_B = x_B.to(tl.float32)
     scale = _rms_scale(tl.sum(x_B * x_B, 0), C, eps)
     tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
@@ -249,7 +253,7 @@ class TritonOps:
         """Does nothing: each width is a separate kernel, which the first launch compiles and Triton caches on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-        return _norm(_whole(x_NC), None, weight_C, eps)
+        return _norm(x_NC, None, weight_C, eps)
 
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
@@ -352,7 +356,11 @@ class TritonOps:
 
 def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x_NC.shape
-    out_NC = torch.empty_like(x_NC)
+    # Rows may lie apart if all of them start where vectors may: which form is launched depends on no row.
+    starts = x_NC.data_ptr(), x_NC.stride(0) * x_NC.element_size()
+    apart = x_NC.stride(1) == 1 and not any(start % VECTOR_BYTES for start in starts)
+    x_NC = x_NC if apart else _whole(x_NC)
+    out_NC = x_NC.new_empty(rows, width)
     block = triton.next_power_of_2(width)
     _norm_kernel[(rows,)](
         x_NC,
@@ -361,6 +369,7 @@ def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Ten
         out_NC,
         eps,
         width,
+        x_NC.stride(0) if apart else width,
         block,
         num_warps=_warps(block),
         **dependent(x_NC.device),

@@ -32,13 +32,19 @@ def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str
     weight = noise(3, width, dtype=dtype, device=device)
     total = x + delta
     plain = ops.norm(x, weight, 1e-5)
+    parts = [torch.cat((delta[:, :apart], x), dim=1)[:, -width:] for apart in (16, width)]
+    parts.append(torch.cat((delta[:, :1], x, delta), dim=1)[:, 1 : 1 + width])
     added, normed = ops.add_norm(x.clone(), delta, weight, 1e-5)
-    for got, of in ((plain, x), (normed, total)):
+    for got, of in ((plain, x), (normed, total), *((ops.norm(part, weight, 1e-5), x) for part in parts)):
         wanted = of.double() / (of.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
         assert got.dtype == dtype
         assert float((got.double() - wanted).abs().max()) <= CLOSE[dtype] * max(1.0, float(wanted.abs().max()) / 4)
     assert torch.equal(added, total)
     check_row_bits(lambda part: ops.norm(part, weight, 1e-5), x, counts=(1, 2, 3, rows))
+    for part in parts:
+        whole = ops.norm(part, weight, 1e-5)
+        for first, last in ((0, 1), (0, 3), (rows - 1, rows)):
+            assert torch.equal(ops.norm(part[first:last], weight, 1e-5), whole[first:last])
     check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
 
 
@@ -156,7 +162,7 @@ def check_latent(
     angles_of = Rope(RopeSpec(width, 10000.0), POSITIONS)
     angles_of.prepare(device)
     queries = noise(9, rows, heads, 8 + width, dtype=dtype, device=device)[:, :, 8:]  # as a model passes them: a part
-    projected = noise(10, rows, rank + width, dtype=dtype, device=device)
+    projected = noise(10, rows, 16 + rank + width, dtype=dtype, device=device)[:, 16:]
     weight = noise(11, rank, dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(12)
     positions = torch.randint(0, POSITIONS, (rows,), generator=generator).to(device)

@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one-group": {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
         "all-groups": {"n_group": 2, "topk_group": 2, "routed_scaling_factor": 1.0},
         "queries-without-rank": {"q_lora_rank": None},
+        "queries-without-bias": {"q_lora_rank": None, "attention_bias": True},
         "halves": {"rope_interleave": False, "tie_word_embeddings": True},
         "bias": {"attention_bias": True},
         "odd-sizes": {"kv_lora_rank": 40, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 24},

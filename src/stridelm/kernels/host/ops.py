@@ -34,6 +34,7 @@ class HostOps:
             compile_experts(self, dtype)
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+        x_NC = x_NC.contiguous()
         out = torch.empty_like(x_NC)
         rows.norm(array(x_NC), array(weight_C), np.float32(eps), array(out))
         return out

@@ -99,19 +99,23 @@ class LatentAttention(ModelPart):
         super().__init__()
         self.spec, self.layer, self.shard = spec, site.layer, site.shard
         self.heads = spec.state(self.shard).heads
+        self.row_width = spec.rank + spec.rope_dim
         reads, stored = site.reads or site.width, site.weight_format
         rows, columns = Split.rows(site.shard), Split.columns(site.shard)
-        self.q_latent: Linear | None = None
+        # What reads the layer's input is one product where it can be: the projection to a latent row is so narrow that
+        # by itself it would leave most of a GPU idle.
+        queries, latents = spec.num_heads * (spec.nope_dim + spec.rope_dim), {"kv_a_proj_with_mqa": self.row_width}
+        self.q: Linear | None = None
         self.q_norm: nn.Parameter | None = None
-        into, name = reads, "q_proj"
         if spec.q_rank is not None:
-            self.q_latent = Linear(reads, {"q_a_proj": spec.q_rank}, bias=spec.bias, weight_format=stored)
+            latents = {"q_a_proj": spec.q_rank, **latents}
             self.q_norm = nn.Parameter(torch.empty(spec.q_rank))
-            into, name = spec.q_rank, "q_b_proj"
-        queries = spec.num_heads * (spec.nope_dim + spec.rope_dim)
-        self.q = Linear(into, {name: queries}, weight_format=stored, split=rows)
-        latents = {"kv_a_proj_with_mqa": spec.rank + spec.rope_dim}
-        self.latent = Linear(reads, latents, bias=spec.bias, weight_format=stored)
+            self.q = Linear(spec.q_rank, {"q_b_proj": queries}, weight_format=stored, split=rows)
+        elif site.shard.world > 1 or spec.bias:  # queries are cut over ranks, and have no bias
+            self.q = Linear(reads, {"q_proj": queries}, weight_format=stored, split=rows)
+        else:
+            latents = {"q_proj": queries, **latents}
+        self.project = Linear(reads, latents, bias=spec.bias, weight_format=stored)
         self.latent_norm = nn.Parameter(torch.empty(spec.rank))
         self.expansion = LatentExpansion("kv_b_proj", spec.num_heads, spec.rank, (spec.nope_dim, spec.value_dim), rows)
         outs = {"o_proj": site.width}
@@ -120,22 +124,24 @@ class LatentAttention(ModelPart):
 
     def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         spec, rope = self.spec, self._rope[0]
-        q = x
-        if self.q_latent is not None:
-            assert self.q_norm is not None
-            q = ops.norm(self.q_latent(x), self.q_norm, NORM_EPS)
-        q_NHD = self.q(q).view(x.shape[0], self.heads, spec.nope_dim + spec.rope_dim)
+        made = self.project(x)
+        q, rows_NC = made.split((made.shape[1] - self.row_width, self.row_width), dim=1)
+        if self.q_norm is not None:
+            q = ops.norm(q, self.q_norm, NORM_EPS)
+        if self.q is not None:
+            q = self.q(x if self.q_norm is None else q)
+        q_NHD = q.view(x.shape[0], self.heads, spec.nope_dim + spec.rope_dim)
         q_nope, q_turned = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=2)
         latent_rope = LatentRope(positions_N, rope.cos, rope.sin, self.latent_norm, NORM_EPS, spec.interleaved)
-        inputs = LatentInput(q_nope, q_turned, self.latent(x), latent_rope, self.expansion)
+        inputs = LatentInput(q_nope, q_turned, rows_NC, latent_rope, self.expansion)
         return self.shard.sum(self.o(mix(self.layer, inputs).flatten(1)))
 
     def slots(self, theirs: str = "") -> Slots:
-        if self.q_latent is not None:
-            yield from self._inner("q_latent", theirs)
+        yield from self._inner("project", theirs)
+        if self.q_norm is not None:
             yield from self._own("q_norm", theirs + "q_a_layernorm.weight")
-        yield from self._inner("q", theirs)
-        yield from self._inner("latent", theirs)
+        if self.q is not None:
+            yield from self._inner("q", theirs)
         yield from self._own("latent_norm", theirs + "kv_a_layernorm.weight")
         yield from self._inner("expansion", theirs)
         yield from self._inner("o", theirs)
