@@ -57,8 +57,10 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torch.Tensor:
-    """[N, H, O]: each head's rows times that head's matrix, by the library."""
-    return torch.bmm(x_NHI.transpose(0, 1), weight_HIO).transpose(0, 1)
+    """[N, H, O]: each head's rows times that head's matrix, by the library, which writes rows as they are read next."""
+    y_NHO = x_NHI.new_empty(*x_NHI.shape[:2], weight_HIO.shape[2])
+    torch.bmm(x_NHI.transpose(0, 1), weight_HIO, out=y_NHO.transpose(0, 1))
+    return y_NHO
 
 
 def exact_product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torch.Tensor:
