@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.triton_rows import VECTOR_BYTES, is_whole
+from stridelm.kernels.triton_norms import VECTOR_BYTES, is_whole
 
 MOVED_ENTRIES, MOVED_WORDS = 64, 32
 """Cache entries that a program moves at once, and words of each: usually a cache line."""

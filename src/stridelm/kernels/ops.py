@@ -8,7 +8,7 @@ the rotated part of queries and keys, C = R + K. In mixtures: E experts, K exper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -107,6 +107,14 @@ class Routing:
             raise ValueError(f"scoring {self.scoring!r} is not supported; supported: {', '.join(SCORINGS)}")
 
 
+class Parts(NamedTuple):
+    """What experts have made of rows, and the weights of these parts, as `Ops.combine` takes them."""
+
+    parts_NKC: torch.Tensor
+    weights_NW: torch.Tensor
+    shared_NC: torch.Tensor | None = None
+
+
 class Ops(Protocol):
     """Everything is computed in float32 (float64 for float64) and rounded once, when it is stored."""
 
@@ -180,4 +188,10 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """The sum of each row's parts times its weights, [N, C], added in the order of K, then `shared` times the
         additional weight, or 1 if there is none."""
+        ...
+
+    def combine_norm(
+        self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + their sum, as `combine` rounds it; the norm of that). x is not overwritten."""
         ...

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.kernels import entries
-from stridelm.kernels.ops import LatentRope, QKRope, Routing
+from stridelm.kernels.ops import LatentRope, Parts, QKRope, Routing
 
 
 # On a CPU F.gelu computes a single row, and the last numbers of a thread's share, with different arithmetic than the
@@ -171,6 +171,11 @@ class PlainOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = x_NC + delta_NC
         return total, self.norm(total, weight_C, eps)
+
+    def combine_norm(
+        self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.add_norm(self.combine(*of), x_NC, weight_C, eps)
 
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         gate, up = gate_up_N2I.chunk(2, dim=-1)

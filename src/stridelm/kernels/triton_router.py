@@ -121,6 +121,34 @@ def route(
 
 
 @triton.jit
+def weighted_sum(
+    parts,
+    weights,
+    shared,
+    row,
+    column_B,
+    exists_B,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """[B] float32: some columns of the sum of a row's parts, the first added first. Every product and sum is fused, so
+    that it has the same bits in every kernel."""
+    total_B = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(K):
+        part_B = tl.load(parts + (row * K + k) * C + column_B, mask=exists_B, other=0.0).to(tl.float32)
+        total_B = tl.fma(part_B, tl.load(weights + row * W + k), total_B)
+    if shared is not None:
+        shared_B = tl.load(shared + row * C + column_B, mask=exists_B, other=0.0).to(tl.float32)
+        if W > K:
+            total_B = tl.fma(shared_B, tl.load(weights + row * W + K), total_B)
+        else:
+            total_B += shared_B
+    return total_B
+
+
+@triton.jit
 def _combine_kernel(
     parts,
     weights,
@@ -137,15 +165,7 @@ def _combine_kernel(
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists_B = column_B < C
-    total_B = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(K):
-        part_B = tl.load(parts + (row * K + k) * C + column_B, mask=exists_B, other=0.0).to(tl.float32)
-        total_B += tl.load(weights + row * W + k) * part_B
-    if shared is not None:
-        shared_B = tl.load(shared + row * C + column_B, mask=exists_B, other=0.0).to(tl.float32)
-        if W > K:
-            shared_B *= tl.load(weights + row * W + K)
-        total_B += shared_B
+    total_B = weighted_sum(parts, weights, shared, row, column_B, exists_B, C, K, W, BLOCK)
     tl.store(out + row * C + column_B, total_B, mask=exists_B)
 
 

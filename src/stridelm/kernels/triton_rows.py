@@ -22,44 +22,14 @@ import triton.language as tl
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.plain_fp8 import LARGEST
+from stridelm.kernels.triton_norms import combine_norm, is_whole, norm, rms_scale, warps, whole
 from stridelm.kernels.triton_router import combine, route
 
-VECTOR_BYTES = 16
-"""What a thread loads at once, if the address is a multiple of it."""
 GATE_COLUMNS = 1024
 """Columns of a row that a program gates: several programs share even a single row."""
 _LARGEST = tl.constexpr(LARGEST)
 TURN_HEADS = 8
 """Heads of a row that a program rotates."""
-
-
-@triton.jit
-def _rms_scale(sum_of_squares, width: tl.constexpr, eps):
-    """The factor that gives a vector of `width` numbers a root mean square of 1."""
-    return tl.rsqrt(sum_of_squares / width + eps)
-
-
-@triton.jit
-def _norm_kernel(
-    x, delta, weight, out, eps, C: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
-    one row of x to the next."""
-    wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    column_B = tl.arange(0, BLOCK)
-    exists_B = column_B < C
-    at_B = row * C + column_B
-    x += row * STRIDE
-    x_B = tl.load(x + column_B, mask=exists_B, other=0.0)
-    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # loaded early, to overlap with the sum below
-    if delta is not None:
-        delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0)
-        x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
-        tl.store(x + column_B, x_B, mask=exists_B)
-    x_B = x_B.to(tl.float32)
-    scale = _rms_scale(tl.sum(x_B * x_B, 0), C, eps)
-    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
 
 
 @triton.jit
@@ -146,7 +116,7 @@ def _turn_kernel(
         weight_KB = norms + tl.where(head_K < H, 0, D)[:, None]
         weight_low_KB = tl.load(weight_KB + low_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
         weight_high_KB = tl.load(weight_KB + high_B[None, :], mask=exists_KB, other=0.0).to(tl.float32)
-        scale_K1 = _rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
+        scale_K1 = rms_scale(tl.sum(low_KB * low_KB + high_KB * high_KB, 1), D, eps)[:, None]
         if NORMED_VALUES:
             stored_low_KB, stored_high_KB = low_KB * scale_K1, high_KB * scale_K1
         low_KB = low_KB * scale_K1 * weight_low_KB
@@ -226,7 +196,7 @@ def _latent_kernel(
         exists_R = dim_R < R
         x_R = tl.load(rows + row * row_stride + dim_R, mask=exists_R, other=0.0).to(tl.float32)
         weight_R = tl.load(weight + dim_R, mask=exists_R, other=0.0).to(tl.float32)
-        normed_R = x_R * _rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R
+        normed_R = x_R * rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R
         tl.store(entry + dim_R, _as_stored(normed_R, inverse, latents), mask=exists_R)
         low_B, high_B = _turned(rows + row * row_stride + R + first_B, cos_B, sin_B, real_B, HALF, INTERLEAVED)
         tl.store(entry + R + pair_B, _as_stored(low_B, inverse, latents), mask=real_B)
@@ -246,6 +216,7 @@ class TritonOps:
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float16, torch.bfloat16, torch.float32))
     route = staticmethod(route)
     combine = staticmethod(combine)
+    combine_norm = staticmethod(combine_norm)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
@@ -253,13 +224,13 @@ class TritonOps:
         """Does nothing: each width is a separate kernel, which the first launch compiles and Triton caches on disk."""
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-        return _norm(x_NC, None, weight_C, eps)
+        return norm(x_NC, None, weight_C, eps)
 
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_NC = _whole(x_NC)
-        return x_NC, _norm(x_NC, _whole(delta_NC), weight_C, eps)
+        x_NC = whole(x_NC)
+        return x_NC, norm(x_NC, whole(delta_NC), weight_C, eps)
 
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
@@ -267,7 +238,7 @@ class TritonOps:
         block = min(GATE_COLUMNS, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
         options = dependent(gate_up_N2I.device)
-        _gate_kernel[grid](_whole(gate_up_N2I), out_NI, width, block, activation, num_warps=_warps(block), **options)
+        _gate_kernel[grid](whole(gate_up_N2I), out_NI, width, block, activation, num_warps=warps(block), **options)
         return out_NI
 
     def rope_and_store(
@@ -288,11 +259,11 @@ class TritonOps:
         q_NHD = qkv_NXD.new_empty(rows, rope.heads, size)
         block = triton.next_power_of_2(size // 2)
         _turn_kernel[rows, triton.cdiv(rope.heads + 2 * rope.kv_heads, TURN_HEADS)](
-            _whole(qkv_NXD),
+            whole(qkv_NXD),
             rope.positions.contiguous(),
-            _whole(rope.cos_LF),
-            _whole(rope.sin_LF),
-            None if rope.norms is None else _whole(rope.norms),
+            whole(rope.cos_LF),
+            whole(rope.sin_LF),
+            None if rope.norms is None else whole(rope.norms),
             rope.eps,
             slots_N.contiguous(),
             q_NHD,
@@ -308,7 +279,7 @@ class TritonOps:
             rope.keys_as_values,
             TURN_HEADS,
             block,
-            num_warps=_warps(TURN_HEADS * block),
+            num_warps=warps(TURN_HEADS * block),
             **dependent(qkv_NXD.device),
         )
         return q_NHD
@@ -331,9 +302,9 @@ class TritonOps:
             q_NHK,
             rows_NC,
             rope.positions.contiguous(),
-            _whole(rope.cos_LF),
-            _whole(rope.sin_LF),
-            _whole(rope.norm_R),
+            whole(rope.cos_LF),
+            whole(rope.sin_LF),
+            whole(rope.norm_R),
             rope.eps,
             slots_N.contiguous(),
             out_NHK,
@@ -348,46 +319,7 @@ class TritonOps:
             TURN_HEADS,
             block_r,
             block,
-            num_warps=_warps(max(TURN_HEADS * block, block_r)),
+            num_warps=warps(max(TURN_HEADS * block, block_r)),
             **dependent(q_NHK.device),
         )
         return out_NHK
-
-
-def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-    rows, width = x_NC.shape
-    # Rows may lie apart if all of them start where vectors may: which form is launched depends on no row.
-    starts = x_NC.data_ptr(), x_NC.stride(0) * x_NC.element_size()
-    apart = x_NC.stride(1) == 1 and not any(start % VECTOR_BYTES for start in starts)
-    x_NC = x_NC if apart else _whole(x_NC)
-    out_NC = x_NC.new_empty(rows, width)
-    block = triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](
-        x_NC,
-        delta_NC,
-        _whole(weight_C),
-        out_NC,
-        eps,
-        width,
-        x_NC.stride(0) if apart else width,
-        block,
-        num_warps=_warps(block),
-        **dependent(x_NC.device),
-    )
-    return out_NC
-
-
-def _warps(numbers: int) -> int:
-    """As many warps as give each thread one vector of eight 16-bit numbers; above 4,096 numbers a thread has more."""
-    return min(16, max(1, numbers // 256))
-
-
-def is_whole(x: torch.Tensor) -> bool:
-    """Contiguous, from a multiple of VECTOR_BYTES on."""
-    return x.is_contiguous() and x.data_ptr() % VECTOR_BYTES == 0
-
-
-def _whole(x: torch.Tensor) -> torch.Tensor:
-    """x if it is contiguous and starts at a multiple of 16 bytes, else a copy that does. For other addresses Triton
-    compiles another form, with other vector widths and so another order of adding."""
-    return x if is_whole(x) else x.clone(memory_format=torch.contiguous_format)

@@ -9,7 +9,7 @@ from transformers import DeepseekV3Config, Qwen3MoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from stridelm.kernels.ops import Ops, Routing
+from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn
 from support.checks.linear import check_row_bits
@@ -129,6 +129,23 @@ def check_combine(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: s
         index = torch.arange(rows, device=device)
         for count in (1, 2, rows - 1):
             assert torch.equal(run(index[:count]), run(index)[:count])
+        check_combine_norm(ops, Parts(parts, used, added), got)
+
+
+def check_combine_norm(ops: Ops, of: Parts, delta: torch.Tensor) -> None:
+    """The sum, which `combine` makes, is added to the stream and the total normalised, as two operations would."""
+    rows, width = delta.shape
+    x = noise(4, rows, width, dtype=delta.dtype, device=str(delta.device))
+    weight = noise(5, width, dtype=delta.dtype, device=str(delta.device))
+    before = x.clone()
+    total, normed = ops.combine_norm(of, x, weight, 1e-5)
+    assert torch.equal(x, before) and torch.equal(total, x + delta)
+    torch.testing.assert_close(normed, ops.norm(total, weight, 1e-5), rtol=0, atol=CLOSE[delta.dtype])
+    for some in (slice(1), slice(2), slice(rows - 1, rows)):
+        shared = None if of.shared_NC is None else of.shared_NC[some]
+        fewer = Parts(of.parts_NKC[some], of.weights_NW[some], shared)
+        got = ops.combine_norm(fewer, x[some], weight, 1e-5)
+        assert torch.equal(got[0], total[some]) and torch.equal(got[1], normed[some])
 
 
 class Case:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.products import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import GroupedExperts
+from support.checks.compiled import compiled
 from support.checks.expert_tiles import check_sorted, check_tiles
 from support.checks.experts import (
     ROUTINGS,
@@ -107,3 +110,10 @@ def test_no_rows() -> None:
     case = Case(3, 5, 2, 64, 32, DTYPE)
     assert case.run(GroupedExperts(), TritonOps(), slice(0)).shape == (0, 2, 64)
     assert sort_pairs(case.chosen[:1], 5).tiles == 2
+
+
+def test_sums_and_norms_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers."""
+    kernels = compiled("row_compiles", tmp_path)
+    assert [kernel["name"] for kernel in kernels] == ["_norm_kernel", "_combine_norm_kernel"] * 3
+    assert not any(kernel["spills"] for kernel in kernels)

@@ -16,7 +16,7 @@ from stridelm.kernels.host.arithmetic import DTYPES
 from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.router import combine, route
 from stridelm.kernels.host.warm import compile_experts, compile_kernels
-from stridelm.kernels.ops import QKRope
+from stridelm.kernels.ops import Parts, QKRope
 
 
 class HostOps:
@@ -45,6 +45,11 @@ class HostOps:
         out = torch.empty_like(x_NC)
         rows.add_norm(array(x_NC), array(delta_NC), array(weight_C), np.float32(eps), array(out))
         return x_NC, out
+
+    def combine_norm(
+        self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.add_norm(self.combine(*of), x_NC, weight_C, eps)
 
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         out = gate_up_N2I.new_empty(gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2)

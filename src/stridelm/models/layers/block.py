@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerState
-from stridelm.kernels.ops import Ops
+from stridelm.kernels.ops import Ops, Parts
 from stridelm.models.layers.linear import DENSE, WeightFormat
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
@@ -95,7 +95,9 @@ class MLPSpec(Protocol):
         ...
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]."""
+        """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]. A
+        module that sums parts may also have `parts`, which takes (x, ops) and returns the same or its `Parts`, whose
+        sum is then left to the operation that adds it to the stream."""
         ...
 
 
@@ -142,17 +144,21 @@ class Stream:
         self.x = x_NH
         """The stream without the deferred addition."""
         self.given = given_NLW
-        self._waiting: torch.Tensor | None = None
+        self._waiting: torch.Tensor | Parts | None = None
 
-    def add(self, delta_NH: torch.Tensor) -> None:
-        """delta may be overwritten."""
+    def add(self, delta: torch.Tensor | Parts) -> None:
+        """delta [N, H] may be overwritten."""
         assert self._waiting is None
-        self._waiting = delta_NH
+        self._waiting = delta
 
     def norm(self, weight_H: torch.Tensor) -> torch.Tensor:
         """The norm of the stream with all additions."""
         if self._waiting is None:
             return self.ops.norm(self.x, weight_H, self.eps)
+        if isinstance(self._waiting, Parts):
+            self.x, normed_NH = self.ops.combine_norm(self._waiting, self.x, weight_H, self.eps)
+            self._waiting = None
+            return normed_NH
         # add_norm may overwrite its first argument, so that must not be self.x, which may belong to the caller.
         self.x, normed_NH = self.ops.add_norm(self._waiting, self.x, weight_H, self.eps)
         self._waiting = None
@@ -162,7 +168,7 @@ class Stream:
         """The stream without the deferred addition, the latter, and whether there is one; both may be overwritten."""
         if self._waiting is None:
             return self.x.clone(), torch.empty_like(self.x), False
-        return self.x, self._waiting, True
+        return self.x, self._delta(self._waiting), True
 
     def become(self, x_NH: torch.Tensor, delta_NH: torch.Tensor) -> None:
         """Continue with the stream x, to which delta is still to be added."""
@@ -170,12 +176,15 @@ class Stream:
 
     def sum(self) -> torch.Tensor:
         """The stream with all additions, for use where no norm follows."""
-        return self.x if self._waiting is None else self.x + self._waiting
+        return self.x if self._waiting is None else self.x + self._delta(self._waiting)
 
     def settle(self) -> torch.Tensor:
         """The stream with all additions, none of which is deferred any longer."""
         self.x, self._waiting = self.sum(), None
         return self.x
+
+    def _delta(self, waiting: torch.Tensor | Parts) -> torch.Tensor:
+        return self.ops.combine(*waiting) if isinstance(waiting, Parts) else waiting
 
     def scale(self, factor_1: torch.Tensor) -> None:
         """Multiply the stream, with all additions."""
@@ -220,6 +229,11 @@ class Block(ModelPart):
         self.scalar = nn.Parameter(torch.empty(1)) if spec.scaled else None
         self.compiled: CompiledBlocks | None = None
 
+    @property
+    def _parts(self) -> Callable[[torch.Tensor, Ops], torch.Tensor | Parts] | None:
+        """Of the MLP, if what it returns is added as it is."""
+        return None if self.spec.norms_after else getattr(self.mlp, "parts", None)
+
     def forward(
         self,
         stream: Stream,
@@ -250,7 +264,10 @@ class Block(ModelPart):
         del mixed_NH
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
-        self._add(stream, self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
+        if self._parts is not None:
+            stream.add(self._parts(read_NC, stream.ops))
+        else:
+            self._add(stream, self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
         if self.input is not None:
             assert stream.given is not None
             stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from stridelm.kernels.ops import ACTIVATIONS, Ops, Routing
+from stridelm.kernels.ops import ACTIVATIONS, Ops, Parts, Routing
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.linear import Stack, Storable, WeightFormat
@@ -65,9 +65,16 @@ class Mixture(ModelPart):
         self.shared = None if spec.shared is None else spec.shared.build(site)
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        return self.shard.sum(ops.combine(*self._parts(x, ops)))
+
+    def parts(self, x: torch.Tensor, ops: Ops) -> torch.Tensor | Parts:
+        """The same before it is summed, unless ranks have shares of it."""
+        return self._parts(x, ops) if self.shard.world == 1 else self(x, ops)
+
+    def _parts(self, x: torch.Tensor, ops: Ops) -> Parts:
         chosen_NK, weights_NW = self.router(x, ops)
         shared = None if self.shared is None else self.shared.share(x, ops)
-        return self.shard.sum(ops.combine(self.experts(x, chosen_NK, ops), weights_NW, shared))
+        return Parts(self.experts(x, chosen_NK, ops), weights_NW, shared)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("router", theirs)

@@ -1,0 +1,147 @@
+"""Norms of rows on a GPU, with what is added to the rows just before.
+
+A program works on one row, in a block whose size and warps follow from the width alone (triton_rows.py says what that
+is good for).
+
+Legend: N rows, C width; in kernels B columns of a block.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.ops import Parts
+from stridelm.kernels.triton_router import weighted_sum
+
+VECTOR_BYTES = 16
+"""What a thread loads at once, if the address is a multiple of it."""
+
+
+@triton.jit
+def rms_scale(sum_of_squares, width: tl.constexpr, eps):
+    """The factor that gives a vector of `width` numbers a root mean square of 1."""
+    return tl.rsqrt(sum_of_squares / width + eps)
+
+
+@triton.jit
+def _norm_kernel(
+    x, delta, weight, out, eps, C: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
+    one row of x to the next."""
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    column_B = tl.arange(0, BLOCK)
+    exists_B = column_B < C
+    at_B = row * C + column_B
+    x += row * STRIDE
+    x_B = tl.load(x + column_B, mask=exists_B, other=0.0)
+    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)  # loaded early, to overlap with the sum below
+    if delta is not None:
+        delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0)
+        x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + column_B, x_B, mask=exists_B)
+    x_B = x_B.to(tl.float32)
+    scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
+    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
+
+
+@triton.jit
+def _combine_norm_kernel(
+    parts,
+    weights,
+    shared,
+    x,
+    weight,
+    total,
+    out,
+    eps,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored."""
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    column_B = tl.arange(0, BLOCK)
+    exists_B = column_B < C
+    at_B = row * C + column_B
+    x_B = tl.load(x + at_B, mask=exists_B, other=0.0)
+    weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)
+    delta_B = weighted_sum(parts, weights, shared, row, column_B, exists_B, C, K, W, BLOCK).to(x.dtype.element_ty)
+    x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
+    tl.store(total + at_B, x_B, mask=exists_B)
+    x_B = x_B.to(tl.float32)
+    scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
+    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
+
+
+def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+    rows, width = x_NC.shape
+    # Rows may lie apart if all of them start where vectors may: which form is launched depends on no row.
+    starts = x_NC.data_ptr(), x_NC.stride(0) * x_NC.element_size()
+    apart = x_NC.stride(1) == 1 and not any(start % VECTOR_BYTES for start in starts)
+    x_NC = x_NC if apart else whole(x_NC)
+    out_NC = x_NC.new_empty(rows, width)
+    block = triton.next_power_of_2(width)
+    _norm_kernel[(rows,)](
+        x_NC,
+        delta_NC,
+        whole(weight_C),
+        out_NC,
+        eps,
+        width,
+        x_NC.stride(0) if apart else width,
+        block,
+        num_warps=warps(block),
+        **dependent(x_NC.device),
+    )
+    return out_NC
+
+
+def combine_norm(
+    of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Ops.combine_norm`."""
+    rows, width = x_NC.shape
+    total_NC, out_NC = x_NC.new_empty(rows, width), x_NC.new_empty(rows, width)
+    block = triton.next_power_of_2(width)
+    _combine_norm_kernel[(rows,)](
+        whole(of.parts_NKC),
+        of.weights_NW.contiguous(),
+        None if of.shared_NC is None else whole(of.shared_NC),
+        whole(x_NC),
+        whole(weight_C),
+        total_NC,
+        out_NC,
+        eps,
+        width,
+        of.parts_NKC.shape[1],
+        of.weights_NW.shape[1],
+        block,
+        num_warps=warps(block),
+        **dependent(x_NC.device),
+    )
+    return total_NC, out_NC
+
+
+def warps(numbers: int) -> int:
+    """As many warps as give each thread one vector of eight 16-bit numbers; above 4,096 numbers a thread has more."""
+    return min(16, max(1, numbers // 256))
+
+
+def is_whole(x: torch.Tensor) -> bool:
+    """Contiguous, from a multiple of VECTOR_BYTES on."""
+    return x.is_contiguous() and x.data_ptr() % VECTOR_BYTES == 0
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """x if it is contiguous and starts at a multiple of 16 bytes, else a copy that does. For other addresses Triton
+    compiles another form, with other vector widths and so another order of adding."""
+    return x if is_whole(x) else x.clone(memory_format=torch.contiguous_format)
