@@ -98,7 +98,7 @@ def rows_section(rows: tuple[int, ...] = ROWS, replays: int = 5) -> tuple[Table,
 
 def cases(rows: tuple[int, ...]) -> Iterator[Case]:
     """Yields the cases one at a time, because their tensors take gigabytes."""
-    for make in (norm, add_norm, gate, rope_and_store, compact):
+    for make in (norm, add_norm, add_normed, gate, rope_and_store, compact):
         for count in rows:
             yield make(count)
 
@@ -125,6 +125,13 @@ def add_norm(rows: int) -> Case:
     (x, delta), weight = noise(2, CALLS, rows, WIDTH), noise(WIDTH)
     calls = both(lambda ops, n: ops.add_norm(x[n], delta[n], weight, EPS))
     return Case("add_norm", rows, (4 * rows + 1) * WIDTH * ITEM, **calls)
+
+
+def add_normed(rows: int) -> Case:
+    """The end of a layer with norms on both sides and a factor, and the next layer's norm."""
+    (x, delta), (after, weight), factor = noise(2, CALLS, rows, WIDTH), noise(2, WIDTH), noise(1)
+    calls = both(lambda ops, n: ops.add_normed(x[n], delta[n], after, EPS, factor, weight))
+    return Case("add_normed", rows, (4 * rows + 2) * WIDTH * ITEM, **calls)
 
 
 def gate(rows: int) -> Case:

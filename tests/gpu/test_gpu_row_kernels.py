@@ -18,7 +18,7 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks import row_ops
 from support.checks.compaction import check_compact, moves, pool
-from support.checks.row_ops import check_gate, check_nan, check_norms, check_turn, check_values
+from support.checks.row_ops import check_gate, check_nan, check_normed_sums, check_norms, check_turn, check_values
 from support.gpu import NEEDS_GPU
 
 pytestmark = [
@@ -39,6 +39,7 @@ HEADS, KV_HEADS, SIZE, MLP, WIDTH = 32, 8, 128, 14336, 4096
 def test_norms(dtype: torch.dtype, width: int) -> None:
     for rows in (17, 4096):
         check_norms(TritonOps(), rows, width, dtype, "cuda")
+        check_normed_sums(TritonOps(), rows, width, dtype, "cuda")
 
 
 @every_dtype

@@ -139,6 +139,19 @@ class Ops(Protocol):
         """(x + delta, its norm). x may be overwritten."""
         ...
 
+    def add_normed(
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor,
+        after_C: torch.Tensor,
+        eps: float,
+        factor_1: torch.Tensor | None = None,
+        weight_C: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """((x + delta's norm with `after`) * factor, and its norm with `weight` if there is one). delta may be
+        overwritten; x is not."""
+        ...
+
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         """activation(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202). activation: one of ACTIVATIONS."""
         ...

@@ -177,6 +177,20 @@ class PlainOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.add_norm(self.combine(*of), x_NC, weight_C, eps)
 
+    def add_normed(
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor,
+        after_C: torch.Tensor,
+        eps: float,
+        factor_1: torch.Tensor | None = None,
+        weight_C: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        wide = torch.promote_types(x_NC.dtype, torch.float32)
+        total = x_NC.to(wide) + F.rms_norm(delta_NC.to(wide), after_C.shape, after_C.to(wide), eps)
+        total = (total if factor_1 is None else total * factor_1.to(wide)).to(x_NC.dtype)
+        return total, None if weight_C is None else self.norm(total, weight_C, eps)
+
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         gate, up = gate_up_N2I.chunk(2, dim=-1)
         wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()

@@ -82,6 +82,31 @@ def _combine_norm_kernel(
     tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
 
 
+@triton.jit
+def _add_normed_kernel(
+    x, delta, after, factor, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid (N,). The sum is written over delta, rounded as it is stored; its norm, with a weight, to `out`."""
+    wait_for_inputs(DEPENDENT)
+    column_B = tl.arange(0, BLOCK)
+    exists_B = column_B < C
+    at_B = tl.program_id(0).to(tl.int64) * C + column_B
+    delta_B = tl.load(delta + at_B, mask=exists_B, other=0.0).to(tl.float32)
+    x_B = tl.load(x + at_B, mask=exists_B, other=0.0).to(tl.float32)
+    after_B = tl.load(after + column_B, mask=exists_B, other=0.0).to(tl.float32)
+    if weight is not None:
+        weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0).to(tl.float32)
+    total_B = x_B + delta_B * rms_scale(tl.sum(delta_B * delta_B, 0), C, eps) * after_B
+    if factor is not None:
+        total_B *= tl.load(factor).to(tl.float32)
+    stored_B = total_B.to(delta.dtype.element_ty)
+    tl.store(delta + at_B, stored_B, mask=exists_B)
+    if weight is not None:
+        total_B = stored_B.to(tl.float32)
+        scale = rms_scale(tl.sum(total_B * total_B, 0), C, eps)
+        tl.store(out + at_B, total_B * scale * weight_B, mask=exists_B)
+
+
 def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x_NC.shape
     # Rows may lie apart if all of them start where vectors may: which form is launched depends on no row.
@@ -103,6 +128,34 @@ def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tens
         **dependent(x_NC.device),
     )
     return out_NC
+
+
+def add_normed(
+    x_NC: torch.Tensor,
+    delta_NC: torch.Tensor,
+    after_C: torch.Tensor,
+    eps: float,
+    factor_1: torch.Tensor | None,
+    weight_C: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`Ops.add_normed`."""
+    rows, width = x_NC.shape
+    total_NC, block = whole(delta_NC), triton.next_power_of_2(width)
+    out_NC = None if weight_C is None else torch.empty_like(total_NC)
+    _add_normed_kernel[(rows,)](
+        whole(x_NC),
+        total_NC,
+        whole(after_C),
+        None if factor_1 is None else whole(factor_1),
+        None if weight_C is None else whole(weight_C),
+        out_NC,
+        eps,
+        width,
+        block,
+        num_warps=warps(block),
+        **dependent(x_NC.device),
+    )
+    return total_NC, out_NC
 
 
 def combine_norm(

@@ -22,7 +22,7 @@ import triton.language as tl
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.plain_fp8 import LARGEST
-from stridelm.kernels.triton_norms import combine_norm, is_whole, norm, rms_scale, warps, whole
+from stridelm.kernels.triton_norms import add_normed, combine_norm, is_whole, norm, rms_scale, warps, whole
 from stridelm.kernels.triton_router import combine, route
 
 GATE_COLUMNS = 1024
@@ -231,6 +231,17 @@ class TritonOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x_NC = whole(x_NC)
         return x_NC, norm(x_NC, whole(delta_NC), weight_C, eps)
+
+    def add_normed(
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor,
+        after_C: torch.Tensor,
+        eps: float,
+        factor_1: torch.Tensor | None = None,
+        weight_C: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return add_normed(x_NC, delta_NC, after_C, eps, factor_1, weight_C)
 
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2

@@ -30,6 +30,17 @@ class WideOps(PlainOps):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return super().add_norm(x_NC.to(weight_C.dtype), delta_NC, weight_C, eps)
 
+    def add_normed(
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor,
+        after_C: torch.Tensor,
+        eps: float,
+        factor_1: torch.Tensor | None = None,
+        weight_C: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return super().add_normed(x_NC.to(after_C.dtype), delta_NC, after_C, eps, factor_1, weight_C)
+
 
 class HeadObjective:
     """Trains `head` in place; its target is never changed."""

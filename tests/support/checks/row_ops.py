@@ -48,6 +48,37 @@ def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str
     check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
 
 
+def check_normed_sums(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    """x and the norm of a delta, with and without a factor of the sum, and a norm of it."""
+    x, delta = (noise(seed, rows, width, dtype=dtype, device=device) for seed in (1, 2))
+    after, weight = (noise(seed, width, dtype=dtype, device=device) for seed in (3, 4))
+    kept = x.clone()
+
+    def normed(of: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return of.double() / (of.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * by.double()
+
+    for factor, then in ((None, None), (None, weight), (0.75, None), (0.75, weight)):
+        scale = None if factor is None else torch.tensor([factor], dtype=dtype, device=device)
+
+        def run(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return ops.add_normed(x[: len(part)], part.clone(), after, 1e-5, scale, then)  # noqa: B023
+
+        total, out = run(delta)
+        wanted = (x.double() + normed(delta, after)) * (factor or 1.0)
+        close = CLOSE[dtype] * max(1.0, float(wanted.abs().max()) / 4)
+        assert total.dtype == dtype and float((total.double() - wanted).abs().max()) <= close
+        assert (out is None) == (then is None)
+        if out is not None and then is not None:
+            wanted = normed(total, then)
+            close = CLOSE[dtype] * max(1.0, float(wanted.abs().max()) / 4)
+            assert out.dtype == dtype and float((out.double() - wanted).abs().max()) <= close
+        for count in (1, 2, 3):
+            few = run(delta[:count])
+            assert torch.equal(few[0], total[:count])
+            assert out is None or (few[1] is not None and torch.equal(few[1], out[:count]))
+    assert torch.equal(x, kept)
+
+
 BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": lambda x: x / (1 + (-x).exp()),
     "gelu_tanh": lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,

@@ -20,6 +20,7 @@ from support.checks.row_ops import (
     check_eight_bits,
     check_gate,
     check_nan,
+    check_normed_sums,
     check_norms,
     check_turn,
     check_values,
@@ -37,6 +38,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 63, 384])
 def test_norms(dtype: torch.dtype, width: int) -> None:
     check_norms(TritonOps(), 5, width, dtype, "cpu")
+    check_normed_sums(TritonOps(), 5, width, dtype, "cpu")
 
 
 @interpreted
@@ -96,6 +98,8 @@ def test_views(dtype: torch.dtype) -> None:
     for view in (wide[:, 1:101], odd):
         assert torch.equal(ops.norm(view, weight, 1e-5), ops.norm(x, weight, 1e-5))
         assert torch.equal(ops.gate(view), ops.gate(x))
+        sums = [ops.add_normed(each, each.clone(), weight, 1e-5, weight[:1])[0] for each in (view, x)]
+        assert torch.equal(*sums)
         assert all(map(torch.equal, ops.add_norm(view, view, weight, 1e-5), ops.add_norm(x.clone(), x, weight, 1e-5)))
     assert ops.norm(x[:0], weight, 1e-5).shape == (0, 100) and ops.gate(x[:0]).shape == (0, 50)
 

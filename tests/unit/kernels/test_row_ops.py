@@ -17,6 +17,7 @@ from support.checks.row_ops import (
     check_gate,
     check_latent,
     check_nan,
+    check_normed_sums,
     check_norms,
     check_turn,
     check_values,
@@ -31,6 +32,7 @@ every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 @pytest.mark.parametrize("width", [1, 63, 384])
 def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
     check_norms(OPS.get(name)(), 17, width, dtype, "cpu")
+    check_normed_sums(OPS.get(name)(), 17, width, dtype, "cpu")
 
 
 @every_set

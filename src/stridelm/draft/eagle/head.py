@@ -67,7 +67,7 @@ class EagleHead(DraftHead):
     ) -> torch.Tensor:
         stream = Stream(residual_NH, self.ops, self.spec.norm_eps)
         self.block(stream, positions_N, mix, read_NC=x_NC, wanted_M=wanted_M)
-        return stream.sum()
+        return stream.settle()
 
 
 class Eagle1Head(EagleHead):

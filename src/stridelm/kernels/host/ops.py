@@ -51,6 +51,20 @@ class HostOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.add_norm(self.combine(*of), x_NC, weight_C, eps)
 
+    def add_normed(
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor,
+        after_C: torch.Tensor,
+        eps: float,
+        factor_1: torch.Tensor | None = None,
+        weight_C: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        total = x_NC + self.norm(delta_NC, after_C, eps)  # each part is rounded, as by transformers
+        if factor_1 is not None:
+            total *= factor_1
+        return total, None if weight_C is None else self.norm(total, weight_C, eps)
+
     def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         out = gate_up_N2I.new_empty(gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2)
         rows.GATES[activation](array(gate_up_N2I), array(out))

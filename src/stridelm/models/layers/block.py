@@ -101,10 +101,15 @@ class MLPSpec(Protocol):
         ...
 
 
+class InputPart(ModelPart):
+    norm: nn.Parameter
+    """[width] weight of a norm of what it yields, before that is added to the stream."""
+
+
 class InputSpec(Protocol):
     """The part of a layer that reads what the layer is given for each row beside the stream."""
 
-    def build(self, site: Site) -> ModelPart:
+    def build(self, site: Site) -> InputPart:
         """Its forward takes (x [N, width], given [N, W], ops) and returns [N, width]."""
         ...
 
@@ -132,7 +137,8 @@ class LayerSpec:
 
 class Stream:
     """The residual stream [N, H] on its way through the layers. A sum and the norm after it are one operation, so what
-    is added is deferred until the next norm, whichever module calls it.
+    is added is deferred until the next norm, whichever module calls it. So are a norm of what is added, and a factor of
+    the sum.
 
     An object rather than a value that is passed on: callers would otherwise keep tensors alive that are no longer
     needed.
@@ -145,16 +151,23 @@ class Stream:
         """The stream without the deferred addition."""
         self.given = given_NLW
         self._waiting: torch.Tensor | Parts | None = None
+        self._after: torch.Tensor | None = None
+        """Weight of a norm of what is to be added."""
+        self._factor: torch.Tensor | None = None
 
-    def add(self, delta: torch.Tensor | Parts) -> None:
-        """delta [N, H] may be overwritten."""
-        assert self._waiting is None
-        self._waiting = delta
+    def add(self, delta: torch.Tensor | Parts, after_H: torch.Tensor | None = None) -> None:
+        """Add delta [N, H], or its norm with the weight `after`. delta may be overwritten."""
+        assert self._waiting is None and not (isinstance(delta, Parts) and after_H is not None)
+        self._waiting, self._after = delta, after_H
 
     def norm(self, weight_H: torch.Tensor) -> torch.Tensor:
         """The norm of the stream with all additions."""
         if self._waiting is None:
             return self.ops.norm(self.x, weight_H, self.eps)
+        if self._after is not None:
+            normed_NH = self._add_normed(weight_H)
+            assert normed_NH is not None
+            return normed_NH
         if isinstance(self._waiting, Parts):
             self.x, normed_NH = self.ops.combine_norm(self._waiting, self.x, weight_H, self.eps)
             self._waiting = None
@@ -166,6 +179,7 @@ class Stream:
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """The stream without the deferred addition, the latter, and whether there is one; both may be overwritten."""
+        assert self._after is None
         if self._waiting is None:
             return self.x.clone(), torch.empty_like(self.x), False
         return self.x, self._delta(self._waiting), True
@@ -174,13 +188,12 @@ class Stream:
         """Continue with the stream x, to which delta is still to be added."""
         self.x, self._waiting = x_NH, delta_NH
 
-    def sum(self) -> torch.Tensor:
-        """The stream with all additions, for use where no norm follows."""
-        return self.x if self._waiting is None else self.x + self._delta(self._waiting)
-
     def settle(self) -> torch.Tensor:
-        """The stream with all additions, none of which is deferred any longer."""
-        self.x, self._waiting = self.sum(), None
+        """The stream with all additions, none of which is deferred any longer: for use where no norm follows."""
+        if self._after is not None:
+            self._add_normed(None)
+        elif self._waiting is not None:
+            self.x, self._waiting = self.x + self._delta(self._waiting), None
         return self.x
 
     def _delta(self, waiting: torch.Tensor | Parts) -> torch.Tensor:
@@ -188,7 +201,17 @@ class Stream:
 
     def scale(self, factor_1: torch.Tensor) -> None:
         """Multiply the stream, with all additions."""
-        self.x = self.settle() * factor_1
+        if self._after is None:
+            self.x = self.settle() * factor_1
+        else:
+            assert self._factor is None
+            self._factor = factor_1
+
+    def _add_normed(self, weight_H: torch.Tensor | None) -> torch.Tensor | None:
+        assert isinstance(self._waiting, torch.Tensor) and self._after is not None
+        done = self.ops.add_normed(self.x, self._waiting, self._after, self.eps, self._factor, weight_H)
+        self.x, self._waiting, self._after, self._factor = done[0], None, None, None
+        return done[1]
 
     def keep(self, rows_M: torch.Tensor) -> None:
         """Continue with these rows only."""
@@ -260,22 +283,19 @@ class Block(ModelPart):
         mixed_NH = self.mixer(read_NC, positions_N, mix, stream.ops)
         if wanted_M is not None and not len(wanted_M):
             return
-        self._add(stream, mixed_NH, self.after_mixer)
+        stream.add(mixed_NH, self.after_mixer)
         del mixed_NH
         read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
         if self._parts is not None:
             stream.add(self._parts(read_NC, stream.ops))
         else:
-            self._add(stream, self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
+            stream.add(self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
         if self.input is not None:
             assert stream.given is not None
-            stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops))
+            stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops), self.input.norm)
         if self.scalar is not None:
             stream.scale(self.scalar)
-
-    def _add(self, stream: Stream, delta_NH: torch.Tensor, norm_H: torch.Tensor | None) -> None:
-        stream.add(delta_NH if norm_H is None else stream.ops.norm(delta_NH, norm_H, stream.eps))
 
     def then_norm(
         self,

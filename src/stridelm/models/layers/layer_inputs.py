@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops
-from stridelm.models.layers.block import Site, check_sizes
+from stridelm.models.layers.block import InputPart, Site, check_sizes
 from stridelm.models.layers.embedding import Embedding
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots
@@ -35,21 +35,22 @@ class LayerInputSpec:
         return LayerInput(self, site)
 
 
-class LayerInput(ModelPart):
-    """norm(out(activation(gate x) * given)): what a layer adds to the stream x because of its input."""
+class LayerInput(InputPart):
+    """out(activation(gate x) * given): of which a layer adds the norm to the stream x because of its input."""
 
     keeps_bits: ClassVar[bool] = True
 
     def __init__(self, spec: LayerInputSpec, site: Site) -> None:
         super().__init__()
-        self.activation, self.eps = spec.activation, site.eps
+        self.activation = spec.activation
         self.gate = Linear(site.width, spec.width, weight_format=site.weight_format)
         self.out = Linear(spec.width, site.width, weight_format=site.weight_format)
         self.norm = nn.Parameter(torch.empty(site.width))
 
     def forward(self, x_NH: torch.Tensor, given_NW: torch.Tensor, ops: Ops) -> torch.Tensor:
         gated_NW = ops.gate(torch.cat((self.gate(x_NH), given_NW), dim=1), self.activation)
-        return ops.norm(self.out(gated_NW), self.norm, self.eps)
+        product: torch.Tensor = self.out(gated_NW)
+        return product
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("gate", theirs + "per_layer_input_gate.")
