@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
+from support.checks.compiled import compiled
 from support.checks.row_ops import (
     HEADS,
     check_eight_bit_latents,
@@ -39,6 +42,13 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms(dtype: torch.dtype, width: int) -> None:
     check_norms(TritonOps(), 5, width, dtype, "cpu")
     check_normed_sums(TritonOps(), 5, width, dtype, "cpu")
+
+
+def test_normed_sums_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 the kernel compiles in every width and form, and fits into registers."""
+    kernels = compiled("layer_end_compiles", tmp_path)
+    assert [kernel["name"] for kernel in kernels] == ["_add_normed_kernel"] * 24
+    assert not any(kernel["spills"] for kernel in kernels)
 
 
 @interpreted
