@@ -83,9 +83,19 @@ def _shorten(blocks: nn.ModuleList) -> None:
         seen.append(like)
 
 
-def _skip(layer: int, stream: Stream, positions: torch.Tensor, mix: Any, tap: Tap | None = None) -> None:
+def _skip(
+    layer: int,
+    stream: Stream,
+    positions: torch.Tensor,
+    mix: Any,
+    tap: Tap | None = None,
+    wanted_M: torch.Tensor | None = None,
+) -> None:
     if tap is not None:
         tap(layer, stream.x)
+    if wanted_M is not None:
+        stream.settle()
+        stream.keep(wanted_M)
 
 
 @contextmanager

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import stridelm
+from support.checkpoints.assistants import write_assistant
 from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import write_eagle
+from support.oracles.models import VARIANTS
 
 pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = [
@@ -79,7 +81,7 @@ def test_a_mixture_is_rehearsed(
     """Which experts are chosen is not known, and nothing asks."""
     options = {"drafter": "none", "deterministic": True, "quantization": quantization}
     found = rehearse(tmp_path, {"model": str(checkpoint(kind)), **options})
-    assert found["launched"] > 50
+    assert found["launched"] > 40
     assert found["left"] == 0
 
 
@@ -94,12 +96,23 @@ def test_expanded_latents_are_rehearsed(checkpoint: Callable[..., Path], tmp_pat
     assert launched[0] < launched[1]
 
 
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_layers_that_share_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, rows: int) -> None:
+    """With an assistant, and in steps of so many rows that those which decide nothing stop early."""
+    target = checkpoint("gemma4_text", **VARIANTS["gemma4_text"]["shared-with-inputs"])
+    head = write_assistant(tmp_path / "head", target)
+    options = {"drafter": "frozen_kv", "drafter_model": str(head), "max_num_batched_tokens": rows}
+    found = rehearse(tmp_path, {"model": str(target), **options})
+    assert found["launched"] > 40
+    assert found["left"] == 0
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, form: str) -> None:
     """Its headers say which matrices are in eight bits, although no weights are read."""
     path = write_fp8(tmp_path / "stored", checkpoint("deepseek_v3"), form)
     found = rehearse(tmp_path, {"model": str(path), "drafter": "none"})
-    assert found["launched"] > 50
+    assert found["launched"] > 40
     assert found["left"] == 0
 
 
