@@ -112,6 +112,28 @@ def test_one_request_gets_all_that_it_needs(checkpoint: Callable[..., Path], mon
         engine.add("long", [1] * 240, params)
 
 
+def test_a_device_that_refuses(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If memory cannot be mapped, the log says so once, requests are served with the split as it is, and later ones are
+    measured by it."""
+    stand = Stand(checkpoint("qwen2", **MODELS["qwen2"], max_position_embeddings=256), "float32")
+    llm = tight(stand, 60 * KIB, monkeypatch, **{**OPTIONS, "max_num_seqs": 64, "max_num_batched_tokens": 16})
+    engine, resizes = llm.engine, []
+
+    def refuse(pages: dict[str, int]) -> None:
+        resizes.append(pages)
+        raise RuntimeError("cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(engine.loaded.pool, "resize", refuse)
+    jobs = [
+        Job([(7 * n + i) % 60 for n in range(30)], SamplingParams(temperature=0.0, max_tokens=9)) for i in range(20)
+    ]
+    check_identity(stand, jobs, llm=llm)
+    assert len(resizes) == 1 and caplog.text.count("from now on the split stays") == 1
+    assert engine.resplit.most_pages(engine.ledger.total()) == engine.ledger.total()
+
+
 # Pages and what they hold
 
 

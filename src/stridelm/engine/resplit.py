@@ -29,6 +29,7 @@ time."""
 class Storage(Protocol):
     """What the pages of all groups are in: see PagePool."""
 
+    pages: dict[str, int]
     budget: int
 
     @property
@@ -50,12 +51,13 @@ class Resplit:
         self._step_pages = ledger.pages_for(step_rows)
         self._given: dict[str, int] = {}
         """Page group -> the step at which it was last given pages."""
+        self._failed = False
         self._step = self._again = 0
         """Steps planned so far, and the one from which on to try again after memory could not be moved."""
 
     def most_pages(self, need: PageCounts) -> PageCounts:
         """For each group, the pages that it could have while the others have those that a request needs."""
-        if self._storage.most is None:
+        if self._failed or self._storage.most is None:
             return self._ledger.total()
         needed = dict(zip(self._ledger.counts(), need, strict=True))
         found = most_pages(needed, self._storage.most, self._storage.budget, self._bytes_at)
@@ -69,7 +71,12 @@ class Resplit:
         """
         self._step += 1
         most, lacking = self._storage.most, plan.lacking
-        if most is None or lacking is None or (self._step < self._again and not (plan.preempted or stuck)):
+        if (
+            self._failed
+            or most is None
+            or lacking is None
+            or (self._step < self._again and not (plan.preempted or stuck))
+        ):
             return None
         totals = self._split(most, lacking, running, stuck)
         if totals is None:
@@ -96,15 +103,20 @@ class Resplit:
         return split(groups, self._storage.budget, stuck=stuck)
 
     def apply(self, totals: Mapping[str, int]) -> None:
-        """Let groups have these pages. No step may be in flight."""
+        """Let groups have these pages. No step may be in flight. If the device refuses, groups keep what they have got
+        by then, and memory is moved no more."""
         before = dict(zip(self._ledger.counts(), self._ledger.total(), strict=True))
         for group, total in totals.items():
             if total < before[group]:
                 renamed = self._ledger.resize(group, total)
                 self._storage.move(group, renamed)
-        self._storage.resize(totals)
+        try:
+            self._storage.resize(totals)
+        except RuntimeError:
+            self._failed = True
+            logger.exception("memory could not be moved between page groups; from now on the split stays as it is")
         for group, total in totals.items():
-            if total > before[group]:
+            if total > before[group] and self._storage.pages[group] == total:
                 self._ledger.resize(group, total)
                 self._given[group] = self._step
         changes = ", ".join(f"{group} {before[group]} -> {total}" for group, total in totals.items())

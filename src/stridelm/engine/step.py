@@ -132,8 +132,8 @@ class Steps:
 
     def _totals(self, plan: StepPlan) -> Mapping[str, int] | None:
         """Pages that groups should have for what the plan lacks."""
-        stuck = not (plan.spans or plan.preempted or self.flights)
-        return self.resplit.totals(plan, self.roster.queue.running, stuck=stuck)
+        running = () if plan.lacking is None else self.roster.queue.running
+        return self.resplit.totals(plan, running, stuck=not (plan.spans or plan.preempted or self.flights))
 
     def land_all(self, but: int = 0) -> None:
         """Land the steps in flight, the oldest first, but for the last few."""
