@@ -203,19 +203,19 @@ class _Range:
         self._handles: list[int] = []
         """Of the chunks under the first addresses, in order."""
         self._count = -(-size // self._chunk)
-        self._start = memory.reserve_addresses(self._count * self._chunk)
+        self.start = memory.reserve_addresses(self._count * self._chunk)
         mapped: list[int] = []
-        close = finalize(self, _close, memory, self._start, self._count * self._chunk, mapped, self._handles)
+        close = finalize(self, _close, memory, self.start, self._count * self._chunk, mapped, self._handles)
         close.atexit = False
         for index in range(self._count):
             memory.map(self._at(index), None)
             mapped.append(self._at(index))
-        memory.open(self._start, self._at(self._count))
+        memory.open(self.start, self._at(self._count))
         self.__cuda_array_interface__ = {
             "version": 3,
             "shape": (size,),
             "typestr": "|u1",
-            "data": (self._start, False),
+            "data": (self.start, False),
             "strides": None,
         }
 
@@ -240,7 +240,7 @@ class _Range:
             self._memory.clear(self._at(had), self._at(len(self._handles)))
 
     def _at(self, index: int) -> int:
-        return self._start + index * self._chunk
+        return self.start + index * self._chunk
 
 
 class CudaBacking:
@@ -248,6 +248,7 @@ class CudaBacking:
         self._range, self._chunk = _Range(memory, max(1, size)), memory.chunk
         self.resize(backed)
         self._bytes = torch.as_tensor(self._range, device=device)
+        assert self._bytes.data_ptr() == self._range.start, "torch made a copy"
 
     @property
     def bytes(self) -> torch.Tensor:
