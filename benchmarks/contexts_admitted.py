@@ -5,7 +5,7 @@ and groups whose split follows the traffic.
 
 No model runs: planner, ledger, the sizes of tensors and the policy are the engine's own, and a request's tokens are
 made up. Waves of requests follow each other in one engine, more than can run at once: short contexts, long ones, short
-ones again. The figure is how many whole prompts were in memory at once, and it counts only if nobody was preempted.
+ones again. The figure is how many whole prompts were in memory at once.
 """
 
 from __future__ import annotations

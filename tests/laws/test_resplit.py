@@ -14,12 +14,16 @@ from stridelm import SamplingParams
 from stridelm.cache.backing import HostMemory
 from stridelm.cache.layout import HeadsKV, windows_of
 from stridelm.cache.ledger import Ledger
-from stridelm.cache.pool import Elastic, PagePool
+from stridelm.cache.pool import Elastic, MemoryBudget, PagePool
+from stridelm.config import EngineConfig
+from stridelm.engine import load
+from stridelm.engine.engine import Engine
 from stridelm.engine.resplit import Resplit
 from stridelm.params import Speculation
 from stridelm.types import Request, Span, StepPlan
 from support.checks.identity import check_identity, mixed_jobs
 from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.ranks import ThreadShard, on_each_rank
 from support.doubles.stand import Job, Stand, assert_same
 from support.doubles.tight_memory import forced, random_totals, tight
 from support.doubles.tree_drafter import registered
@@ -33,7 +37,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
     },
     "gemma4_text": VARIANTS["gemma4_text"]["shared-with-inputs"],
+    "mistral": {"sliding_window": WINDOW},
 }
+"""Mistral's layers all slide: its other group is that of the default drafter's own layers."""
 OPTIONS: dict[str, Any] = {"page_size": PAGE_SIZE, "max_num_batched_tokens": 40, "max_num_seqs": 8}
 
 
@@ -55,7 +61,8 @@ def test_tokens_do_not_change(stand: Stand, temperature: float, lags: bool, monk
     if lags:
         stand = LaggingStand(stand.path, stand.dtype)
     jobs = mixed_jobs(stand, 10, temperature, ["nothing", "repetition_penalty", "logprobs"], seed=3)
-    llm = tight(stand, 320 * KIB, monkeypatch, **OPTIONS)
+    drafter = "mtp" if "mistral" in stand.path.name else "none"
+    llm = tight(stand, 320 * KIB, monkeypatch, **OPTIONS, drafter=drafter)
     for seed in range(2):
         with forced(llm.engine, seed, monkeypatch) as moved:
             check_identity(stand, jobs, llm=llm)
@@ -110,6 +117,41 @@ def test_one_request_gets_all_that_it_needs(checkpoint: Callable[..., Path], mon
     assert_same(output, stand.plain(prompt, params))
     with pytest.raises(ValueError, match=r"may need 63 pages of KV and the pool has 5.;"):
         engine.add("long", [1] * 240, params)
+
+
+def test_ranks_move_alike(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank decides for itself: if two decided differently, so would the rows of their steps."""
+    stand = Stand(checkpoint("qwen2", **MODELS["qwen2"], max_position_embeddings=256), "float64")
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    jobs = [Job([(7 * n + i) % 60 for n in range(30)], params) for i in range(20)]
+    config = EngineConfig(
+        model=str(stand.path),
+        dtype="float64",
+        device="cpu",
+        deterministic=True,
+        skip_tokenizer_init=True,
+        strict=True,
+        drafter="none",
+        max_num_seqs=64,
+        max_num_batched_tokens=16,
+        page_size=PAGE_SIZE,
+        kv_memory_fraction=1.0,
+        itl_target_ms=0,  # each rank plans for itself here, and must not plan by its own clock
+    )
+    wanted = [stand.tokens(job.prompt, job.params) for job in jobs]
+    monkeypatch.setattr(load, "MemoryBudget", lambda device, *sizes: MemoryBudget(device, 60 * KIB))
+
+    def run(shard: ThreadShard) -> tuple[list[list[int]], int, dict[str, int]]:
+        engine = Engine(config, load.load(config, shard))
+        asked = [engine.add(str(number), job.prompt, job.params) for number, job in enumerate(jobs)]
+        while engine.busy:
+            engine.step()
+        engine.check()
+        return [one.output_ids for one in asked], engine.stats.resplits, engine.loaded.pool.pages
+
+    (one, other), _ = on_each_rank(2, run)
+    assert one == other and one[1] > 0
+    assert one[0] == wanted
 
 
 def test_a_device_that_refuses(
