@@ -262,7 +262,8 @@ class Traffic:
         self.ledger.release(one)
 
     def move(self) -> None:
-        """At random, or by the policy for a random need."""
+        """At random, or by the policy for a random need. What warms up for it changes nothing."""
+        self.resplit.warm_up()
         if self.rng.random() < 0.5:
             self.apply(random_totals(self.pool, self.ledger, self.rng))
             return

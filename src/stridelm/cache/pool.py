@@ -128,7 +128,8 @@ class PagePool:
         return own + sum(pool.bytes_at(pages) for pool in self._beside)
 
     def move(self, group: str, renamed: Mapping[int, int]) -> None:
-        """Copy the contents of pages, by their old number, to the new one. No new number is an old one."""
+        """Copy the contents of pages, by their old number, to the new one. No new number is an old one, but a page may
+        move onto itself."""
         moves = list(renamed.items())
         offset = torch.arange(self.page_size, device=self._device)
         for start in range(0, len(moves), MOVED_AT_ONCE):

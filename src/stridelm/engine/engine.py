@@ -159,6 +159,7 @@ class Engine:
     def _warm_up(self) -> None:
         """Serve some of the engine's own requests, and keep nothing of them but what steps cost."""
         self.loaded.attention.warm_up(self.config.page_size, self.loaded.device)
+        self.resplit.warm_up()
         target, planner = self.loaded.target, self.steps.planner
         policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None

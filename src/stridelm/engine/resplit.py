@@ -55,6 +55,11 @@ class Resplit:
         self._step = self._again = 0
         """Steps planned so far, and the one from which on to try again after memory could not be moved."""
 
+    def warm_up(self) -> None:
+        """Compile what moves pages, by moving the null page onto itself."""
+        for group in self._storage.most or ():
+            self._storage.move(group, {0: 0})
+
     def most_pages(self, need: PageCounts) -> PageCounts:
         """For each group, the pages that it could have while the others have those that a request needs."""
         if self._failed or self._storage.most is None:
@@ -71,12 +76,9 @@ class Resplit:
         """
         self._step += 1
         most, lacking = self._storage.most, plan.lacking
-        if (
-            self._failed
-            or most is None
-            or lacking is None
-            or (self._step < self._again and not (plan.preempted or stuck))
-        ):
+        if self._failed or most is None or lacking is None:
+            return None
+        if self._step < self._again and not (plan.preempted or stuck):
             return None
         totals = self._split(most, lacking, running, stuck)
         if totals is None:
