@@ -198,12 +198,15 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             engine = open_engine(Path(folder), kind, settings)
         starts[kind] = time.perf_counter() - began
+        gc.collect()
+        gc.freeze()  # as the server does
         graphs = 0 if engine.capture is None else engine.capture.pool.spent / 2**30
         console.print(f"{kind}: ready after {starts[kind]:.1f} s, {engine.stats.captures} graphs, {graphs:.2f} GiB")
         for load_of in settings.loads:
             rows.append(measure(engine, kind, load_of, settings))
             console.print(rows[-1])
         del engine
+        gc.unfreeze()
         gc.collect()
         torch.cuda.empty_cache()
     made = [f"{row.captures}+{row.compilations}" for row in rows]
