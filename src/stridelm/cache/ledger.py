@@ -95,12 +95,10 @@ class Ledger:
         """How many more pages of each group the request will hold after `pages` are added to its tables."""
         if not self._is_windowed:
             return PageCounts((pages,) * len(self._pages))
-        lease = self._leases.get(request.id)
-        held = [0 if lease is None else len(lease.pages(group)) for group in self._pages]
-        maximum = self.most_held((self._covered(request) + pages) * self.page_size)
-        return PageCounts(min(pages, max(0, m - h)) for m, h in zip(maximum, held, strict=True))
+        more = self.to_come(request, (self._covered(request) + pages) * self.page_size)
+        return PageCounts(min(pages, each) for each in more)
 
-    def to_come(self, request: Request, tokens: int, rows: int) -> PageCounts:
+    def to_come(self, request: Request, tokens: int, rows: int = 1) -> PageCounts:
         """How many more pages of each group the request may hold until it has `tokens` tokens, `rows` rows at a
         time."""
         lease = self._leases.get(request.id)

@@ -54,8 +54,9 @@ class DraftHead(LoadableModule):
         return self.spec.states()
 
     def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H] what the first module reads of the target's hidden states at these rows."""
-        raise NotImplementedError
+        """[N, H] what the first module reads of the target's hidden states at these rows: by default the one after the
+        target's final norm."""
+        return states.final.index_select(0, rows_N)
 
     def forward(
         self,

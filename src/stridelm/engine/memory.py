@@ -13,6 +13,7 @@ import torch
 
 from stridelm.cache.layout import LayerStates, bytes_per_token, windows_of
 from stridelm.cache.pool import MemoryBudget, divided
+from stridelm.cache.split import most_pages
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import TargetInfo
@@ -261,11 +262,9 @@ def _most_pages(
     """Page group -> pages, if the others left it all but what one request needs to run a row."""
     least = {group: 1 if window is None else window // page_size + 2 for group, window in windows.items()}
     room = sum(counts[group] * page_bytes[group] for group in counts)
-    most = {}
-    for group, page in page_bytes.items():
-        left = room - sum(least[other] * page_bytes[other] for other in counts if other != group)
-        most[group] = max(counts[group], min(useful[group], left // page if page else 0))
-    return most
+    found = most_pages(least, useful, room, lambda group, pages: pages * page_bytes[group])
+    # A group without entries of its own would have no limit.
+    return {group: max(count, found[group]) if page_bytes[group] else count for group, count in counts.items()}
 
 
 def useful_pages(config: EngineConfig, windows: Mapping[str, int | None], max_length: int) -> dict[str, int]:

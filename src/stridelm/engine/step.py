@@ -76,12 +76,11 @@ class Steps:
     def step(self) -> None:
         """Launch a step and land those that are due, which adds to the roster's outputs. If there is nothing to launch,
         land all steps in flight."""
-        began = time.perf_counter()
         flight = self.launch()
         if flight is not None:
             self.flights.append(flight)
             prompts = any(map(has_prompt, flight.plan.spans))
-            self._launch_time.note(time.perf_counter() - began, prompts=prompts)
+            self._launch_time.note(time.perf_counter() - flight.launched, prompts=prompts)
         self.land_all(but=self._lag_behind(flight))
 
     def slack(self) -> float:

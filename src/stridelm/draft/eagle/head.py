@@ -75,10 +75,6 @@ class Eagle1Head(EagleHead):
         super().__init__(target, spec, reads=spec.hidden_size, own_embedding=own_embedding)
         self.join = Linear(2 * spec.hidden_size, spec.hidden_size, bias=bias)
 
-    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H]: the target's hidden state after its final norm."""
-        return states.final.index_select(0, rows_N)
-
     def forward(
         self,
         module: int,

@@ -27,7 +27,6 @@ from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import Slots
-from stridelm.types import States
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -75,10 +74,6 @@ class FrozenKVHead(DraftHead):
         the target, as its entries are stored."""
         own = self.spec.states(self.target.shard)
         return tuple(_reading(state, kept[source]) for state, source in zip(own, self.sources, strict=True))
-
-    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, B]: the target's hidden state after its final norm."""
-        return states.final.index_select(0, rows_N)
 
     def forward(
         self,

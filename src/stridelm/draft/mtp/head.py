@@ -19,7 +19,6 @@ from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots
-from stridelm.types import States
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,6 @@ class MtpHead(DraftHead):
         width, eps = self.spec.hidden_size, self.spec.norm_eps
         sites = [Site(number, width, eps, target.ropes) for number in range(modules)]
         self.parts = nn.ModuleList(MtpModule(layer, site, form) for site in sites)
-
-    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H]: the target's hidden state after its final norm."""
-        return states.final.index_select(0, rows_N)
 
     def forward(
         self,
