@@ -131,6 +131,7 @@ def test_mixtures(
     if packed:
         monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
         monkeypatch.setattr(kinds_of_steps, "READS_WEIGHTS", 1)
+        monkeypatch.setattr(kinds_of_steps, "TILE", 4)
     ways = {key: kinds for key, kinds in mixtures(stand).items() if name in key}
     assert ways
     for key, kinds in ways.items():
@@ -160,6 +161,7 @@ def test_what_is_read_of_replayed_steps(
     if packed:
         monkeypatch.setattr(kinds_of_steps, "FEWEST_PACKED", 1)
         monkeypatch.setattr(kinds_of_steps, "READS_WEIGHTS", 1)
+        monkeypatch.setattr(kinds_of_steps, "TILE", 4)
     kinds = ("logprobs", "hidden_states", "nothing")
     jobs = [
         Job(prompt, sampling(stand, prompt, 0.0, kinds[i % 3]), speculation(stand, drafter if i % 2 else "none"))

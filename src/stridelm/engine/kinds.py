@@ -26,11 +26,12 @@ FEW_KINDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DRAFTING = (4, 16, 64, 256, 512)
 """The same for the rarest steps: those that bring drafters' KV up to date. And if only the proposals are captured: each
 may be captured while a request waits."""
-PACKED, FEWEST_PACKED = (0.35, 0.53, 0.7, 0.85), 32
-"""A step of at least so many requests whose drafts have at most such a share of the rows that they could have, because
-some of its requests are plain or end, runs in that many rows. 0.53: half of the requests, or a few more, draft."""
-ONE_SHARE, READS_WEIGHTS = 0.7, 512
-"""The only share for steps of fewer rows than this, which take hardly less time with fewer: they read the weights."""
+TILE, FEWEST_PACKED = 128, 32
+"""A step of at least so many requests whose drafts have fewer rows than they could have, because some of its requests
+are plain or end, runs in a multiple of TILE rows: products work on tiles of so many."""
+READS_WEIGHTS, ONE_SHARE = 512, 0.7
+"""Steps of fewer rows than this take hardly less time with fewer, since they read the weights: there is one size beside
+the whole, with this share of the rows that drafts could have."""
 BUFFERS = 4
 """Host copies of the inputs that may be in transfer at once; more than there are steps in flight."""
 
@@ -54,7 +55,7 @@ class Kind:
     ways: tuple[Way, ...]
     """How the device drafts for those requests that it drafts for; which way is whose, a graph reads on the device."""
     rows: int
-    """Of the whole step: enough for every request to have its most, or fewer (PACKED)."""
+    """Of the whole step: enough for every request to have its most, or fewer (row_stairs)."""
     features: Feature
     """One of CLASSES. Whose rows need which of them, a graph reads on the device."""
     lists: int = 0
@@ -117,9 +118,10 @@ def row_stairs(requests: int, real: int, draft: int, *, chosen: bool) -> tuple[i
     whole = requests * (real + draft)
     if requests < FEWEST_PACKED or real > 1 or not draft:
         return (whole,)
+    if not chosen and whole < READS_WEIGHTS:
+        return (requests + math.ceil(ONE_SHARE * requests * draft), whole)
     if not chosen:
-        shares = PACKED if whole >= READS_WEIGHTS else (ONE_SHARE,)
-        return (*(requests + math.ceil(share * requests * draft) for share in shares), whole)
+        return (*range(requests + TILE - requests % TILE, whole, TILE), whole)
     return (*(rows for rows in _stairs_to(whole) if rows > requests), whole)
 
 

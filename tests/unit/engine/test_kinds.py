@@ -10,7 +10,7 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import Engine
-from stridelm.engine.kinds import kind_of
+from stridelm.engine.kinds import kind_of, row_stairs
 from stridelm.engine.ways import ways_of
 from stridelm.sample.table import Feature
 from stridelm.types import Span
@@ -45,3 +45,13 @@ def test_the_policy_knows_how_steps_are_padded(engine: Engine, count: int) -> No
             kind = kind_of(spans, ways, Feature(0), None, 0)
             told = next(stair for stair in stairs if stair >= sum(span.rows for span in spans))
             assert told == kind.rows - (kind.requests - count)
+
+
+@pytest.mark.parametrize(
+    ("requests", "drafting", "rows"), [(256, 128, 640), (256, 129, 768), (256, 256, 1024), (8, 4, 32)]
+)
+def test_requests_that_do_not_draft_take_no_room_for_drafts(requests: int, drafting: int, rows: int) -> None:
+    """Beside others with three drafts each: as many rows as there are fill whole tiles of the products."""
+    stairs = row_stairs(requests, 1, 3, chosen=False)
+    assert next(stair for stair in stairs if stair >= requests + 3 * drafting) == rows
+    assert stairs[-1] == requests * 4
