@@ -1,7 +1,8 @@
-"""Copies small arrays to the device and back without waiting for its pending work."""
+"""Copies small arrays to the device and back without waiting for its pending work, and tells when that was done."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,24 +26,41 @@ def staging(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
+class Mark:
+    """The moment at which the device will have done all that was launched before: on a CPU, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.made = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    @property
+    def has_passed(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def since(self, earlier: Mark) -> float:
+        """Seconds on the device. Both must have passed."""
+        if self._event is None or earlier._event is None:
+            return self.made - earlier.made
+        return earlier._event.elapsed_time(self._event) / 1e3
+
+
 class Download:
     """A tensor on its way to the host: the copy starts on construction."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._values = download(tensor)
-        self._arrived: torch.cuda.Event | None = None
-        if tensor.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    @property
-    def has_arrived(self) -> bool:
-        return self._arrived is None or self._arrived.query()
+        self.arrived = Mark(tensor.device)
 
     def values(self) -> np.ndarray:
         """Waits until they are there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        self.arrived.wait()
         return self._values
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stridelm.types import Verdict
-from stridelm.upload import Download
+from stridelm.upload import Download, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Reading:
         self._table = Download(table if table.is_cuda else table.clone())
 
     @property
-    def is_there(self) -> bool:
-        """Whether `outcome` need not wait."""
-        return self._table.has_arrived
+    def arrived(self) -> Mark:
+        """When the step has ended, and `outcome` need not wait."""
+        return self._table.arrived
 
     def outcome(self) -> Outcome:
         table = self._table.values().tolist()

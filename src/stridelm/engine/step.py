@@ -24,12 +24,14 @@ from stridelm.engine.introspect import OfTokens
 from stridelm.engine.outcome import Outcome, Reading
 from stridelm.engine.resplit import Resplit
 from stridelm.engine.roster import Roster
+from stridelm.engine.step_clock import StepClock
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner
 from stridelm.schedule.rows import catches_up, has_prompt
 from stridelm.schedule.slack import LaunchTime
 from stridelm.schedule.step_shape import shape_of
 from stridelm.types import Draft, ForwardBatch, StepPlan
+from stridelm.upload import Mark
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]
 
@@ -44,8 +46,8 @@ class Flight:
     reading: Reading
     extras: dict[int, OfTokens]
     """Span -> what its request wants of the step's rows."""
-    launched: float
-    """time.perf_counter() before it was planned."""
+    began: Mark
+    """Made before it was planned: the device passes it when the step before has ended, or at once if it is idle."""
 
 
 class Device(Protocol):
@@ -67,7 +69,7 @@ class Steps:
         self.emitter = emitter
         self.lag = lag
         self.resplit = resplit
-        self._landed = 0.0
+        self._clock = StepClock()
         self._launch_time = LaunchTime()
         self.flights: deque[Flight] = deque()
         self.tracer: Tracer | None = None
@@ -80,25 +82,25 @@ class Steps:
         if flight is not None:
             self.flights.append(flight)
             prompts = any(map(has_prompt, flight.plan.spans))
-            self._launch_time.note(time.perf_counter() - flight.launched, prompts=prompts)
+            self._launch_time.note(time.perf_counter() - flight.began.made, prompts=prompts)
         self.land_all(but=self._lag_behind(flight))
 
     def slack(self) -> float:
         """Seconds for which the device stays busy even if the next step is not planned yet; 0 if they are few, or if
         nothing is known of steps like the one that runs."""
         cost = self.planner.depths.cost
-        if not self.lag or len(self.flights) != self.lag or cost is None or self.flights[0].reading.is_there:
+        if not self.lag or len(self.flights) != self.lag or cost is None or self.flights[0].reading.arrived.has_passed:
             return 0.0
         shapes = [shape_of(flight.plan.spans) for flight in self.flights]
         if not cost.knows_decodes or (not cost.knows_prompts and any(shape.prompt for shape in shapes)):
             return 0.0
-        began = max(self.flights[0].launched, self._landed)
+        began = max(self.flights[0].began.made, self._clock.ended)
         goes_on = any(has_prompt(span) and not span.decides for span in self.flights[-1].plan.spans)
         return self._launch_time.left(time.perf_counter(), began, sum(map(cost.one, shapes)), prompts=goes_on)
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
-        roster, launched = self.roster, time.perf_counter()
+        roster, began = self.roster, Mark(self.roster.tokens.tokens.device)
         plan = self._plan()
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
         assert not idle, "requests are queued and none can run"
@@ -112,7 +114,7 @@ class Steps:
             extras = {} if run.readable is None else roster.inside.read(run.readable)
             reading = Reading(run.table)  # last, since it waits for all that was started before
             transaction.hold()
-        return Flight(plan, transaction, run, reading, extras, launched)
+        return Flight(plan, transaction, run, reading, extras, began)
 
     def _plan(self) -> StepPlan:
         """The next step. If pages are short in one page group and memory can come from another, it is moved first."""
@@ -141,6 +143,7 @@ class Steps:
 
     def land(self, flight: Flight) -> None:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
+        self._clock.wait_for(flight.reading.arrived)
         outcome = flight.reading.outcome()
         self.planner.depths.landed(flight.plan.spans, outcome.accepted, self._seconds(flight))
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
@@ -149,10 +152,9 @@ class Steps:
         self.emitter.emit(flight.plan.spans, flight.run.rows, outcome, alive, flight.extras)
 
     def _seconds(self, flight: Flight) -> float | None:
-        """What the step added to everybody's time between tokens: steps in flight overlap. None if it did the work of
-        earlier ones too."""
-        began, self._landed = max(flight.launched, self._landed), time.perf_counter()
-        return None if any(map(catches_up, flight.plan.spans)) else self._landed - began
+        """How long the device was busy with the step. None if it did the work of earlier ones too."""
+        caught_up = any(map(catches_up, flight.plan.spans))
+        return None if caught_up else flight.reading.arrived.since(flight.began)
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Traces are read from the step's own tensors, so

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stridelm.engine.engine import Engine
-from stridelm.engine.outcome import Reading
 from stridelm.schedule.slack import EARLY, EARLY_SHARE, FADING, SHORTEST, LaunchTime
 from stridelm.schedule.step_cost import StepCost
 from stridelm.server.engine_process import Loop
 from stridelm.server.messages import Job, Submit, encode, packed
+from stridelm.upload import Mark
 from support.checks.identity import sampling
 from support.doubles.bounds import LaggingStand, bounds_registered
 
@@ -35,7 +35,7 @@ def stand(checkpoint: Callable[..., Path]) -> LaggingStand:
 @pytest.fixture
 def busy_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps do not end by themselves, and are expected to take long: a CPU has run them when they are launched."""
-    monkeypatch.setattr(Reading, "is_there", False)
+    monkeypatch.setattr(Mark, "has_passed", False)
     monkeypatch.setattr(StepCost, "one", lambda self, step: LONG)
 
 
