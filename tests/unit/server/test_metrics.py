@@ -405,6 +405,15 @@ def test_a_models_name_may_hold_any_character() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
+def test_no_two_panels_of_the_dashboard_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert at["x"] + at["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+
+
 def test_the_dashboard_asks_for_nothing_else(metrics: Metrics) -> None:
     """Each of its metrics is exported, with every label by which the query takes it apart."""
     busy(metrics)
@@ -425,6 +434,8 @@ def test_the_dashboard_asks_for_nothing_else(metrics: Metrics) -> None:
         by = {label for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", query) for label in group.split(", ")}
         by |= set(re.findall(r'(\w+)(?:=|!=|=~|!~)"', query))
         assert by <= set().union(*(labels[each] for each in asked)), query
+    assert {"stride_engine_kv_resplits_total", "stride_kv_pages"} <= set(name.findall(" ".join(queries)))
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     for target in targets:
         assert target["datasource"]["uid"] == "${datasource}"
         assert target["expr"].count('model_name=~"$model_name"') == len(name.findall(target["expr"]))
