@@ -3,7 +3,8 @@
     python benchmarks/gpu_row_kernels.py --json results/gpu_row_kernels.jsonl
 
 Shapes of an 8B model in bfloat16: hidden width 4,096, MLP width 14,336, 32 query and 8 KV heads of size 128, and for
-`compact` a cache of 32 layers. Every figure is the median over replays of a CUDA graph of many calls, divided by their
+`compact` a cache of 32 layers; for `part_logits` the head of a Gemma 4 assistant, 32 of 2,048 centroids with 128 tokens
+each of 256 numbers. Every figure is the median over replays of a CUDA graph of many calls, divided by their
 number, so that launches from the host cost nothing. Each call has its own inputs and outputs: with many rows they come
 from memory, with few rows from the L2 cache, as in a decoding step.
 
@@ -41,6 +42,10 @@ ITEM = 2
 SLOTS = 1 << 15
 POSITIONS = 8192
 EPS = 1e-5
+ASSISTANT, CENTROIDS, BEST, TOKENS = 256, 2048, 32, 128
+"""An assistant's width, its centroids, how many a row chooses, and tokens of each."""
+DRAFTING = 256
+"""Maximum rows for which there are logits: one for each request."""
 
 Call = Callable[[], object]
 
@@ -101,6 +106,9 @@ def cases(rows: tuple[int, ...]) -> Iterator[Case]:
     for make in (norm, add_norm, add_normed, gate, rope_and_store, compact):
         for count in rows:
             yield make(count)
+    for count in rows:
+        if count <= DRAFTING:
+            yield part_logits(count)
 
 
 def both(run: Callable[[Ops, int], object]) -> dict[str, list[Call]]:
@@ -150,6 +158,18 @@ def rope_and_store(rows: int) -> Case:
     calls = both(lambda ops, n: ops.rope_and_store(qkv[n], turns[n], keys, values, slots[n]))
     # In and out, and the cosines and sines of each row, float32 for half a head each.
     return Case("turn_and_store", rows, rows * (2 * (HEADS + 2 * KV_HEADS) * SIZE * ITEM + 4 * SIZE), **calls)
+
+
+def part_logits(rows: int) -> Case:
+    """Without the product that scores the centroids."""
+    vocab_size = CENTROIDS * TOKENS
+    x, scores, weight = noise(CALLS, rows, ASSISTANT), noise(CALLS, rows, CENTROIDS), noise(vocab_size, ASSISTANT)
+    ids = torch.randperm(vocab_size, device="cuda").view(CENTROIDS, TOKENS)
+    # Rows share what they read of the matrix: at most all of it. Of the ids too, which are int64.
+    chosen = vocab_size * (1 - (1 - BEST / CENTROIDS) ** rows)
+    moved = int(chosen * (ASSISTANT * ITEM + 8)) + rows * (ASSISTANT + CENTROIDS + vocab_size) * ITEM
+    calls = both(lambda ops, n: ops.part_logits(x[n], scores[n], weight, ids, BEST))
+    return Case("part_logits", rows, moved, **calls)
 
 
 def compact(rows: int) -> Case:

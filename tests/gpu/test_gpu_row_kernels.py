@@ -18,6 +18,7 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks import row_ops
 from support.checks.compaction import check_compact, moves, pool
+from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import check_gate, check_nan, check_normed_sums, check_norms, check_turn, check_values
 from support.gpu import NEEDS_GPU
 
@@ -65,6 +66,12 @@ def test_turn(dtype: torch.dtype, sizes: tuple[int, int, int, int], norms: bool)
 @pytest.mark.parametrize("sizes", [(8, 2, 24, 24), (16, 8, 256, 256), (32, 4, 512, 512)], ids=str)
 def test_values(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
     check_values(TritonOps(), 90, sizes, dtype, "cuda")
+
+
+@every_dtype
+@pytest.mark.parametrize("sizes", [*SIZES, (256, 2048 * 128, 2048, 32)], ids=str)
+def test_part_logits(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    check_part_logits(TritonOps(), 17, sizes, dtype, "cuda")
 
 
 @every_dtype

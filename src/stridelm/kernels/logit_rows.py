@@ -34,6 +34,8 @@ UNIT = tl.constexpr(2.0**40)
 LAST = tl.constexpr(2**31 - 1)
 """An id greater than all others."""
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
+"""How many high bits of a float32 distinguish all logits of a dtype, in whole digits."""
 
 
 # Device code
@@ -87,6 +89,13 @@ def load_tile(logits, tile, vocab):
     """(token ids [T], their logits [T] float32, -inf beyond the end)"""
     token_T = tile * TILE + tl.arange(0, TILE)
     return token_T, tl.load(logits + token_T, mask=token_T < vocab, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def order_key(logit_T):
+    """uint32 that ascends as the logits descend. Its own inverse, on bits."""
+    bits_T = (logit_T + 0.0).to(tl.int32, bitcast=True)  # + 0.0: minus zero equals zero
+    return tl.where(bits_T < 0, bits_T, bits_T ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True)
 
 
 @triton.jit

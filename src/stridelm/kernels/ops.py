@@ -2,7 +2,8 @@
 
 Legend: N rows, C hidden width, I MLP width, X = H + 2G heads side by side (H query, G key, G value heads), D head size,
 F pairs of dimensions that are rotated, P pool slots, L positions. In latent attention: R width of a latent, K width of
-the rotated part of queries and keys, C = R + K. In mixtures: E experts, K experts that a row chooses.
+the rotated part of queries and keys, C = R + K. In mixtures: E experts, K experts that a row chooses. In output heads:
+M rows, H hidden width, V tokens, C centroids, S tokens of a centroid.
 """
 
 from __future__ import annotations
@@ -207,4 +208,12 @@ class Ops(Protocol):
         self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + their sum, as `combine` rounds it; the norm of that). x is not overwritten."""
+        ...
+
+    def part_logits(
+        self, x_MH: torch.Tensor, scores_MC: torch.Tensor, weight_VH: torch.Tensor, ids_CS: torch.Tensor, best: int
+    ) -> torch.Tensor:
+        """[M, V]: of the tokens of a row's `best` centroids, weight times x; -inf for all others. scores: of each
+        centroid, NaN counting as the highest; of equal ones the first is taken. ids: int64, the tokens of each, every
+        token once."""
         ...

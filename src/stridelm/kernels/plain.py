@@ -74,6 +74,21 @@ def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.
     return total_NC.to(parts_NKC.dtype)
 
 
+def part_logits(
+    x_MH: torch.Tensor, scores_MC: torch.Tensor, weight_VH: torch.Tensor, ids_CS: torch.Tensor, best: int
+) -> torch.Tensor:
+    """`Ops.part_logits`."""
+    logits_MV = x_MH.new_full((len(x_MH), len(weight_VH)), float("-inf"))
+    # Sorted because `topk` may return any of equal scores.
+    chosen_MK = scores_MC.sort(stable=True, dim=-1, descending=True).indices[:, :best]
+    # Row by row: each is one product of the same shape, and no copy is made of all rows' matrices. The row is copied
+    # because a library may add in another order at another alignment.
+    for row, (x_H, chosen_K) in enumerate(zip(x_MH, chosen_MK, strict=True)):
+        ids_T = ids_CS[chosen_K].flatten()
+        logits_MV[row, ids_T] = weight_VH[ids_T] @ x_H.clone()
+    return logits_MV
+
+
 def roped(
     qkv_NXD: torch.Tensor, rope: QKRope, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -157,6 +172,7 @@ class PlainOps:
     rope_and_store_latent = staticmethod(rope_and_store_latent)
     route = staticmethod(route)
     combine = staticmethod(combine)
+    part_logits = staticmethod(part_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import LatentRope, QKRope
+from stridelm.kernels.part_logits import part_logits
 from stridelm.kernels.plain_fp8 import LARGEST
 from stridelm.kernels.triton_norms import add_normed, combine_norm, is_whole, norm, rms_scale, warps, whole
 from stridelm.kernels.triton_router import combine, route
@@ -217,6 +218,7 @@ class TritonOps:
     route = staticmethod(route)
     combine = staticmethod(combine)
     combine_norm = staticmethod(combine_norm)
+    part_logits = staticmethod(part_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

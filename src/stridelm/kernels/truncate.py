@@ -23,6 +23,7 @@ import triton.language as tl
 
 from stridelm.kernels.index_kernel import index_kernel, row_kernel
 from stridelm.kernels.logit_rows import (
+    KEY_BITS,
     LAST,
     LOWEST,
     WARPS,
@@ -32,6 +33,7 @@ from stridelm.kernels.logit_rows import (
     mass_of,
     my_entry,
     my_tiles,
+    order_key,
     row_entries,
     row_peak,
     splits_of,
@@ -46,8 +48,6 @@ BITS = tl.constexpr(4)
 """Bits of a digit."""
 DIGITS = tl.constexpr(16)
 """D."""
-KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-"""How many high bits of a float32 distinguish all logits of a dtype, in whole digits."""
 
 
 # Device code
@@ -108,13 +108,6 @@ def _searches(row, top_ks, top_ps, KEY: tl.constexpr):
 
 
 @triton.jit
-def _order_key(logit_T):
-    """uint32 that ascends as the logits descend. Its own inverse, on bits."""
-    bits_T = (logit_T + 0.0).to(tl.int32, bitcast=True)  # + 0.0: minus zero equals zero
-    return tl.where(bits_T < 0, bits_T, bits_T ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
 def _logit_of_prefix(prefix, shift):
     """The logit whose key begins with these digits; its bits under `shift` are 0."""
     bits = (prefix << shift).to(tl.int32)
@@ -157,7 +150,7 @@ def weigh(
         token_T, logit_T = load_tile(logits + row.to(tl.int64) * stride_m, tile, vocab)
         if KEY == LOGITS:
             counts_T = token_T < vocab
-            key_T = _order_key(logit_T)
+            key_T = order_key(logit_T)
         else:
             logit_T = tl.div_rn(logit_T, heat)
             depth_T = peak - logit_T

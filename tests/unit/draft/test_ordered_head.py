@@ -1,4 +1,4 @@
-"""Logits of the best centroids' tokens, however they are computed, are those of transformers' own module."""
+"""Logits of the best centroids' tokens, in every kernel set, are those of transformers' own module."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers.models.gemma4_assistant.modeling_gemma4_assistant import Gemma4AssistantMaskedEmbedder
 
 from stridelm.draft.frozen_kv.ordered import Centroids, OrderedHead
+from stridelm.kernels import OPS
+from support.checks.row_ops import sets
 
 WIDTH, VOCAB, COUNT, BEST = 16, 48, 12, 3
-WAYS: dict[str, dict[str, Any]] = {"gathered": {}, "in turn": {"in_turn": True}, "whole": {"whole": F.linear}}
 
 
 @pytest.fixture
@@ -27,33 +27,19 @@ def theirs() -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", sets("cpu"))
 @torch.no_grad()
-def test_as_transformers(theirs: Any, way: str, rows: int) -> None:
-    """For few rows and for more than it pays to gather for; the others' logits are below any number."""
+def test_as_transformers(theirs: Any, name: str, rows: int) -> None:
+    """In every kernel set that runs here; the others' logits are below any number."""
     ours = OrderedHead(WIDTH, VOCAB, Centroids(COUNT, BEST))
     ours.scores.weight.copy_(theirs.centroids.weight)
     ours.weight.copy_(torch.randn(VOCAB, WIDTH))
     ours.ids = theirs.token_ordering.view(COUNT, -1)
-    for name, value in WAYS[way].items():
-        setattr(ours, name, value)
     x = torch.randn(rows, WIDTH)
-    said = ours(x)
+    said = ours(x, OPS.get(name)())
     have = said.isfinite()
     assert bool((have.sum(1) == BEST * VOCAB // COUNT).all())
     wanted = theirs(x[None], ours.weight)[0]
     torch.testing.assert_close(said[have], wanted[have], atol=1e-5, rtol=1e-5)
     # what transformers gives the others is one number, below all of them
     assert wanted[~have].unique().numel() == 1 and bool((wanted[~have].max() < wanted[have]).all())
-
-
-def test_what_serves_where() -> None:
-    """On a CPU row by row; elsewhere a promise of equal bits takes the whole product."""
-    head = OrderedHead(WIDTH, VOCAB, Centroids(COUNT, BEST))
-    head.choose_products(deterministic=True)
-    assert head.in_turn and head.whole is None
-    away = OrderedHead(WIDTH, VOCAB, Centroids(COUNT, BEST)).to("meta")
-    away.choose_products(deterministic=False)
-    assert not away.in_turn and away.whole is None
-    away.choose_products(deterministic=True)
-    assert not away.in_turn and away.whole is not None

@@ -17,6 +17,7 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
 from support.checks.compiled import compiled
+from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     HEADS,
     check_eight_bit_latents,
@@ -90,6 +91,21 @@ def test_eight_bits(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Non
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_latents_in_eight_bits(dtype: torch.dtype, interleaved: bool) -> None:
     check_eight_bit_latents(TritonOps(), 5, 9, 40, 8, interleaved, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_part_logits(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    """Equal scores, NaN, and rows of nothing but -inf."""
+    check_part_logits(TritonOps(), 5, sizes, dtype, "cpu")
+
+
+def test_part_logits_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 both kernels compile and fit into registers."""
+    kernels = compiled("part_logits_compiles", tmp_path)
+    assert [kernel["name"] for kernel in kernels] == ["_choose_kernel", "_logits_kernel"] * 6
+    assert not any(kernel["spills"] for kernel in kernels)
 
 
 @interpreted

@@ -12,6 +12,7 @@ from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
 from support.checks.experts import ROUTINGS, check_combine, check_route, check_route_shared, check_ties_and_nan
+from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     HEADS,
     check_gate,
@@ -33,6 +34,12 @@ every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
     check_norms(OPS.get(name)(), 17, width, dtype, "cpu")
     check_normed_sums(OPS.get(name)(), 17, width, dtype, "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_part_logits(name: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    check_part_logits(OPS.get(name)(), 9, sizes, dtype, "cpu")
 
 
 @every_set

@@ -97,7 +97,7 @@ class FrozenKVHead(DraftHead):
         return self.post(out_NH)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden_MH)
+        return self.head(hidden_MH, self.ops) if isinstance(self.head, OrderedHead) else self.head(hidden_MH)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("pre", theirs + "pre_projection.")

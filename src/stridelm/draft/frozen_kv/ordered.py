@@ -4,7 +4,7 @@ The vocabulary is divided into equal parts, each with a centroid; which tokens a
 compared with all centroids, and only the tokens of the best have logits. All others have none at all, where
 transformers gives them one below the lowest, which a sampled guess could be.
 
-Legend: M rows, H hidden width, V tokens, C centroids, S tokens with a logit.
+Legend: M rows, H hidden width, V tokens, C centroids.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from stridelm.kernels.ops import Ops
 from stridelm.models.layers.linear import Linear
-from stridelm.models.layers.products import Product, chosen
 from stridelm.models.layers.slots import ModelPart
 
 
@@ -41,27 +40,7 @@ class OrderedHead(ModelPart):
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
         ids = torch.empty(centroids.count, vocab_size // centroids.count, dtype=torch.int64)
         self.register_buffer("ids", ids, persistent=False)
-        self.in_turn = False
-        """Row by row: each is one product of the same shape, and no copy is made of all rows' matrices."""
-        self.whole: Product | None = None
-        """Computes all logits, of which few are taken: its products keep equal bits."""
 
-    def choose_products(self, *, deterministic: bool) -> None:
-        self.in_turn = self.weight.device.type == "cpu"
-        all_at_once = deterministic and not self.in_turn
-        self.whole = chosen(self.weight, False, deterministic=True) if all_at_once else None
-
-    def forward(self, x_MH: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_MH: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[M, V]; -inf for tokens of other centroids."""
-        best = self.scores(x_MH).topk(self.centroids.best, sorted=False).indices
-        ids_MS = self.ids[best].flatten(1)
-        own_MS = self._own_logits(x_MH, ids_MS)
-        everything = own_MS.new_full((len(own_MS), len(self.weight)), float("-inf"))
-        return everything.scatter_(1, ids_MS, own_MS)
-
-    def _own_logits(self, x_MH: torch.Tensor, ids_MS: torch.Tensor) -> torch.Tensor:
-        if self.in_turn:
-            return torch.stack([self.weight[ids] @ x for x, ids in zip(x_MH, ids_MS, strict=True)])
-        if self.whole is not None or ids_MS.numel() >= len(self.weight):  # so many rows read as much as all tokens do
-            return (self.whole or F.linear)(x_MH, self.weight, None).gather(1, ids_MS)
-        return (self.weight[ids_MS] @ x_MH[:, :, None])[:, :, 0]
+        return ops.part_logits(x_MH, self.scores(x_MH), self.weight, self.ids, self.centroids.best)

@@ -25,6 +25,7 @@ class HostOps:
     rope_and_store_latent = staticmethod(plain.rope_and_store_latent)  # torch: same bits beside any rows
     route = staticmethod(route)
     combine = staticmethod(combine)
+    part_logits = staticmethod(plain.part_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
