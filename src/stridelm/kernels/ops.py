@@ -153,8 +153,11 @@ class Ops(Protocol):
         overwritten; x is not."""
         ...
 
-    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        """activation(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202). activation: one of ACTIVATIONS."""
+    def gate(
+        self, gate_up_N2I: torch.Tensor, activation: str = "silu", up_NI: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """activation(gate) * up, [N, I] (Shazeer 2020, arXiv 2002.05202). activation: one of ACTIVATIONS. up: if it is
+        not beside the gate, which is then [N, I]; its rows may lie apart."""
         ...
 
     def rope_and_store(

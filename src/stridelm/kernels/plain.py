@@ -207,7 +207,11 @@ class PlainOps:
         total = (total if factor_1 is None else total * factor_1.to(wide)).to(x_NC.dtype)
         return total, None if weight_C is None else self.norm(total, weight_C, eps)
 
-    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gate(
+        self, gate_up_N2I: torch.Tensor, activation: str = "silu", up_NI: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        # Side by side in any case: on a CPU the bits of an activation depend on how its input lies in memory.
+        gate_up_N2I = gate_up_N2I if up_NI is None else torch.cat((gate_up_N2I, up_NI), dim=1)
         gate, up = gate_up_N2I.chunk(2, dim=-1)
         wide = gate if gate.element_size() > 2 or activation == "silu" else gate.float()
         return _ACTIVATIONS[activation](wide).to(up.dtype) * up

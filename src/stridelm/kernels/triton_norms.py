@@ -109,9 +109,7 @@ def _add_normed_kernel(
 
 def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x_NC.shape
-    # Rows may lie apart if all of them start where vectors may: which form is launched depends on no row.
-    starts = x_NC.data_ptr(), x_NC.stride(0) * x_NC.element_size()
-    apart = x_NC.stride(1) == 1 and not any(start % VECTOR_BYTES for start in starts)
+    apart = starts_whole(x_NC)
     x_NC = x_NC if apart else whole(x_NC)
     out_NC = x_NC.new_empty(rows, width)
     block = triton.next_power_of_2(width)
@@ -187,6 +185,13 @@ def combine_norm(
 def warps(numbers: int) -> int:
     """As many warps as give each thread one vector of eight 16-bit numbers; above 4,096 numbers a thread has more."""
     return min(16, max(1, numbers // 256))
+
+
+def starts_whole(x_NC: torch.Tensor) -> bool:
+    """Whether all rows, which may lie apart, start at multiples of VECTOR_BYTES: which form is launched then depends on
+    no row."""
+    starts = x_NC.data_ptr(), x_NC.stride(0) * x_NC.element_size()
+    return x_NC.stride(1) == 1 and not any(start % VECTOR_BYTES for start in starts)
 
 
 def is_whole(x: torch.Tensor) -> bool:

@@ -23,7 +23,16 @@ from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.part_logits import part_logits
 from stridelm.kernels.plain_fp8 import LARGEST
-from stridelm.kernels.triton_norms import add_normed, combine_norm, is_whole, norm, rms_scale, warps, whole
+from stridelm.kernels.triton_norms import (
+    add_normed,
+    combine_norm,
+    is_whole,
+    norm,
+    rms_scale,
+    starts_whole,
+    warps,
+    whole,
+)
 from stridelm.kernels.triton_router import combine, route
 
 GATE_COLUMNS = 1024
@@ -46,16 +55,29 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _gate_kernel(
-    gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr
+    gate,
+    up,
+    out,
+    WIDTH: tl.constexpr,
+    UP_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Grid (N, blocks of columns). WIDTH: I."""
+    """Grid (N, blocks of columns). WIDTH: I. Without `up`, rows of `gate` are twice as long and have it too. UP_STRIDE:
+    from one row of `up` to the next."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists_B = column_B < WIDTH
-    at_B = gate_up + row * (2 * WIDTH) + column_B
-    gate_B = tl.load(at_B, mask=exists_B, other=0.0).to(tl.float32)
-    up_B = tl.load(at_B + WIDTH, mask=exists_B, other=0.0).to(tl.float32)
+    if up is None:
+        gate += row * (2 * WIDTH)
+        up = gate + WIDTH
+    else:
+        gate += row * WIDTH
+        up += row * UP_STRIDE
+    gate_B = tl.load(gate + column_B, mask=exists_B, other=0.0).to(tl.float32)
+    up_B = tl.load(up + column_B, mask=exists_B, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + column_B, gated(gate_B, up_B, ACTIVATION), mask=exists_B)
 
 
@@ -245,13 +267,25 @@ class TritonOps:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return add_normed(x_NC, delta_NC, after_C, eps, factor_1, weight_C)
 
-    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
+    def gate(
+        self, gate_up_N2I: torch.Tensor, activation: str = "silu", up_NI: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // (2 if up_NI is None else 1)
         out_NI = gate_up_N2I.new_empty(rows, width)
         block = min(GATE_COLUMNS, triton.next_power_of_2(width))
-        grid = (rows, triton.cdiv(width, block))
-        options = dependent(gate_up_N2I.device)
-        _gate_kernel[grid](whole(gate_up_N2I), out_NI, width, block, activation, num_warps=warps(block), **options)
+        if up_NI is not None and not starts_whole(up_NI):
+            up_NI = whole(up_NI)
+        _gate_kernel[rows, triton.cdiv(width, block)](
+            whole(gate_up_N2I),
+            up_NI,
+            out_NI,
+            width,
+            0 if up_NI is None else up_NI.stride(0),
+            block,
+            activation,
+            num_warps=warps(block),
+            **dependent(gate_up_N2I.device),
+        )
         return out_NI
 
     def rope_and_store(

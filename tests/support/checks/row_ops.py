@@ -95,6 +95,11 @@ def check_gate(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str,
     assert got.dtype == dtype and got.shape == (rows, width)
     assert bool(((got.double() - wanted).abs() <= CLOSE[dtype] * wanted.abs().clamp(min=1)).all())
     check_row_bits(lambda part: ops.gate(part, activation), x, counts=(1, 2, 3, rows))
+    alone, given = (half.contiguous() for half in x.chunk(2, dim=1))
+    # Rows of a tensor of their own, and parts of longer ones, at multiples of 16 bytes or not.
+    for ups in (given, torch.cat((x, x), dim=1)[:, width : 2 * width], torch.stack((alone, given), 1)[:, 1]):
+        assert torch.equal(ops.gate(alone, activation, ups), got)
+        assert torch.equal(ops.gate(alone[-1:], activation, ups[-1:]), got[-1:])
 
 
 HEADS = [(6, 2, 64, 64), (3, 3, 16, 16), (8, 1, 80, 80), (4, 2, 24, 24), (6, 2, 64, 32), (8, 1, 80, 24), (4, 2, 24, 22)]

@@ -66,7 +66,10 @@ class HostOps:
             total *= factor_1
         return total, None if weight_C is None else self.norm(total, weight_C, eps)
 
-    def gate(self, gate_up_N2I: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gate(
+        self, gate_up_N2I: torch.Tensor, activation: str = "silu", up_NI: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        gate_up_N2I = gate_up_N2I if up_NI is None else torch.cat((gate_up_N2I, up_NI), dim=1)
         out = gate_up_N2I.new_empty(gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2)
         rows.GATES[activation](array(gate_up_N2I), array(out))
         return out

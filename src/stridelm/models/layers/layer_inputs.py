@@ -48,7 +48,7 @@ class LayerInput(InputPart):
         self.norm = nn.Parameter(torch.empty(site.width))
 
     def forward(self, x_NH: torch.Tensor, given_NW: torch.Tensor, ops: Ops) -> torch.Tensor:
-        gated_NW = ops.gate(torch.cat((self.gate(x_NH), given_NW), dim=1), self.activation)
+        gated_NW = ops.gate(self.gate(x_NH), self.activation, given_NW)
         product: torch.Tensor = self.out(gated_NW)
         return product
 
