@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,19 +29,33 @@ from timing import graph_us
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
-TOKEN_NUMBERS = 2 * KV_HEADS * DIM
-"""Keys and values of one token in one layer."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A layer's heads."""
+
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    dim: int = DIM
+    window: int | None = None
+    scale: float = DIM**-0.5
+
+    @property
+    def token_numbers(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.dim
 
 
 class AttentionPool:
     """A pool of random keys and values, with its pages in random order, and the launches over it."""
 
-    def __init__(self, tokens: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, tokens: int, dtype: torch.dtype = torch.bfloat16, layer: Heads = Heads()) -> None:
         free, _ = torch.cuda.mem_get_info()
-        self.token_bytes = TOKEN_NUMBERS * dtype.itemsize
-        tokens = min(tokens, int(free * POOL_SHARE) // (TOKEN_NUMBERS * torch.bfloat16.itemsize))
+        self.layer, self.token_bytes = layer, layer.token_numbers * dtype.itemsize
+        tokens = min(tokens, int(free * POOL_SHARE) // (layer.token_numbers * torch.bfloat16.itemsize))
         self.pages = tokens // PAGE_SIZE
-        shape = (self.pages * PAGE_SIZE, KV_HEADS, DIM)
+        shape = (self.pages * PAGE_SIZE, layer.kv_heads, layer.dim)
         drawn = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
         self.keys, self.values = (each.to(dtype) for each in drawn)
         self.order = torch.randperm(self.pages, device="cuda").int()
@@ -51,7 +67,7 @@ class AttentionPool:
         the pool is too small for one call. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * context * self.token_bytes))))
+        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * self.seen(context) * self.token_bytes))))
         chain = [0, *((1 << row) - 1 for row in range(1, rows))]
         return [
             self._launch(
@@ -68,11 +84,27 @@ class AttentionPool:
             for n in range(calls)
         ]
 
+    def seen(self, context: int) -> int:
+        """Tokens of a context that are read."""
+        return context if self.layer.window is None else min(context, self.layer.window)
+
+    def bytes_read(self, batch: int, context: int, rows: int) -> int:
+        """Keys and values that the spans of `decode` see, each once."""
+        return batch * (self.seen(context) + rows) * self.token_bytes
+
+    def read_by(self, layer: Heads) -> AttentionPool:
+        """The same entries, read with other heads or another window."""
+        other = copy(self)
+        other.layer = layer
+        return other
+
     def prefill(self, rows: int, deterministic: bool, **forced: Any) -> list[Callable[[], object]]:
         from stridelm.kernels.attention_plan import HeadStack
 
         width = -(-rows // PAGE_SIZE)
-        height = HeadStack.of(HEADS, KV_HEADS, DIM, torch.bfloat16, deterministic).max_rows
+        height = HeadStack.of(
+            self.layer.heads, self.layer.kv_heads, self.layer.dim, torch.bfloat16, deterministic
+        ).max_rows
         return [
             self._launch(
                 tables=self.order[n * width : (n + 1) * width].view(1, width),
@@ -104,7 +136,7 @@ class AttentionPool:
         from stridelm.kernels.attention import paged_attention
 
         batch = tables.shape[0]
-        q = torch.randn(batch * rows, HEADS, DIM, device="cuda").bfloat16()
+        q = torch.randn(batch * rows, self.layer.heads, self.layer.dim, device="cuda").bfloat16()
         out = torch.empty_like(q)
         tile_span, tile_row = torch.tensor(tiles, dtype=torch.int32, device="cuda").t().contiguous()
         one_each = torch.ones(batch, dtype=torch.int32, device="cuda")
@@ -122,7 +154,8 @@ class AttentionPool:
         options = {
             "page_size": PAGE_SIZE,
             "rows_per_tile": rows_per_tile,
-            "scale": DIM**-0.5,
+            "scale": self.layer.scale,
+            "window": self.layer.window,
             "max_keys": start + rows,
             "deterministic": deterministic,
             **forced,
@@ -156,7 +189,8 @@ def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]
                 if not times:
                     continue
                 bandwidth = {
-                    rows: batch * (context + rows) * pool.token_bytes / 1000 / taken for rows, taken in times.items()
+                    rows: batch * (pool.seen(context) + rows) * pool.token_bytes / 1000 / taken
+                    for rows, taken in times.items()
                 }
                 ratio = times[8] / times[1] if {1, 8} <= times.keys() else None
                 found.append(

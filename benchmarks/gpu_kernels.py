@@ -12,6 +12,11 @@ attention, shapes of an 8B model (32 query heads, 8 KV heads of size 128, pages 
             GB/s is the KV read once over the time of one row; 8:1 is the time of 8 rows over that of one.
   prefill   one span of many rows without a context, beside torch's flash attention over dense keys.
 
+gemma, a sliding layer (heads of 256, window 512) and a full one (heads of 512) of Gemma-4-E4B, one after the other:
+  target    spans of 1 and 4 rows after a context. floor: the entries of both layers that a span sees, read once at the
+            given bandwidth.
+  assistant spans of one row with the assistant's own heads, over the same entries, as its drafts read them.
+
 experts, shapes of Qwen3-30B-A3B (128 experts of 2,048 x 768, 8 of them chosen, bfloat16), in microseconds:
   router    scores and choice; sort; gate and up; down; sum. `all` is the five in one graph, the router's included.
   floor     the larger of two: reading the chosen experts and reading and writing rows at the given bandwidth, and the
@@ -58,6 +63,7 @@ import torch
 from attention_kernels import attention, attention_eight_bits, shapes
 from expert_kernels import expert_tiles, experts
 from fp8_kernels import fp8, fp8_tiles
+from gemma_kernels import gemma
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_eight_bits, latent_shapes
 from rich.console import Console
@@ -69,6 +75,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "attention": attention,
     "experts": experts,
     "latent": latent,
+    "gemma": gemma,
     "attention_eight_bits": attention_eight_bits,
     "latent_eight_bits": latent_eight_bits,
     "fp8": fp8,
