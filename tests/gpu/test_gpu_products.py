@@ -13,7 +13,7 @@ from stridelm.kernels.products import library_agrees, product
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.products import InOrderProduct
 from support.checks.linear import check_row_bits, rows, weights
-from support.checks.products import TILES, by_tile, check_gated, check_product
+from support.checks.products import TILES, by_tile, check_gated, check_given, check_product
 from support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
@@ -33,6 +33,18 @@ def test_product(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 def test_gated(dtype: torch.dtype, activation: str) -> None:
     for shape in SHAPES[:4]:
         check_gated(*shape, dtype, "cuda", activation)
+
+
+@every_dtype
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_given(dtype: torch.dtype, activation: str) -> None:
+    """Fused or not, the bits are the same: up to 64 rows are fused, more are not."""
+    for shape in SHAPES[:4]:
+        check_given(*shape, dtype, "cuda", activation)
+    weight, _ = weights(2, 2560, 256, dtype, "cuda")
+    x, given = rows(2, 64, 2560, dtype, "cuda"), rows(3, 64, 256, dtype, "cuda")
+    apart = TritonOps().gate(product(x, weight, None), activation, given)
+    assert torch.equal(product(x, weight, None, activation, given), apart)
 
 
 @every_dtype

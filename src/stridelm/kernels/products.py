@@ -71,18 +71,20 @@ def _product_kernel(
     x,
     weight,
     bias,
+    up,
     y,
     rows,
     inputs,
     outputs,
+    UP_STRIDE: tl.constexpr,
     B: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows). With an ACTIVATION the weight holds gate above up, `outputs` rows each,
-    and y is the gated product."""
+    """Grid (tiles of outputs, tiles of rows). With an ACTIVATION y is the gated product: the weight holds gate above
+    up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -91,10 +93,14 @@ def _product_kernel(
     for k in range(0, inputs, K):
         x_KR = x.load([first_row, k]).T
         sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
-        if ACTIVATION is not None:
+        if ACTIVATION is not None and up is None:
             up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)
+    if up is not None:
+        at_BR = up + row_R.to(tl.int64)[None, :] * UP_STRIDE + output_B[:, None]
+        exists_BR = (output_B < outputs)[:, None] & (row_R < rows)[None, :]
+        up_BR = tl.load(at_BR, mask=exists_BR, other=0.0).to(tl.float32)
     store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, row_R < rows, ACTIVATION)
 
 
@@ -118,28 +124,34 @@ def product(
     weight_OI: torch.Tensor,
     bias_O: torch.Tensor | None,
     activation: str | None = None,
+    up_NO: torch.Tensor | None = None,
     *,
     tile: Tile | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x W^T + b: [N, O]. With an activation (of Ops.gate), O = 2 U and the result is the gated product, [N, U].
+    """x W^T + b: [N, O]. With an activation (of Ops.gate), O = 2 U and the result is the gated product, [N, U]; with
+    `up`, whose rows may lie apart, the product is the gate alone, which has no bias.
 
     Needs `can_multiply(weight_OI)`; x of the weight's dtype. tile: if not given, `choose_tile`. dtype: the result's, if
     it is not the weight's.
     """
-    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
+    is_double = activation is not None and up_NO is None
+    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if is_double else 1)
+    assert up_NO is None or (activation and bias_O is None and up_NO.shape == (rows, outputs) and up_NO.stride(1) == 1)
     y = x_NI.new_empty(rows, outputs, dtype=dtype)
-    tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
+    tile = tile or choose_tile(rows, outputs, is_double, x_NI.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
     x_NI = x_NI.contiguous()
     _product_kernel[grid](
         TensorDescriptor(x_NI, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
         TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, tile.inputs]),
         bias_O,
+        up_NO,
         y,
         rows,
         inputs,
         outputs,
+        0 if up_NO is None else up_NO.stride(0),
         tile.outputs,
         tile.rows,
         tile.inputs,

@@ -44,6 +44,18 @@ def check_gated(count: int, width: int, out: int, dtype: torch.dtype, device: st
         torch.testing.assert_close(got.float(), wanted, rtol=eps(dtype), atol=1e-4)
 
 
+def check_given(count: int, width: int, out: int, dtype: torch.dtype, device: str, activation: str) -> None:
+    """The result is the gate of the product, times what is given in rows that lie apart, with the same bits beside any
+    rows."""
+    weight, _ = weights(width, width, out, dtype, device)
+    x, given = rows(count, count, width, dtype, device), rows(1, count, 3 * out, dtype, device)[:, out : 2 * out]
+    wanted = PlainOps().gate(product(x, weight, None).float(), activation, given.float())
+    got = product(x, weight, None, activation, given)
+    assert got.shape == (count, out) and got.dtype == dtype
+    torch.testing.assert_close(got.float(), wanted, rtol=eps(dtype), atol=1e-4)
+    assert torch.equal(product(x[-1:], weight, None, activation, given[-1:]), got[-1:])
+
+
 def by_tile(x: torch.Tensor, weight: torch.Tensor, tile: Tile, activation: str | None = None) -> torch.Tensor:
     """The product in tiles of the given shape."""
     with mock.patch.object(products, "choose_tile", return_value=tile):

@@ -71,6 +71,19 @@ def test_head_sizes(backend: str, head_dim: int) -> None:
         check_attention(backend, make(pieces, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, page_size=16))
 
 
+@pytest.mark.parametrize("heads", [8, 4])
+@pytest.mark.parametrize(("head_dim", "window"), [(256, 96), (512, None)])
+@pytest.mark.parametrize("backend", MODES)
+def test_layers_of_two_kinds(backend: str, head_dim: int, window: int | None, heads: int) -> None:
+    """Gemma 4's sliding and full layers over the same spans of a step, and an assistant's rows (half as many heads, a
+    span each at the newest entry), which see entries of the target in both."""
+    chain = [] if heads == 4 else [Piece(110, 1, (-1, 0, 1))]
+    pieces = [Piece(140, 1), Piece(0, 1), Piece(30, 1), *chain]
+    for dtype in DTYPES:
+        case = make(pieces, heads=heads, kv_heads=2, head_dim=head_dim, dtype=dtype, page_size=16, window=window)
+        check_attention(backend, case)
+
+
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.013, 0.2)])
 @pytest.mark.parametrize("backend", MODES)
 def test_eight_bits(backend: str, scales: tuple[float, float]) -> None:

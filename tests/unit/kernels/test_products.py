@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.products import Tile, can_multiply, choose_tile
 from support.checks.linear import rows, weights
-from support.checks.products import TILES, by_tile, check_gated, check_product, eps
+from support.checks.products import TILES, by_tile, check_gated, check_given, check_product, eps
 from support.doubles.interpreter import INTERPRETED
 
 DTYPE = torch.float16  # the interpreter has no bfloat16 products
@@ -28,6 +28,13 @@ def test_product(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 def test_gated(shape: tuple[int, int, int], activation: str) -> None:
     check_gated(*shape, DTYPE, "cpu", activation)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_given(shape: tuple[int, int, int], activation: str) -> None:
+    check_given(*shape, DTYPE, "cpu", activation)
 
 
 @INTERPRETED

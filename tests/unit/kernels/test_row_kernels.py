@@ -45,10 +45,11 @@ def test_norms(dtype: torch.dtype, width: int) -> None:
     check_normed_sums(TritonOps(), 5, width, dtype, "cpu")
 
 
-def test_normed_sums_on_hopper(tmp_path: Path) -> None:
-    """For compute capability 9.0 the kernel compiles in every width and form, and fits into registers."""
+def test_layer_ends_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 the kernels compile in every width and form, and fit into registers."""
     kernels = compiled("layer_end_compiles", tmp_path)
-    assert [kernel["name"] for kernel in kernels] == ["_add_normed_kernel"] * 24
+    gates = ["_product_kernel", "_gate_kernel"] * 4
+    assert [kernel["name"] for kernel in kernels] == ["_add_normed_kernel"] * 24 + gates
     assert not any(kernel["spills"] for kernel in kernels)
 
 

@@ -117,10 +117,10 @@ class FP8Product:
     def __init__(self, *, fast: bool) -> None:
         self.fast = fast
 
-    def fuses_gate(self, x: torch.Tensor) -> bool:
+    def fuses_gate(self, x: torch.Tensor, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
 
-        return 0 < x.shape[0] <= FUSED_ROWS and x.dtype != torch.float64
+        return not is_given and 0 < x.shape[0] <= FUSED_ROWS and x.dtype != torch.float64
 
     def __call__(
         self,

@@ -48,7 +48,7 @@ class LayerInput(InputPart):
         self.norm = nn.Parameter(torch.empty(site.width))
 
     def forward(self, x_NH: torch.Tensor, given_NW: torch.Tensor, ops: Ops) -> torch.Tensor:
-        gated_NW = ops.gate(self.gate(x_NH), self.activation, given_NW)
+        gated_NW = self.gate.gated(x_NH, ops, self.activation, given_NW)
         product: torch.Tensor = self.out(gated_NW)
         return product
 

@@ -188,13 +188,15 @@ class Linear(Storable):
         own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
         return self.product(x, *[own[name] for name in self._names])
 
-    def gated(self, x: torch.Tensor, ops: Ops, activation: str) -> torch.Tensor:
-        """`ops.gate` of the product, [N, out / 2], fused into one kernel if there is one."""
+    def gated(self, x: torch.Tensor, ops: Ops, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
+        """`ops.gate` of the product, [N, out / 2], or [N, out] if `up` is given, fused into one kernel if there is
+        one."""
         fuses_gate = getattr(self.product, "fuses_gate", None)
-        if fuses_gate is not None and fuses_gate(x):
-            own = self._parameters
-            return self.product(x, *[own[name] for name in self._names], activation)
-        return ops.gate(self(x), activation)
+        if fuses_gate is None or not fuses_gate(x, up is not None):
+            return ops.gate(self(x), activation, up)
+        own = self._parameters
+        given = () if up is None else (up,)
+        return self.product(x, *[own[name] for name in self._names], activation, *given)
 
     def slots(self, theirs: str = "") -> Slots:
         stop = 0

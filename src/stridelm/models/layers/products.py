@@ -36,9 +36,9 @@ MAX_TRIED = 1 << 25
 """Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
 
 Product = Callable[..., torch.Tensor]
-"""Takes rows and a matrix's tensors: here a weight and a bias, which may be None. One with a method `fuses_gate(rows)`
-also takes an activation after them, to apply an MLP's gate (`Ops.gate`) to the product, where that method returns
-True because it is at least as fast as a launch for each."""
+"""Takes rows and a matrix's tensors: here a weight and a bias, which may be None. One with a method `fuses_gate(rows,
+is_given)` also takes an activation after them, to apply a gate (`Ops.gate`) to the product, and what the gate
+multiplies if that is given, where that method returns True because it is at least as fast as a launch for each."""
 Way = Callable[[torch.Tensor], Product]
 """Makes a product for a weight."""
 
@@ -110,16 +110,21 @@ class InOrderProduct:
         rows = x.shape[0]
         return any(rows in some for some in GATED_ROWS) if gated else 0 < rows <= FEW_ROWS
 
-    def fuses_gate(self, x: torch.Tensor) -> bool:
-        return self.is_ours(x, gated=True)
+    def fuses_gate(self, x: torch.Tensor, is_given: bool = False) -> bool:
+        return self.is_ours(x, gated=not is_given)
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None = None,
+        up: torch.Tensor | None = None,
     ) -> torch.Tensor:
         from stridelm.kernels.products import library_agrees, product
 
         if activation is not None or self.is_ours(x, gated=False):
-            return product(x, weight, bias, activation)
+            return product(x, weight, bias, activation, up)
         if self.deterministic and x.shape[0] and not library_agrees(x, weight, bias):
             return product(x, weight, bias)
         return F.linear(x, weight, bias)
