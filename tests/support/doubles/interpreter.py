@@ -91,9 +91,28 @@ def _teach_numpy() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def _patch_once() -> None:
+    """Triton patches its language again at each call of a device function, which takes longer than most of them; inside
+    a kernel that has been done."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patched(fn: Any) -> Any:
+        langs = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        originals = [member for lang in langs for member in (lang.load, lang.tensor.__add__)]
+        if originals and not any(tl.core.is_builtin(member) for member in originals):
+            return interpreter._LangPatchScope()  # whoever patched it restores it
+        return patch(fn)
+
+    interpreter._patch_lang = patched
+
+
 if ON:
     with contextlib.suppress(ImportError):  # without triton, the tests report that themselves
         _make_products()
         _make_eight_bits()
         _lay_sums()
         _teach_numpy()
+        _patch_once()
