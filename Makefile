@@ -14,7 +14,8 @@
 # PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
 #           CUDA, a tenth of the size
 # EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness, for its test (620 MB)
-# JOBS      test processes; each computes with one thread, so that they do not fight for the cores
+# JOBS      test processes; each computes with one thread, so that they do not fight for the cores, and takes neighbouring
+#           tests, which share models and reference outputs, until it has none left and takes another's
 # CORES     what test-processors has OpenBLAS take the processor for
 # REPO_URL  address of the repository, for links from the documentation site to its files
 # ARGS      passed to the command behind demo, test, fuzz, docs and bench
@@ -40,7 +41,7 @@ demo: $(USE)
 	$(BIN)/stride generate --prompt-file examples/prompt.txt --max-tokens 120 --temperature 0 --drafter auto $(ARGS)
 
 test: $(DEVELOP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # The interpreter computes with numpy, whose OpenBLAS adds in another order on each of these.
 test-processors: $(DEVELOP)
