@@ -86,7 +86,7 @@ class EngineConfig:
     max_num_seqs: int = option(32, "maximum number of requests running at once")
     max_num_batched_tokens: int = option(1024, "maximum rows of one step: prompt, decode and draft rows together")
     itl_target_ms: float = option(
-        25.0,
+        40.0,
         "milliseconds between tokens to stay within while prompts arrive: beside requests that decode, prompts get as "
         "many rows of a step as fit, or as double the step's time; up to twice as long if more prompts wait than can "
         "be read within 0.2 s; 0 for no limit",

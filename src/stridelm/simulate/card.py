@@ -32,7 +32,7 @@ class Limits:
     max_num_batched_tokens: int = 1024
     num_pages: int = 2**20
     page_size: int = 16
-    itl_target_ms: float = 25.0
+    itl_target_ms: float = 40.0
     lag: int = 0
 
 

@@ -22,7 +22,7 @@ class EngineLimits:
     page_size: int
     num_pages: int
     max_model_len: int
-    itl_target_ms: float = 25.0
+    itl_target_ms: float = 40.0
     lag: int = 0
     """Steps that are launched before the verdict of the one before is read: 0 on a CPU, 1 on a GPU."""
 
