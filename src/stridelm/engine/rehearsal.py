@@ -47,6 +47,7 @@ def rehearse(config: EngineConfig) -> None:
         pool = DryPool()
         engine.capture_into(pool, Segments(engine.runner, pool, engine.tokens.tokens.shape[1]))
         engine.steps.device, engine.steps.lag = _OneTokenEach(engine.steps.device), 0
+        engine.steps.timed_on = torch.device("cpu")
         assert engine.capture is not None
         engine.capture.at_start()
         loaded.attention.warm_up(config.page_size, loaded.device)

@@ -69,6 +69,8 @@ class Steps:
         self.emitter = emitter
         self.lag = lag
         self.resplit = resplit
+        self.timed_on = roster.tokens.tokens.device
+        """The device that steps are timed by."""
         self._clock = StepClock()
         self._launch_time = LaunchTime()
         self.flights: deque[Flight] = deque()
@@ -100,7 +102,7 @@ class Steps:
 
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
-        roster, began = self.roster, Mark(self.roster.tokens.tokens.device)
+        roster, began = self.roster, Mark(self.timed_on)
         plan = self._plan()
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
         assert not idle, "requests are queued and none can run"
