@@ -188,10 +188,8 @@ def decode_rows(pool: AttentionPool, settings: Settings) -> list[dict[str, Any]]
                         times[rows] = graph_us(calls, settings.replays)
                 if not times:
                     continue
-                bandwidth = {
-                    rows: batch * (pool.seen(context) + rows) * pool.token_bytes / 1000 / taken
-                    for rows, taken in times.items()
-                }
+                read = {rows: pool.bytes_read(batch, context, rows) for rows in times}
+                bandwidth = {rows: read[rows] / 1000 / taken for rows, taken in times.items()}
                 ratio = times[8] / times[1] if {1, 8} <= times.keys() else None
                 found.append(
                     {

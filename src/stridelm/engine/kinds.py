@@ -118,11 +118,11 @@ def row_stairs(requests: int, real: int, draft: int, *, chosen: bool) -> tuple[i
     whole = requests * (real + draft)
     if requests < FEWEST_PACKED or real > 1 or not draft:
         return (whole,)
-    if not chosen and whole < READS_WEIGHTS:
+    if chosen:
+        return (*(rows for rows in _stairs_to(whole) if rows > requests), whole)
+    if whole < READS_WEIGHTS:
         return (requests + math.ceil(ONE_SHARE * requests * draft), whole)
-    if not chosen:
-        return (*range(requests + TILE - requests % TILE, whole, TILE), whole)
-    return (*(rows for rows in _stairs_to(whole) if rows > requests), whole)
+    return (*range(requests + TILE - requests % TILE, whole, TILE), whole)
 
 
 @cache
