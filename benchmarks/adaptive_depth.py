@@ -101,11 +101,11 @@ class Turns:
         """(when it landed, expected tokens, mean depth)"""
         self.spent = 0.0
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         if self.fixed is not None:
             return [min(self.fixed, len(request.rows_by_depth) - 1) for request in requests]
         began = time.perf_counter()
-        chosen = self.chosen.depths(requests)
+        chosen = self.chosen.depths(requests, beside, reads)
         self.spent += time.perf_counter() - began
         return chosen
 

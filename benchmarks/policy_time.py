@@ -42,9 +42,9 @@ class Timed(Adaptive):
     def begin(self) -> None:
         self.spent = {"depths": 0.0, "landed": 0.0}
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         began = time.process_time_ns()
-        found = super().depths(requests)
+        found = super().depths(requests, beside, reads)
         self.spent["depths"] += time.process_time_ns() - began
         return found
 

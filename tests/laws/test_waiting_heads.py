@@ -38,7 +38,7 @@ class Script(Configured):
         self.waited = 0
         """Steps that left theirs to a later one."""
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         return [DEPTH if self._wanted(request) else 0 for request in requests]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:

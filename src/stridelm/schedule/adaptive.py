@@ -63,11 +63,9 @@ class _Load:
     awaited: int | None = None
     """The depth that a step probes which has not landed: the next one is decided on before."""
 
-    def due(self, deepest: int) -> int | None:
-        """The depth to be probed now, if it is time to: the one above the choice, then the one below, and so on. What
-        is found there tells of depths beyond, too."""
-        if self.unprobed + 1 < self.interval:
-            return None
+    def due(self, deepest: int) -> int:
+        """The depth to be probed next: the one above the choice, then the one below, and so on. What is found there
+        tells of depths beyond, too."""
         chosen = min(self.choice[0], deepest)
         above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
         return below if above == chosen or (self.probed == above and below != chosen) else above
@@ -103,22 +101,25 @@ class Adaptive:
         self._latest = DEEPEST
         """The choice made last: what is done with a number of requests that is new."""
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
-        depths, probe = self._decide(requests)
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+        depths, probe = self._decide(requests, beside, reads)
         if probe is not None:
             load = self._load(len(requests))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
         return depths
 
-    def _decide(self, requests: Sequence[Request]) -> tuple[Sequence[int], int | None]:
-        """What each request drafts, and the depth that is probed, if one is."""
+    def _decide(
+        self, requests: Sequence[Request], beside: int = 0, reads: bool = False
+    ) -> tuple[Sequence[int], int | None]:
+        """What each request drafts, and the depth that is probed, if one is. Requests that join a step share its cost
+        with those that were asked for before: they follow the choice made for as many."""
         known = self.acceptance.known
         places_R = known.places(requests)
         deepest, load, probe = deepest_of(known.requests_P, places_R), None, None
         if deepest:
-            load = self._load(len(requests))
-            probe = self._probe(load, len(requests), deepest)
+            load = self._load(len(requests) + beside)
+            probe = None if beside else self._probe(load, len(requests), deepest, reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
         if young:
@@ -202,9 +203,15 @@ class Adaptive:
             self._loads[place] = _Load(self._latest)
         return self._loads[place]
 
-    def _probe(self, load: _Load, count: int, deepest: int) -> int | None:
-        """The depth to be probed now, if any: first each once, the deepest first."""
+    def _probe(self, load: _Load, count: int, deepest: int, reads: bool) -> int | None:
+        """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
+        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room."""
         untried = self.cost.untried(count, deepest)
+        interval = load.interval if untried is None else 1
+        if reads:
+            interval = max(SOONEST, 2 * interval)
+        if load.unprobed + 1 < interval:
+            return None
         return load.due(deepest) if untried is None else untried
 
     def _tokens(self, readers: Readers, depths_R: np.ndarray) -> float:

@@ -23,9 +23,11 @@ class DepthPolicy(Protocol):
         """What steps take, learnt from those that land; None if it is not learnt."""
         ...
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
         or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
+
+        beside: how many requests of the same step it was asked for before. reads: the step may read prompts too.
 
         Called while a plan is made: must not change state that another call would see.
         """
@@ -58,7 +60,7 @@ class Configured:
         """cost: by default, what steps take is not learnt."""
         self.cost = cost
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         return [len(request.rows_by_depth) - 1 for request in requests]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:

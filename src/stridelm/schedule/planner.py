@@ -66,9 +66,10 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
-        self._ask(allocations)
-        joining = waiting and len(queue.running) < self.budget.requests
-        if joining or not all(allocation.decides for allocation in allocations):
+        joining = bool(waiting) and len(queue.running) < self.budget.requests
+        reads = joining or not all(allocation.decides for allocation in allocations)
+        self._ask(allocations, reads)
+        if reads:
             slots = self.budget.requests - len(queue.running) if waiting else 0
             budget.reading = min(budget.reading, self._prompt_rows(allocations, waiting, slots))
         admitted: list[Allocation] = []
@@ -92,7 +93,7 @@ class Planner:
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
-            self._ask(served)
+            self._ask(served, reads)
             waits = self.patience > 0 and self._may_wait(served)
             if not any(allocation.request.behind for allocation in served):
                 for allocation in served:
@@ -107,14 +108,14 @@ class Planner:
         choice = self.depths.explain(free, shape_of(plan.spans).prompt)
         return replace(plan, reasons=reasons(plan.spans, choice))
 
-    def _ask(self, allocations: list[Allocation]) -> None:
+    def _ask(self, allocations: list[Allocation], reads: bool) -> None:
         """Ask the depth policy for those requests that decide and that it was not asked for yet."""
-        free = [each for each in allocations if each.decides and each.allowed is None]
-        free = [each for each in free if not each.request.all_or_nothing]
-        if free:
-            depths = self.depths.depths([each.request for each in free])
+        free = [each for each in allocations if each.decides and not each.request.all_or_nothing]
+        new = [each for each in free if each.allowed is None]
+        if new:
+            depths = self.depths.depths([each.request for each in new], len(free) - len(new), reads)
             assert min(depths) >= 0, f"a depth policy allowed {min(depths)} levels"
-            for allocation, depth in zip(free, depths, strict=True):
+            for allocation, depth in zip(new, depths, strict=True):
                 allocation.allowed = depth
 
     def _may_wait(self, served: list[Allocation]) -> bool:

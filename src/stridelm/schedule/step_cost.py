@@ -40,6 +40,10 @@ MOST = 10.0
 """Like steps that are counted."""
 OUTLIER = 3.0
 """A step that took more than this multiple of what was expected counts as that multiple: something else delayed it."""
+LATE = 1.25
+"""The same for one that is like at least SOME others: one delay must not make a depth look dear for as long as it is
+not tried again. If such steps do take longer now, a few of them tell."""
+SOME = 4.0
 LAZY = 64
 """Steps that are taken into the fit at once, at most."""
 PROMPT_STEPS, PROMPT_MEMORY = 32, 0.95
@@ -230,6 +234,8 @@ def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price):
     for n in range(len(steps_N5)):
         context, seconds = steps_N5[n, 3], steps_N5[n, 4]
         mean = alike[_place(steps_N5[n])]
+        if mean[0] >= SOME:
+            seconds = min(seconds, LATE * (mean[1] + _each(price) * max(0.0, context - mean[2])))
         if mean[0]:
             more = context - mean[2]
             longer = seconds - mean[1]

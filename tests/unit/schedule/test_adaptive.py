@@ -60,6 +60,10 @@ class Simulation:
     """Seconds for each token before a request's rows."""
     lag: int = 0
     """Steps that are decided on before a step has landed."""
+    reads: Sequence[bool] = (False,)
+    """Of each step, by turns: it may read prompts too, but does not."""
+    delayed: float = 0.0
+    """Share of the steps that something else delays, to two to three times their time."""
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -80,7 +84,8 @@ class Simulation:
         return self.tokens / self.seconds
 
     def _step(self) -> None:
-        depths = self.policy.depths(self.requests)
+        reads = self.reads[len(self.depths) % len(self.reads)]
+        depths = self.policy.depths(self.requests, reads=reads)
         starts = [self.prompt + len(request.output_ids) for request in self.requests]
         spans = [Span(request, start, 1, d, d) for request, start, d in zip(self.requests, starts, depths, strict=True)]
         self.depths.append(depths)
@@ -93,6 +98,8 @@ class Simulation:
         rows, deepest = sum(span.rows for span in spans), max(span.depth for span in spans)
         seconds = self.cost(len(spans), rows, deepest) + self.each * sum(span.start for span in spans)
         seconds *= self._rng.uniform(0.97, 1.03)
+        if self.delayed and self._rng.random() < self.delayed:
+            seconds *= self._rng.uniform(2, 3)
         self.policy.landed(spans, accepted, seconds)
         self.tokens += len(spans) + sum(accepted)
         self.seconds += seconds
@@ -113,7 +120,7 @@ class Fixed(Configured):
     def __init__(self, depth: int) -> None:
         self._depth = depth
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         return [self._depth] * len(requests)
 
 
@@ -231,6 +238,36 @@ def test_a_useless_drafter_costs_little() -> None:
             run.run(steps)
             rate = (run.tokens - before[0]) / (run.seconds - before[1])
             assert rate > share * streams / small(streams, streams, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_delays_do_not_make_a_useless_drafter_pay(seed: int) -> None:
+    """Now and then a step takes two or three times as long for reasons of its own. Depth 0 must not look dearer than
+    another for that, which would last until it is probed a few times."""
+    run = Simulation(Adaptive(), [0.0] * 64, dense, seed=seed, delayed=0.05).run(3000)
+    drafting = [depths for depths in run.depths[500:] if any(depths)]
+    assert len(drafting) < 0.02 * 2500
+
+
+def test_who_joins_a_step_follows_the_choice_of_all() -> None:
+    """One request alone drafts, and one that ends its prompt beside 256 does not: all share a step's cost."""
+    policy = Adaptive()
+    Simulation(policy, [0.6], dense).run(300)
+    many = Simulation(policy, [0.6] * 256, dense).run(300)
+    newcomer = Simulation(Configured(), [0.0], dense).requests
+    assert sum(policy.depths(many.requests)) < 256 / 2
+    assert list(policy.depths(newcomer, beside=256, reads=True)) == [0]
+    assert list(policy.depths(newcomer)) != [0]
+
+
+def test_probes_wait_for_steps_without_prompts() -> None:
+    """A step with prompts says nothing of what drafts cost. But prompts may wait for room that they do not get, and
+    probes do not wait for ever."""
+    mixed = Simulation(Adaptive(), [0.0] * 8, small, reads=(True, True, False)).run(900)
+    probes = [step for step, depths in enumerate(mixed.depths) if step > 200 and any(depths)]
+    assert probes and all(step % 3 == 2 for step in probes)
+    always = Simulation(Adaptive(), [0.0] * 8, small, reads=(True,)).run(900)
+    assert any(map(any, always.depths[200:]))
 
 
 def test_a_better_text_is_noticed() -> None:

@@ -47,10 +47,10 @@ class Watch(Configured):
         self.notes.clear()
         self._last = time.perf_counter()
 
-    def depths(self, requests: Sequence[Request]) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
         return [
             min(self.depth, len(request.rows_by_depth) - 1) if place < self.drafting else 0
-            for place, request in enumerate(requests)
+            for place, request in enumerate(requests, start=beside)
         ]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
