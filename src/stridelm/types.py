@@ -127,6 +127,8 @@ class Request:
     """Its drafts may be shallower than its depth, if that makes more tokens per second."""
     draft_kv: DraftKV | None = None
     """The drafter whose KV is stored beside the target's: pages without it are a miss for this request."""
+    needs_states: bool = False
+    """Nothing can be drafted for it in the step that ends its prompt."""
     sources: tuple[str, ...] = ()
     """Where its drafts may come from, by number (`Draft.source`)."""
     behind: int = 0
@@ -187,10 +189,10 @@ class Span:
 Cause = Literal["prompt", "plain", "window", "asked", "behind", "ending", "room", "probe", "chosen"]
 """Why a span has the draft that it has.
 
-prompt: it does not decide. plain: the request drafts nothing. window: it has all of its window or nothing. asked: the
-request's own depth. behind: drafters' KV is brought up to date first. ending: a deeper one could emit no more tokens.
-room: rows or pages were short. probe: the depth is tried only to learn about it. chosen: it makes the most tokens per
-second.
+prompt: it does not decide, or it ends a prompt that the drafter has to see first. plain: the request drafts nothing.
+window: it has all of its window or nothing. asked: the request's own depth. behind: drafters' KV is brought up to date
+first. ending: a deeper one could emit no more tokens. room: rows or pages were short. probe: the depth is tried only to
+learn about it. chosen: it makes the most tokens per second.
 """
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.schedule import planner
 from stridelm.schedule.step_shape import StepShape
 from stridelm.types import StepPlan
 from support.checks.identity import prompts
@@ -39,6 +40,26 @@ def test_outputs_are_the_same(stand: Stand, drafter: str) -> None:
     llm.engine.steps.planner.prompts = RandomRows()
     for job, output in zip(jobs, stand.run(jobs, llm), strict=True):
         assert_same(output, stand.plain(job.prompt, job.params), drafter)
+
+
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "none"])
+def test_a_draft_where_a_prompt_ends_has_rows_if_there_can_be_one(
+    stand: Stand, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter that says that it needs a step's states has nothing even if there is room, so it gets none."""
+    if DRAFTERS.get(drafter).why_not(stand.target) is not None:
+        pytest.skip("the stand has no weights for it")
+    needs_states, guesses = DRAFTERS.get(drafter).needs_states, []
+    for room in (False, True):
+        if room:
+            monkeypatch.setattr(planner, "is_unseen", lambda *_: False)
+        engine = stand.llm(drafter=drafter, enable_prefix_caching=False).engine
+        engine.tracer = lambda plan, draft, *_: guesses.append((plan.spans[0].draft, bool(draft.valid.any())))
+        engine.add("prompt", [5, 6, 7, 8, 6, 7, 8, 6], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+        engine.step()
+        engine.abort("prompt")
+    (rows, _), (most, guessed) = guesses
+    assert most and (rows, guessed) == ((0, False) if needs_states else (most, True))
 
 
 def test_a_stream_is_not_held_up_by_a_prompt(stand: Stand) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 
 CAUSES = {
-    "prompt": "still reads its prompt",
+    "prompt": "reads its prompt",
     "plain": "drafts nothing",
     "window": "runs its whole window or nothing",
     "asked": "its own depth",

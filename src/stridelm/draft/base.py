@@ -105,6 +105,9 @@ class Drafter:
     follows: ClassVar[bool] = False
     """It guesses chains with layers of its own, and `observe` keeps these up to date whoever drafts, so that another
     drafter may draft with it."""
+    needs_states: ClassVar[bool] = False
+    """It guesses from what steps have computed of the request's last tokens, so it has nothing in the step that ends a
+    prompt."""
     must_propose: ClassVar[bool] = False
     """Of one that follows: `propose` does a part of that, so it may be left out for no request that drafts."""
 

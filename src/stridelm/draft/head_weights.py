@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from stridelm.draft.base import Drafter, MemoryNeed, TargetInfo
@@ -12,6 +14,8 @@ from stridelm.run.heads import TargetRuntime
 
 class HeadWeights(Drafter):
     """Base of drafters with a head; subclasses say how it is built and what its files hold."""
+
+    needs_states: ClassVar[bool] = True
 
     @classmethod
     def empty(cls, target: TargetInfo, model: Decoder) -> DraftHead:

@@ -91,6 +91,7 @@ class Intake:
             host_bound=drafter.host_bound,
             adaptive=adaptive,
             draft_kv=drafter.draft_kv,
+            needs_states=drafter.needs_states,
             sources=drafter.sources,
         )
         check_token_ids(params, self.target.vocab_size, request.bad_words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stridelm.schedule.rows import catches_up, useful_depth
+from stridelm.schedule.rows import catches_up, is_unseen, useful_depth
 from stridelm.types import Cause, Reason, Span
 
 
@@ -66,15 +66,15 @@ def reasons(spans: Sequence[Span], choice: Choice | None) -> tuple[Reason, ...]:
 
 def is_free(span: Span) -> bool:
     """Whether the policy had a say in its depth."""
-    return span.decides and not span.request.all_or_nothing
+    return span.decides and not span.request.all_or_nothing and not is_unseen(span.request, span.real)
 
 
 def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) -> Reason:
     request, levels = span.request, len(span.request.rows_by_depth) - 1
-    if not span.decides:
-        return Reason("prompt", levels)
-    if not levels:
+    if not levels and span.decides:
         return Reason("plain", levels)
+    if not span.decides or is_unseen(request, span.real):
+        return Reason("prompt", levels)
     if place is None:
         return Reason("window", levels)
     allowed = levels if choice is None else choice.depths[place]

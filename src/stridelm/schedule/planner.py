@@ -32,7 +32,7 @@ from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.row_budget import RowBudget
-from stridelm.schedule.rows import blocked, has_draft_in_flight, least_span, most_decoded, useful_depth
+from stridelm.schedule.rows import blocked, has_draft_in_flight, is_unseen, least_span, most_decoded, useful_depth
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.types import PageCounts, Request, StepPlan
@@ -112,6 +112,10 @@ class Planner:
         """Ask the depth policy for those requests that decide and that it was not asked for yet."""
         free = [each for each in allocations if each.decides and not each.request.all_or_nothing]
         new = [each for each in free if each.allowed is None]
+        for each in new:
+            if is_unseen(each.request, each.real):
+                each.allowed = 0
+        new = [each for each in new if each.allowed is None]
         if new:
             depths = self.depths.depths([each.request for each in new], len(free) - len(new), reads)
             assert min(depths) >= 0, f"a depth policy allowed {min(depths)} levels"

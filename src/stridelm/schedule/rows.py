@@ -46,6 +46,12 @@ def has_prompt(span: Span) -> bool:
     return not span.decides or span.real > most_decoded(span.request)
 
 
+def is_unseen(request: Request, real: int) -> bool:
+    """Whether a span of so many real rows that decides has rows of a prompt, and its drafter guesses nothing before it
+    has seen these."""
+    return real > 1 and request.needs_states
+
+
 def catches_up(span: Span) -> bool:
     """Whether the step computes what the drafter's KV lacks of earlier steps."""
     return span.behind > 0 and not span.waits

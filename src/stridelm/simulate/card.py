@@ -107,6 +107,7 @@ class Card:
             arrival=self._arrivals,
             host_bound=self.drafting.host_bound,
             adaptive=self.drafting.adaptive,
+            needs_states=True,  # whatever drafts: of what others guess where a prompt ends, nothing is known
         )
         self._arrivals += 1
         if not (self.outstanding or self.flights):

@@ -50,7 +50,7 @@ class DrafterCosts:
 
     def seconds(self, spans: Sequence[Span]) -> float:
         """Of a step. If it has prompt rows: what a step of prompts with as many known tokens takes, and what drafts add
-        to a step of as many requests that decode, since a head drafts where a prompt ends, if only in vain."""
+        to a step of as many requests that decode."""
         real = sum(span.real for span in spans)
         deciding = [span for span in spans if span.decides]
         count, drafted = len(deciding), sum(span.draft for span in deciding)

@@ -34,6 +34,9 @@ def chosen(*depths: int, probes: bool = False) -> Choice:
     ("one", "choice", "cause"),
     [
         (span(request(), 0, decides=False), chosen(), "prompt"),
+        (replace(span(request(needs_states=True), 0), real=5), chosen(), "prompt"),
+        (replace(span(request(needs_states=True), 0), real=5), None, "prompt"),
+        (span(request(needs_states=True), 2), chosen(2), "chosen"),
         (span(request(rows_by_depth=(0,)), 0), chosen(0), "plain"),
         (span(request(all_or_nothing=True), 3), chosen(), "window"),
         (span(request(adaptive=False), 3), chosen(3), "asked"),
@@ -60,6 +63,14 @@ def test_reasons_follow_their_spans() -> None:
     """The policy is asked only for those that decide, so places differ."""
     spans = [span(request(), 0, decides=False), span(request(all_or_nothing=True), 3), span(request(), 1)]
     assert [reason.cause for reason in reasons(spans, chosen(1))] == ["prompt", "window", "chosen"]
+
+
+def test_the_end_of_a_prompt_that_cannot_be_drafted_is_no_refusal() -> None:
+    policy, one = Adaptive(), request(needs_states=True)
+    for _ in range(20):
+        policy.landed([replace(span(one, 0), real=5)], [0], 0.01)
+    assert policy.figures == DepthFigures()
+    assert policy.acceptance.read([one]).known.requests_P["checks"].max() == 0
 
 
 def test_counts() -> None:

@@ -104,6 +104,16 @@ def test_a_prompt_is_cut_into_chunks_and_only_the_last_decides() -> None:
     assert shape(planner.plan(queue, pages)) == [("a", 5, 3, True)]
 
 
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_prompt_that_the_drafter_has_to_see_first_ends_without_a_draft(blind: bool) -> None:
+    planner, queue, pages = setup(20)
+    ending, decoding = request("a", 5, draft=3), request("b", 5, draft=3)
+    ending.needs_states = decoding.needs_states = blind
+    start(queue, pages, decoding)
+    queue.add(ending)
+    assert shape(planner.plan(queue, pages)) == [("b", 1, 3, True), ("a", 5, 0 if blind else 3, True)]
+
+
 def test_a_long_prompt_does_not_stop_the_decodes_behind_it() -> None:
     """The older prompt gets what the decodes leave; their real rows come before it, their drafts after it."""
     planner, queue, pages = setup(16)

@@ -30,6 +30,7 @@ class MedusaDrafter(Drafter):
     name = "medusa"
     default_depth = 3
     takes = "Medusa heads"
+    needs_states = True
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """Raises ValueError for weights that do not fit their layout."""

@@ -63,6 +63,7 @@ class ModelDrafter(Drafter):
     takes = "a small language model with the same tokenizer"
     keeps_kv = True
     follows = must_propose = True
+    needs_states = True  # but for prompts that are no longer than a draft
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         """Raises ValueError for weights that do not fit their config.json, or that there is no memory for."""
