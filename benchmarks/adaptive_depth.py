@@ -47,6 +47,7 @@ from stridelm.engine.load import load
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.length import chance_of_another
 from stridelm.schedule.adaptive import Adaptive
+from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice
 from stridelm.types import Request, Span
 
@@ -101,11 +102,11 @@ class Turns:
         """(when it landed, expected tokens, mean depth)"""
         self.spent = 0.0
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         if self.fixed is not None:
             return [min(self.fixed, len(request.rows_by_depth) - 1) for request in requests]
         began = time.perf_counter()
-        chosen = self.chosen.depths(requests, beside, reads)
+        chosen = self.chosen.depths(requests, others)
         self.spent += time.perf_counter() - began
         return chosen
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from stridelm.schedule import Budget, Configured, Planner, Queue
 from stridelm.schedule.adaptive import Adaptive
+from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.limits import PageView
 from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -42,9 +43,9 @@ class Timed(Adaptive):
     def begin(self) -> None:
         self.spent = {"depths": 0.0, "landed": 0.0}
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         began = time.process_time_ns()
-        found = super().depths(requests, beside, reads)
+        found = super().depths(requests, others)
         self.spent["depths"] += time.process_time_ns() - began
         return found
 

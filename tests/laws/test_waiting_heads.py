@@ -14,7 +14,7 @@ from stridelm.draft import DRAFTERS
 from stridelm.draft.head_drafter import HeadDrafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.kinds import Kind
-from stridelm.schedule.depth import Configured
+from stridelm.schedule.depth import NOBODY, Configured, Others
 from stridelm.schedule.limits import PATIENCE
 from stridelm.types import Request, Span
 from support.checks.identity import prompts
@@ -38,7 +38,7 @@ class Script(Configured):
         self.waited = 0
         """Steps that left theirs to a later one."""
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [DEPTH if self._wanted(request) else 0 for request in requests]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:

@@ -12,7 +12,8 @@ Fortunes are taken to be normally distributed with a variance that is learnt too
 variance of what is known of its fortune is about v / (1 + v n / 4), since a check tells most, a quarter, where both
 outcomes are as likely. That is also the size of the step from the next check. So where requests are alike, one's checks
 move little; where they differ, much. A request that was seldom checked is hoped to be better than is known, by a
-standard deviation: a text that is never drafted for would never be found out to be a good one.
+standard deviation: a text that is never drafted for would never be found out to be a good one. Whoever asks may leave
+that out, where trying costs too much.
 
 The loops are compiled, since they run at every step.
 
@@ -89,14 +90,14 @@ class Acceptance:
         """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""
         _learn(*self._of(readers), np.asarray(accepted, dtype=np.uint8), np.asarray(reached, dtype=np.uint8))
 
-    def chances(self, readers: Readers, depth: int) -> np.ndarray:
+    def chances(self, readers: Readers, depth: int, *, hoped: bool = True) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
-        Falls from level to level."""
-        return _chances(*self._of(readers), depth)
+        Falls from level to level. hoped: what is little known is hoped to be better."""
+        return _chances(*self._of(readers), depth, float(hoped))
 
-    def allowed(self, readers: Readers, depth: int, least: float) -> np.ndarray:
+    def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> np.ndarray:
         """[R] levels that requests are to draft: up to `depth`, while their weighted chances are at least `least`."""
-        return _allowed(*self._of(readers), readers.weights_R, depth, least)
+        return _allowed(*self._of(readers), readers.weights_R, depth, least, float(hoped))
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
         return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
@@ -126,7 +127,7 @@ def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, re
     squares_K, known_K = np.zeros(len(variance_K)), np.zeros(len(variance_K))
     if not reached_R.any():
         return
-    odds_KD = _all_log_odds(right_KD, checks_KD)
+    odds_KD = _all_log_odds(right_KD, checks_KD, 1.0)
     for r in range(len(places_R)):
         place = places_R[r]
         k, fortune, checks = requests_P[place].drafter, requests_P[place].fortune, requests_P[place].checks
@@ -153,12 +154,12 @@ def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, re
 
 
 @nb.njit(cache=True)
-def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth):
-    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
+def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth, hope):
+    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD, hope))
     chances_RD = np.zeros((len(places_R), depth))
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
-        better = _better(request, variance_K)
+        better = _better(request, variance_K, hope)
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better
             chance *= odds / (1.0 + odds)
@@ -167,12 +168,12 @@ def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth):
 
 
 @nb.njit(cache=True)
-def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, depth, least):
-    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
+def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, depth, least, hope):
+    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD, hope))
     allowed_R = np.zeros(len(places_R), dtype=np.int64)
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
-        better = _better(request, variance_K)
+        better = _better(request, variance_K, hope)
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better
             chance *= odds / (1.0 + odds)
@@ -183,21 +184,22 @@ def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, d
 
 
 @nb.njit(cache=True)
-def _better(request, variance_K):
-    """By what factor a request's odds are hoped to be above its drafter's."""
-    return math.exp(request.fortune + math.sqrt(_uncertainty(variance_K[request.drafter], request.checks)))
+def _better(request, variance_K, hope):
+    """By what factor a request's odds are above its drafter's, or are hoped to be."""
+    return math.exp(request.fortune + hope * math.sqrt(_uncertainty(variance_K[request.drafter], request.checks)))
 
 
 @nb.njit(cache=True)
-def _all_log_odds(right_KD, checks_KD):
-    """Of the means, which are hoped to be larger than is known by half a standard deviation, as fortunes are."""
+def _all_log_odds(right_KD, checks_KD, hope):
+    """Of the means, which are hoped to be larger than is known by half a standard deviation, as fortunes are by one.
+    hope: 1, or 0 for none."""
     odds_KD = np.empty_like(right_KD)
     for k in range(right_KD.shape[0]):
         mean, worth = FIRST, WORTH[0]
         for level in range(right_KD.shape[1]):
             checks = checks_KD[k, level] + worth
             mean = (right_KD[k, level] + worth * mean) / checks
-            hoped = min(max(mean + 0.5 * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
+            hoped = min(max(mean + 0.5 * hope * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
             odds_KD[k, level] = min(max(math.log(hoped / (1.0 - hoped)), -MOST), MOST)
             worth = WORTH[1]
     return odds_KD

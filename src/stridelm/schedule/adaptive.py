@@ -6,6 +6,13 @@ in order of their chances, over all requests, so a choice is a depth D and a lea
 levels as reach it. Of all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How
 deep a request drafts next is settled when its step lands.
 
+A step that goes on with a prompt is run for the prompt's sake, and time that drafts take in it is taken from the
+prompts that wait. So what drafts gain there has to be worth their own seconds, and nothing of the step's other time is
+laid to them. A second is worth the tokens that the best choice will make in it once all decode whose prompts are read
+or wait: a token now spares one of these. With nobody to come this is the highest rate again. The choice is made as such
+a step is planned, since prompts come and go, and by what is known of chances, not hoped: what is tried there is paid
+for by those who wait.
+
 What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
 change nothing, and frequent again when one does.
 
@@ -26,6 +33,7 @@ import numpy as np
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
+from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, worth
 from stridelm.schedule.known import UNDECIDED
@@ -98,28 +106,37 @@ class Adaptive:
         """Number of requests, as a stair -> what is done."""
         self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
         """For which requests depths were decided last, which, and the one that is probed."""
+        self._beside: tuple[int, float] | None = None
+        """The choice that the latest plan made for a step that goes on with a prompt."""
         self._latest = DEEPEST
         """The choice made last: what is done with a number of requests that is new."""
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
-        depths, probe = self._decide(requests, beside, reads)
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        if not others.joining or not self.cost.knows_decodes:
+            self._beside = None
+        elif self._beside is None:
+            readers = self.acceptance.read(requests)
+            self._beside = self._best(readers, sum(map(first_row, requests)), others.joining)
+        depths, probe = self._decide(requests, others)
         if probe is not None:
             load = self._load(len(requests))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
         return depths
 
-    def _decide(
-        self, requests: Sequence[Request], beside: int = 0, reads: bool = False
-    ) -> tuple[Sequence[int], int | None]:
-        """What each request drafts, and the depth that is probed, if one is. Requests that join a step share its cost
-        with those that were asked for before: they follow the choice made for as many."""
+    def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> tuple[Sequence[int], int | None]:
+        """What each request drafts, and the depth that is probed, if one is. All requests of a step share its cost, so
+        those that are asked for after others follow the choice made for as many as all."""
         known = self.acceptance.known
         places_R = known.places(requests)
         deepest, load, probe = deepest_of(known.requests_P, places_R), None, None
+        if deepest and self._beside is not None:
+            allowed_R = self.acceptance.allowed(self.acceptance.read(requests), *self._beside, hoped=False)
+            own_R, _ = own_depths(known.requests_P, places_R, UNDECIDED)
+            return np.where(known.requests_P["adaptive"][places_R], allowed_R, own_R).tolist(), None
         if deepest:
-            load = self._load(len(requests) + beside)
-            probe = None if beside else self._probe(load, len(requests), deepest, reads)
+            load = self._load(len(requests) + others.asked)
+            probe = None if others.asked else self._probe(load, len(requests), deepest, others.reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
         if young:
@@ -131,6 +148,7 @@ class Adaptive:
         return depths, probe
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        self._beside = None
         free, requests, others = spans, [span.request for span in spans], None
         if not self._is_plain(spans, requests):
             others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
@@ -192,8 +210,8 @@ class Adaptive:
         return Choice(
             depths,
             probes=probe is not None,
-            least=load.choice[1],
-            chances=self.acceptance.chances(readers, deepest).round(4).tolist(),
+            least=(self._beside or load.choice)[1],
+            chances=self.acceptance.chances(readers, deepest, hoped=self._beside is None).round(4).tolist(),
             seconds=self.cost.one(step) if known_cost else None,
         )
 
@@ -234,20 +252,33 @@ class Adaptive:
         elif probed is not None:
             load.interval = min(2 * load.interval, LATEST)
 
-    def _best(self, readers: Readers, context: int) -> tuple[int, float]:
-        """(depth, least chance) with the highest rate."""
+    def _best(self, readers: Readers, context: int, joining: int = 0) -> tuple[int, float]:
+        """(depth, least chance) with the highest rate; or, if others are to join these requests, with the most tokens
+        beyond those that its seconds are worth. Others are taken to be like these."""
         known, count = readers.known, len(readers.places_R)
         deepest = deepest_of(known.requests_P, readers.places_R)
-        chances_RD = self.acceptance.chances(readers, deepest)
+        chances_RD = self.acceptance.chances(readers, deepest, hoped=not joining)
         about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
         least_T = self._thresholds(worth(*about, chances_RD), count, deepest)
         rows_TD, tokens_TD, depths_TD = choices(*about, chances_RD, least_T)
-        if self.row_stairs is not None:
-            pad(rows_TD, depths_TD, self._all_stairs(count, deepest))
-        rate_TD = tokens_TD / self.cost.seconds(count, rows_TD, depths_TD, context)
-        place, chosen = divmod(int(rate_TD.argmax()), deepest + 1)
-        self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
+        if joining:
+            times = 1 + joining / count
+            seconds_TD = self._seconds(count + joining, times * rows_TD, depths_TD, int(times * context))
+            worth_of_second = float((times * tokens_TD / seconds_TD).max())
+            # A step with prompts is not padded.
+            gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
+        else:
+            gained_TD = tokens_TD / self._seconds(count, rows_TD, depths_TD, context)
+        place, chosen = divmod(int(gained_TD.argmax()), deepest + 1)
+        if not joining:
+            self.figures.gain = float(gained_TD[place, chosen] / gained_TD[0, 0])
         return chosen, float(least_T[place])
+
+    def _seconds(self, requests: int, rows_TD: np.ndarray, depths_TD: np.ndarray, context: int) -> np.ndarray:
+        """Of steps that only decode, whose rows may be padded. Changes rows_TD to what they are padded to."""
+        if self.row_stairs is not None:
+            pad(rows_TD, depths_TD, self._all_stairs(requests, rows_TD.shape[1] - 1))
+        return self.cost.seconds(requests, rows_TD, depths_TD, context)
 
     def _thresholds(self, chances: np.ndarray, count: int, deepest: int) -> np.ndarray:
         """[T] least chances to consider, ascending: of the rows up to a stair all cost the same, so those that fill one

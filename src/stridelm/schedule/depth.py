@@ -7,6 +7,7 @@ same depths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stridelm.schedule.depth_figures import Choice
@@ -17,17 +18,31 @@ if TYPE_CHECKING:
     from stridelm.schedule.step_cost import StepCost
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What a step has beside the requests whose depths are asked for."""
+
+    asked: int = 0
+    """Requests that were asked for before: those that end a prompt come last, once it is known how far prompts get."""
+    reads: bool = False
+    """The step may read prompts."""
+    joining: int = 0
+    """How many more will soon decode, if the step goes on with a prompt: those whose prompts are read, and those that
+    wait and for which there are slots. The same whenever a plan asks."""
+
+
+NOBODY = Others()
+
+
 class DepthPolicy(Protocol):
     @property
     def cost(self) -> StepCost | None:
         """What steps take, learnt from those that land; None if it is not learnt."""
         ...
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
         or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
-
-        beside: how many requests of the same step it was asked for before. reads: the step may read prompts too.
 
         Called while a plan is made: must not change state that another call would see.
         """
@@ -60,7 +75,7 @@ class Configured:
         """cost: by default, what steps take is not learnt."""
         self.cost = cost
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [len(request.rows_by_depth) - 1 for request in requests]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:

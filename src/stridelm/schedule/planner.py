@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from stridelm.schedule.depth import Configured, DepthPolicy
+from stridelm.schedule.depth import Configured, DepthPolicy, Others
 from stridelm.schedule.depth_figures import is_free, reasons
 from stridelm.schedule.fairness import Newcomers, ServiceOrder, in_turn
 from stridelm.schedule.limits import Budget, PageView
@@ -66,11 +66,13 @@ class Planner:
         running, newcomers = in_turn(queue.running, waiting)
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
-        joining = bool(waiting) and len(queue.running) < self.budget.requests
-        reads = joining or not all(allocation.decides for allocation in allocations)
-        self._ask(allocations, reads)
-        if reads:
-            slots = self.budget.requests - len(queue.running) if waiting else 0
+        slots = self.budget.requests - len(queue.running) if waiting else 0
+        reading = sum([not allocation.decides for allocation in allocations])
+        # If no prompt is being read, those that wait may have to wait longer: for pages.
+        joining = reading + min(slots, sum(map(len, waiting.values()))) if reading else 0
+        others = Others(reads=bool(slots or reading), joining=joining)
+        self._ask(allocations, others)
+        if others.reads:
             budget.reading = min(budget.reading, self._prompt_rows(allocations, waiting, slots))
         admitted: list[Allocation] = []
         drafting = True
@@ -79,7 +81,6 @@ class Planner:
             for allocation in allocations:
                 _read_on(allocation, budget)
         else:
-            slots = self.budget.requests - len(queue.running)
             admitted, refused = _read_all(allocations, turns, newcomers, slots, budget)
             victim = next(reversed(turns), None)
             if refused and victim and not admitted and _gives_way(turns[victim], refused):
@@ -93,7 +94,7 @@ class Planner:
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
-            self._ask(served, reads)
+            self._ask(served, others)
             waits = self.patience > 0 and self._may_wait(served)
             if not any(allocation.request.behind for allocation in served):
                 for allocation in served:
@@ -108,7 +109,7 @@ class Planner:
         choice = self.depths.explain(free, shape_of(plan.spans).prompt)
         return replace(plan, reasons=reasons(plan.spans, choice))
 
-    def _ask(self, allocations: list[Allocation], reads: bool) -> None:
+    def _ask(self, allocations: list[Allocation], others: Others) -> None:
         """Ask the depth policy for those requests that decide and that it was not asked for yet."""
         free = [each for each in allocations if each.decides and not each.request.all_or_nothing]
         new = [each for each in free if each.allowed is None]
@@ -117,7 +118,8 @@ class Planner:
                 each.allowed = 0
         new = [each for each in new if each.allowed is None]
         if new:
-            depths = self.depths.depths([each.request for each in new], len(free) - len(new), reads)
+            others = replace(others, asked=len(free) - len(new))
+            depths = self.depths.depths([each.request for each in new], others)
             assert min(depths) >= 0, f"a depth policy allowed {min(depths)} levels"
             for allocation, depth in zip(new, depths, strict=True):
                 allocation.allowed = depth

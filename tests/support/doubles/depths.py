@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stridelm.schedule.depth import Configured
+from stridelm.schedule.depth import NOBODY, Configured, Others
 from stridelm.types import Request
 
 
@@ -20,14 +20,14 @@ class RandomDepths(Configured):
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [self._draw.choice((0, 0, *range(len(request.rows_by_depth)))) for request in requests]
 
 
 class ByLength(Configured):
     """Any depth that the request can run, the same whenever it has emitted as many tokens."""
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [len(each.output_ids) * 7 % 5 % len(each.rows_by_depth) for each in requests]
 
 
@@ -37,5 +37,5 @@ class AtMost(Configured):
 
     levels: int
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [min(self.levels, len(request.rows_by_depth) - 1) for request in requests]

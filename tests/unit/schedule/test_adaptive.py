@@ -13,11 +13,16 @@ from itertools import pairwise
 import pytest
 
 from stridelm import SamplingParams
+from stridelm.cache.ledger import Ledger
 from stridelm.params import Speculation
-from stridelm.schedule import Configured, DepthPolicy
+from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import Adaptive
-from stridelm.types import Request, Span
+from stridelm.schedule.depth import NOBODY, Others
+from stridelm.simulate.card import Card, Drafting, Limits
+from stridelm.simulate.fleet import Fleet
+from stridelm.simulate.workload import Job
+from stridelm.types import Request, Span, StepPlan
 
 DEPTH = 4
 LIFE = 300
@@ -85,7 +90,7 @@ class Simulation:
 
     def _step(self) -> None:
         reads = self.reads[len(self.depths) % len(self.reads)]
-        depths = self.policy.depths(self.requests, reads=reads)
+        depths = self.policy.depths(self.requests, Others(reads=reads))
         starts = [self.prompt + len(request.output_ids) for request in self.requests]
         spans = [Span(request, start, 1, d, d) for request, start, d in zip(self.requests, starts, depths, strict=True)]
         self.depths.append(depths)
@@ -120,7 +125,7 @@ class Fixed(Configured):
     def __init__(self, depth: int) -> None:
         self._depth = depth
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [self._depth] * len(requests)
 
 
@@ -256,7 +261,7 @@ def test_who_joins_a_step_follows_the_choice_of_all() -> None:
     many = Simulation(policy, [0.6] * 256, dense).run(300)
     newcomer = Simulation(Configured(), [0.0], dense).requests
     assert sum(policy.depths(many.requests)) < 256 / 2
-    assert list(policy.depths(newcomer, beside=256, reads=True)) == [0]
+    assert list(policy.depths(newcomer, Others(asked=256, reads=True))) == [0]
     assert list(policy.depths(newcomer)) != [0]
 
 
@@ -331,6 +336,73 @@ def test_the_young_are_like_the_others() -> None:
     assert isinstance(policy, Adaptive)
     young = Simulation(Configured(), [0.0], small).requests
     assert policy.acceptance.chances(policy.acceptance.read(young), 1)[0, 0] > 0.75
+
+
+def linear(requests: int, rows: int, depth: int) -> float:
+    """A step, its rows and its levels; so that the more requests, the less is the step's own time to each."""
+    return 6e-3 + 0.2e-3 * rows + 1e-3 * depth
+
+
+def flat(requests: int, rows: int, depth: int) -> float:
+    """Rows are free, as on a GPU."""
+    return 6e-3 + 0.2e-3 * depth
+
+
+@pytest.mark.parametrize(("cost", "alone", "beside"), [(linear, True, False), (flat, True, True)])
+def test_beside_prompts_time_is_worth_what_all_make_of_it(cost: Cost, alone: bool, beside: bool) -> None:
+    """Four requests gain by drafts while they have a step to themselves. If its prompts are to be 28 more, drafts take
+    time in which all 32 would make more, unless rows are free."""
+    policy = Adaptive()
+    Simulation(policy, [0.5] * 32, cost).run(300)
+    few = Simulation(policy, [0.5] * 4, cost).run(300)
+    drafted = [sum(policy.depths(few.requests, Others(reads=joining > 0, joining=joining))) for joining in (0, 28, 0)]
+    assert [levels > 0 for levels in drafted] == [alone, beside, alone]
+
+
+class Hasty(Adaptive):
+    """Knows of nobody that waits."""
+
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        return super().depths(requests)
+
+
+def test_a_burst_is_done_sooner_if_drafts_are_held_back() -> None:
+    """And first tokens come sooner."""
+    limits = Limits(max_num_seqs=32, max_num_batched_tokens=1024)
+
+    def seconds(spans: Sequence[Span]) -> float:
+        return 6e-3 + 0.2e-3 * sum(span.rows for span in spans) + 1e-3 * max(span.depth for span in spans)
+
+    def burst(policy: Adaptive) -> tuple[float, float]:
+        fleet = Fleet([Card(limits, Drafting("mtp", (0, 1, 2, 3), adaptive=True), policy, seconds)])
+        for seed in range(4):
+            run = fleet.run([Job.drawn(120, 64, (0.8, 0.8, 0.8), seed, number) for number in range(32)], 32)
+        return run.seconds, statistics.median(each.ttft for each in run.answered)
+
+    (soon, first), (late, last) = burst(Adaptive()), burst(Hasty())
+    assert soon < 0.99 * late and first < 0.95 * last
+
+
+def test_what_is_explained_is_what_was_chosen_beside_prompts() -> None:
+    """A step that decodes, reads one prompt and ends another, for which the policy is asked apart: were any of their
+    depths not the policy's, rows would seem to be short."""
+    policy = Adaptive()
+    Simulation(policy, [0.5] * 32, linear).run(300)
+    queue, pages = Queue(32), Ledger({"full": 1000}, 16, prefix_caching=False)
+    planner = Planner(Budget(100, 32), policy)
+    for number, length in enumerate((4, 4, 30, 300)):
+        rows = tuple(range(DEPTH + 1))
+        item = Request(str(number), [0] * length, SamplingParams(), Speculation("mtp"), rows, adaptive=True)
+        queue.add(item)
+        queue.apply(StepPlan(admitted=(item,)))
+        pages.admit(item)
+        item.computed = length - 1 if number < 2 else 0
+    plan = planner.explained(planner.plan(queue, pages))
+    assert [(span.decides, span.real > 1) for span in plan.spans] == [(True, False)] * 2 + [(True, True), (False, True)]
+    assert [reason.cause for reason in plan.reasons] == ["chosen"] * 3 + ["prompt"]
+    assert not any(span.depth for span in plan.spans)
+    chances = [reason.chances[0] for reason in plan.reasons if reason.chances]
+    assert chances == pytest.approx([0.5] * 3, abs=0.1), "not what is hoped of requests that nothing is known of"
 
 
 def test_steps_with_prompts_are_not_timed() -> None:

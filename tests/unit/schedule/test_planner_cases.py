@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import stridelm.schedule
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, Planner, Queue, smallest_budget
+from stridelm.schedule.depth import NOBODY, Others
 from stridelm.types import PageCounts, Request, Status, StepPlan
 from support.doubles.depths import AtMost
 from support.doubles.prompt_rows import AtMostRows
@@ -461,6 +463,31 @@ def test_the_policy_is_told_how_many_prompt_rows_wait() -> None:
         queue.add(request(f"new {number}", 30 + number, 2 + number))
     Planner(Budget(64, 4), prompts=policy).plan(queue, pages)
     assert policy.waiting == [399 + 30 + 31]
+
+
+def test_the_depth_policy_is_told_how_many_will_join() -> None:
+    """Whose prompts are read, and who waits for one of the slots, while a prompt is being read; nobody otherwise: they
+    may wait for pages."""
+    planner, queue, pages = setup(20, requests=5)
+    told: list[tuple[list[str], int]] = []
+
+    class Told(AtMost):
+        def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+            told.append(([each.id for each in requests], others.joining))
+            return super().depths(requests, others)
+
+    planner.depths = Told(0)
+    start(queue, pages, request("decodes", 5, 0))
+    queue.add(request("waits", 3, 1))
+    planner.plan(queue, pages)
+    assert told == [(["decodes"], 0), (["waits"], 0)]
+    queue.remove("waits")
+    start(queue, pages, request("reads", 50, 2), computed=0)
+    for number in range(7):
+        queue.add(request(f"waits {number}", 3, 3 + number))
+    told.clear()
+    planner.plan(queue, pages)
+    assert told == [(["decodes"], 1 + 3)]
 
 
 def test_a_newcomer_waits_while_prompts_have_all_their_rows() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stridelm.schedule import Configured
+from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.rows import has_prompt
 from stridelm.types import Request, Span
 
@@ -47,10 +48,10 @@ class Watch(Configured):
         self.notes.clear()
         self._last = time.perf_counter()
 
-    def depths(self, requests: Sequence[Request], beside: int = 0, reads: bool = False) -> Sequence[int]:
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [
             min(self.depth, len(request.rows_by_depth) - 1) if place < self.drafting else 0
-            for place, request in enumerate(requests, start=beside)
+            for place, request in enumerate(requests, start=others.asked)
         ]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
