@@ -309,12 +309,12 @@ class Ledger:
                         f"page group {group}: request {request.id} with {request.computed} computed "
                         f"tokens has page table {table}, whose first {left} pages its window has passed"
                     )
-            wrong = [
-                f"page {page} held {pages.holders(page)} times, in {holds.get(page, 0)} tables"
-                for page in range(1, pages.total + 1)
-                if pages.holders(page) != holds.get(page, 0)
-            ]
-            if wrong:
+            if holds != pages.holds:
+                wrong = [
+                    f"page {page} held {pages.holders(page)} times, in {holds.get(page, 0)} tables"
+                    for page in sorted({*holds, *pages.holds})
+                    if pages.holders(page) != holds.get(page, 0)
+                ]
                 raise RuntimeError(f"page group {group}: {'; '.join(wrong[:8])}")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Pages:
@@ -44,6 +44,11 @@ class Pages:
     def available(self) -> int:
         """Pages that `take` can give: free, or cached and idle."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def holds(self) -> Mapping[int, int]:
+        """Held pages, and by how many requests each is held."""
+        return self._holders
 
     def holders(self, page: int) -> int:
         return self._holders.get(page, 0)

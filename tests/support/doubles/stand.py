@@ -23,8 +23,7 @@ from support.checkpoints.heads import write_akin, write_eagle, write_medusa, wri
 
 DEPTHS = ("one", "default", "deepest")
 ROOM = 3200
-"""Tokens that the pool holds: enough for a batch of the tests with all its drafts, and not much more, since strict mode
-checks all pages at every step."""
+"""Tokens that the pool holds: enough for a batch of the tests with all its drafts."""
 OPTIONS: dict[str, Any] = {"prompt_lookup_min": 1}
 """Settings of a drafter's own options that make it draft more often than by default; not needed with weights, which
 always draft."""
