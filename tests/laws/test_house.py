@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import stridelm
+from support.doubles.forks import Forks, forks
 
 PACKAGE = Path(stridelm.__path__[0])
 LEAVES = ("types", "stats", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
@@ -273,34 +271,11 @@ def test_contains_name(identifier: str, name: str, expected: bool) -> None:
     assert contains_name(identifier, name) == expected
 
 
-SURVIVORS = """
-import importlib, json, pathlib, pkgutil, sys
-import stridelm
-assert pathlib.Path(stridelm.__path__[0]) == pathlib.Path(sys.argv[1]), stridelm.__path__
-for module in pkgutil.walk_packages(stridelm.__path__, "stridelm."):
-    importlib.import_module(module.name)
-from stridelm import LLM, SamplingParams
-from stridelm.draft import DRAFTERS
-from stridelm.config import EngineConfig
-from stridelm.options import known, settings
-from stridelm.verify import RULES
-for registry in (DRAFTERS, RULES):
-    assert sys.argv[3] not in registry, list(registry)
-    for name in registry:
-        registry.get(name)
-assert not set(sys.argv[4:]) & {*known(), *settings(EngineConfig)}
-prompt = [5, 6, 7, 5, 6, 7, 5, 6]
-params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-out = []
-for drafter in ("none", "auto"):
-    options = dict(dtype="float32", skip_tokenizer_init=True, num_pages=64, strict=True)
-    llm = LLM(model=sys.argv[2], drafter=drafter, **options)
-    out.append(list(llm.generate([prompt], params)[0].outputs[0].token_ids))
-    llm.check()
-print(json.dumps(out))
-"""
-"""Imports everything that is left and completes a prompt. Arguments: package, checkpoint, the deleted drafter or rule,
-and the options that only it had."""
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Forks]:
+    """They import Stride themselves, and find imported what it imports."""
+    with forks(["fastapi", "numba", "torch._dynamo", "transformers.generation", "triton", "xgrammar"]) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="module")
@@ -344,20 +319,17 @@ def test_options_alone() -> None:
 @pytest.mark.parametrize(
     ("package", "name"), [*(("draft", name) for name in folders()), *(("verify", name) for name in rule_folders())]
 )
-def test_deleting_one_breaks_nothing_else(package: str, name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_deleting_one_breaks_nothing_else(
+    package: str, name: str, tiny_checkpoint: Path, programs: Forks, tmp_path: Path
+) -> None:
     """Without the folder of a drafter or rule everything else imports, neither it nor its own options are listed, and
     prompts are completed."""
     copy = tmp_path / "stridelm"
-    # With the compiled kernels that lie beside their source: compiling them anew would take most of the time.
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc", "*.safetensors"))
+    # With what lies compiled beside its source: to compile it anew would take most of the time.
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     shutil.rmtree(copy / package / name)
-    run = subprocess.run(
-        [sys.executable, "-c", SURVIVORS, str(copy), str(tiny_checkpoint), name, *options_alone(package, name)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = str(copy), str(tiny_checkpoint), name, *options_alone(package, name)
+    run = programs.run("support.checks.survivors", *arguments, path=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     plain, automatic = json.loads(run.stdout.splitlines()[-1])
     assert len(plain) == 6

@@ -4,9 +4,9 @@ Triton compiles for it, with the assembler that it ships.
 Run as a process of its own, since it changes both for good: rehearses a start, and prints as JSON how many kernels it
 launched, how many of them were then compiled, and how many tensors without memory are left.
 
-    python -m support.doubles.absent_gpu CONFIG DIRECTORY COMPILED
+    python -m support.doubles.absent_gpu CONFIG GUARD COMPILED
 
-CONFIG: fields of EngineConfig as JSON. DIRECTORY: for temporary files. COMPILED: how many kernels to compile.
+CONFIG: fields of EngineConfig as JSON. GUARD: a library made by `compile_guard`. COMPILED: how many kernels to compile.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ class Driver:
         return GPUTarget("cuda", 90, 32)
 
 
-def install(directory: Path) -> None:
+def compile_guard(directory: Path) -> Path:
+    source, library = directory / "guard.cpp", directory / "guard.so"
+    source.write_text(GUARD)
+    folders = [*(f"-I{path}" for path in include_paths()), *(f"-L{path}" for path in library_paths())]
+    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, *folders, "-lc10", "-o", library], check=True)
+    return library
+
+
+def install(guard: str) -> None:
     if torch.version.cuda is None:
-        source, library = directory / "guard.cpp", directory / "guard.so"
-        source.write_text(GUARD)
-        folders = [*(f"-I{path}" for path in include_paths()), *(f"-L{path}" for path in library_paths())]
-        subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, *folders, "-lc10", "-o", library], check=True)
-        ctypes.CDLL(str(library))
+        ctypes.CDLL(guard)
     driver.set_active(Driver())
     answers: dict[str, Any] = {
         "device_count": 1,
@@ -95,7 +99,7 @@ class Few(start._Workers):
 
 
 def main() -> None:
-    install(Path(sys.argv[2]))
+    install(sys.argv[2])
     Few.left = int(sys.argv[3])
     start._Workers = Few  # type: ignore[misc]
     start.compile_ahead(EngineConfig(**json.loads(sys.argv[1])))

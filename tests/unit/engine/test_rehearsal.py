@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import stridelm
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import write_eagle
+from support.doubles.forks import forks
 from support.oracles.models import VARIANTS
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -28,24 +26,31 @@ pytestmark = [
 BASE = {"device": "cuda:0", "dtype": "bfloat16", "num_pages": 256, "max_num_seqs": 4, "max_num_batched_tokens": 128}
 
 
-def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict[str, int]:
-    """What support/doubles/absent_gpu.py prints."""
+Rehearse = Callable[..., dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearse]:
+    """rehearse(directory, config, compiled=0): what support/doubles/absent_gpu.py prints. directory: where kernels are
+    kept."""
+    from support.doubles.absent_gpu import compile_guard  # where triton is installed
+
+    guard = compile_guard(tmp_path_factory.mktemp("guard"))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    package = str(Path(stridelm.__path__[0]).parent)
-    environment |= {"TRITON_CACHE_DIR": str(directory / "kernels"), "PYTHONPATH": package}
-    command = [sys.executable, "-m", "support.doubles.absent_gpu", json.dumps(BASE | config), str(directory)]
-    run = subprocess.run(
-        [*command, str(compiled)],
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "could not be compiled ahead" not in run.stderr, run.stderr[-3000:]
-    found: dict[str, int] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    imported = ["torch._dynamo", "torch.utils.cpp_extension", "transformers.generation", "transformers.models.auto"]
+    imported += ["stridelm.engine.start", "stridelm.engine.rehearsal", "stridelm.kernels.triton_step"]
+    with forks(imported, environment) as programs:
+
+        def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict[str, int]:
+            arguments = json.dumps(BASE | config), str(guard), str(compiled)
+            cache = {"TRITON_CACHE_DIR": str(directory / "kernels")}
+            run = programs.run("support.doubles.absent_gpu", *arguments, environment=cache)
+            assert run.returncode == 0, run.stderr[-3000:]
+            assert "could not be compiled ahead" not in run.stderr, run.stderr[-3000:]
+            found: dict[str, int] = json.loads(run.stdout.splitlines()[-1])
+            return found
+
+        yield rehearse
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,9 @@ def rehearse(directory: Path, config: dict[str, Any], compiled: int = 0) -> dict
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_start_is_rehearsed(
+    checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """With any drafter and rule. No cache of the process may keep a tensor without memory: an engine that starts later
     would compute with it."""
     target = checkpoint("qwen3", tie_word_embeddings=True)
@@ -76,7 +83,7 @@ def test_a_start_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, o
 
 @pytest.mark.parametrize(("kind", "quantization"), [("qwen2_moe", None), ("qwen3_moe", None), ("qwen3_moe", "fp8")])
 def test_a_mixture_is_rehearsed(
-    checkpoint: Callable[..., Path], tmp_path: Path, kind: str, quantization: str | None
+    checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path, kind: str, quantization: str | None
 ) -> None:
     """Which experts are chosen is not known, and nothing asks."""
     options = {"drafter": "none", "deterministic": True, "quantization": quantization}
@@ -85,7 +92,7 @@ def test_a_mixture_is_rehearsed(
     assert found["left"] == 0
 
 
-def test_expanded_latents_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_expanded_latents_are_rehearsed(checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path) -> None:
     """Long chunks launch kernels of their own, in models whose keys are as wide as their values."""
     launched = []
     for width in (12, 16):
@@ -97,7 +104,9 @@ def test_expanded_latents_are_rehearsed(checkpoint: Callable[..., Path], tmp_pat
 
 
 @pytest.mark.parametrize("rows", [128, 1024])
-def test_layers_that_share_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, rows: int) -> None:
+def test_layers_that_share_are_rehearsed(
+    checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path, rows: int
+) -> None:
     """With an assistant, and in steps of so many rows that those which decide nothing stop early."""
     target = checkpoint("gemma4_text", **VARIANTS["gemma4_text"]["shared-with-inputs"])
     head = write_assistant(tmp_path / "head", target)
@@ -108,7 +117,9 @@ def test_layers_that_share_are_rehearsed(checkpoint: Callable[..., Path], tmp_pa
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path, form: str) -> None:
+def test_a_quantised_checkpoint_is_rehearsed(
+    checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path, form: str
+) -> None:
     """Its headers say which matrices are in eight bits, although no weights are read."""
     path = write_fp8(tmp_path / "stored", checkpoint("deepseek_v3"), form)
     found = rehearse(tmp_path, {"model": str(path), "drafter": "none"})
@@ -116,7 +127,9 @@ def test_a_quantised_checkpoint_is_rehearsed(checkpoint: Callable[..., Path], tm
     assert found["left"] == 0
 
 
-def test_layers_of_several_formats_are_rehearsed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_layers_of_several_formats_are_rehearsed(
+    checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path
+) -> None:
     """A layer in another format than an earlier one of the same shape launches kernels of its own, whichever of them
     is the first."""
     launched = {}
@@ -132,7 +145,7 @@ def test_layers_of_several_formats_are_rehearsed(checkpoint: Callable[..., Path]
     assert launched[0] == launched[1] > launched[None]
 
 
-def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path) -> None:
     """For the device, on other threads; in a second process there is nothing left to compile."""
     config = {"model": str(checkpoint("qwen3", tie_word_embeddings=True)), "drafter": "none"}
     assert rehearse(tmp_path, config, compiled=6)["compiled"] == 6
@@ -140,6 +153,6 @@ def test_kernels_are_compiled_and_kept(checkpoint: Callable[..., Path], tmp_path
     assert rehearse(tmp_path, config, compiled=6)["compiled"] == 0
 
 
-def test_what_cannot_start_compiles_nothing(tmp_path: Path) -> None:
+def test_what_cannot_start_compiles_nothing(rehearse: Rehearse, tmp_path: Path) -> None:
     """The start itself says why."""
     assert rehearse(tmp_path, {"model": str(tmp_path / "nothing")}) == {"launched": 0, "compiled": 0, "left": 0}
