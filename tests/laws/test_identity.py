@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stridelm import SamplingParams
+from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
 from support.checks.identity import (
     FEATURES,
@@ -64,6 +64,21 @@ def stands(checkpoint: Callable[..., Path]) -> Callable[[str, str], Stand]:
     return get
 
 
+@pytest.fixture(scope="module")
+def engines(stands: Callable[[str, str], Stand]) -> Callable[[str, str, int], LLM]:
+    """engines(model, dtype, page size): an engine that remembers nothing of earlier requests, made once per module."""
+    made: dict[tuple[str, str, int], LLM] = {}
+
+    def get(model: str, dtype: str, page_size: int) -> LLM:
+        key = model, dtype, page_size
+        if key not in made:
+            made[key] = stands(model, dtype).llm(page_size=page_size)
+        made[key].engine.forget()
+        return made[key]
+
+    return get
+
+
 def turn(values: tuple[Any, ...], *of: object) -> Any:
     """One of the values; the same test gets the same one on every machine."""
     return random.Random(repr(of)).choice(values)
@@ -71,7 +86,13 @@ def turn(values: tuple[Any, ...], *of: object) -> Any:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("drafter", "depth"), [*cases(), *((TREE, d) for d in ("one", "default", "deepest"))])
-def test_alone(stands: Callable[[str, str], Stand], drafter: str, depth: str, temperature: float) -> None:
+def test_alone(
+    stands: Callable[[str, str], Stand],
+    engines: Callable[[str, str, int], LLM],
+    drafter: str,
+    depth: str,
+    temperature: float,
+) -> None:
     """A request by itself emits the same with every drafter at every depth, in every dtype and model that it serves."""
     kinds = {model: stands(model, "float32").target for model in MODELS}
     unable = {model: reason for model, target in kinds.items() if (reason := DRAFTERS.get(drafter).why_not(target))}
@@ -81,7 +102,7 @@ def test_alone(stands: Callable[[str, str], Stand], drafter: str, depth: str, te
         stand = stands(model, dtype)
         kind = speculation(stand, drafter, depth)
         feature = turn(tuple(FEATURES), drafter, depth, temperature, model, dtype)
-        check_alone(stand, kind, temperature, feature, page_size=turn(PAGES, feature, dtype))
+        check_alone(stand, kind, temperature, feature, llm=engines(model, dtype, turn(PAGES, feature, dtype)))
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
