@@ -109,6 +109,39 @@ def _patch_once() -> None:
     interpreter._patch_lang = patched
 
 
+def _drop_unread_checks() -> None:
+    """Triton computes whether each sum of integers overflows, a third of a kernel's time, and then looks at the answer
+    only if it debugs."""
+    from triton.language.semantic import TritonSemantic
+
+    check = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def checked(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
+        if self.builder.options.debug:
+            check(self, lhs, rhs, operation)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = checked
+
+
+def _keep_types() -> None:
+    """Triton makes a table of all types each time it looks for numpy's of one of its own."""
+    from triton.language import pointer_type
+    from triton.runtime import interpreter
+
+    library = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def numpys(of: Any) -> Any:
+        scalar = of.scalar
+        if isinstance(scalar, pointer_type):
+            return library(scalar)
+        if scalar.name not in known:
+            known[scalar.name] = library(scalar)
+        return known[scalar.name]
+
+    interpreter._get_np_dtype = numpys
+
+
 if ON:
     with contextlib.suppress(ImportError):  # without triton, the tests report that themselves
         _make_products()
@@ -116,3 +149,5 @@ if ON:
         _lay_sums()
         _teach_numpy()
         _patch_once()
+        _drop_unread_checks()
+        _keep_types()
