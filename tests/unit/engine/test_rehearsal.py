@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import stridelm
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import write_eagle
@@ -37,6 +38,7 @@ def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearse]:
 
     guard = compile_guard(tmp_path_factory.mktemp("guard"))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(stridelm.__path__[0]).parent)
     imported = ["torch._dynamo", "torch.utils.cpp_extension", "transformers.generation", "transformers.models.auto"]
     imported += ["stridelm.engine.start", "stridelm.engine.rehearsal", "stridelm.kernels.triton_step"]
     with forks(imported, environment) as programs:
