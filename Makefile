@@ -9,6 +9,7 @@
 #   make audit   known vulnerabilities of what Stride runs on
 #   make bench   measure the drafters against plain decoding
 #   make setup   only install, with the development tools and the pre-commit hooks
+#   make install  only install, with what every target needs
 #
 # PYTHON    the interpreter that .venv is made with (3.10 to 3.13)
 # PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
@@ -34,7 +35,7 @@ USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 SITE     := $(VENV)/.installed-site
 
-.PHONY: demo test test-processors fuzz check docs audit format bench setup clean
+.PHONY: demo test test-processors fuzz check docs audit format bench setup install clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
@@ -73,6 +74,8 @@ bench: $(USE)
 
 setup: $(DEVELOP)
 	@if [ -d .git ]; then $(BIN)/pre-commit install; fi
+
+install: $(DEVELOP) $(SITE)
 
 clean:
 	rm -rf $(VENV)
