@@ -102,7 +102,8 @@ def test_alone(
         stand = stands(model, dtype)
         kind = speculation(stand, drafter, depth)
         feature = turn(tuple(FEATURES), drafter, depth, temperature, model, dtype)
-        check_alone(stand, kind, temperature, feature, llm=engines(model, dtype, turn(PAGES, feature, dtype)))
+        which = [turn((0, 1), dtype, model, temperature, depth, drafter)]
+        check_alone(stand, kind, temperature, feature, which, llm=engines(model, dtype, turn(PAGES, feature, dtype)))
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

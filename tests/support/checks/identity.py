@@ -166,10 +166,18 @@ def check_crowd(stand: Stand, temperature: float, features: Sequence[str], **opt
     raise AssertionError("no request was preempted with any seed")
 
 
-def check_alone(stand: Stand, kind: dict[str, Any], temperature: float, feature: str, **options: Any) -> int:
-    """One drafter, one request at a time. Returns the number of accepted guesses."""
+def check_alone(
+    stand: Stand,
+    kind: dict[str, Any],
+    temperature: float,
+    feature: str,
+    which: Sequence[int] = (0, 1),
+    **options: Any,
+) -> int:
+    """One drafter, one request at a time, with these of two prompts. Returns the number of accepted guesses."""
     total = 0
-    for prompt in prompts(stand, 2, seed=3):
+    both = prompts(stand, 2, seed=3)
+    for prompt in (both[index] for index in which):
         job = Job(prompt, sampling(stand, prompt, temperature, feature), kind)
         total += accepted(check_identity(stand, [job], **options))
     return total
