@@ -12,7 +12,7 @@ corpus and no GPU: it runs a few steps on the package's own source, to check tha
 A head has at most 4 MB in bfloat16. The MTP module has the shape of the model's own blocks: 1.8M parameters. The
 EAGLE-3 head drafts the 2,048 most frequent of 4,096 tokens, 95% of Python text; it has 4 query heads, one key/value
 head and an MLP of 304: 2.0M parameters, of which 0.4M project the model's states and 0.8M are output rows.
-The frozen_kv head, two layers of 192 over the last layer's keys and values, has 2.0M, of which 0.8M are output rows:
+The frozen_kv head, two layers of 192 over the last layer's keys and values, has 1.9M, of which 0.8M are output rows:
 
     PYTHONPATH=src python recipes/builtin/heads.py --stages frozen_kv --corpus .corpus/corpus.tar.xz \
         --work /tmp/heads --parts /tmp/parts

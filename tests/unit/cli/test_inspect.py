@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from stridelm.builtin import builtin_path
 from stridelm.cache.layout import bytes_per_token
 from stridelm.cli import main as entry_point
 from stridelm.draft import DRAFTERS
+from stridelm.draft.whose import heads_of
 from stridelm.models import MODELS, loader
 from stridelm.models.files import DTYPES
 from stridelm.verify import RULES
@@ -104,6 +106,15 @@ def test_every_drafter_says_whether_it_can(speaking: Path, inspect: Inspect) -> 
     with_id = inspect(speaking, "--mask-token-id", "299")
     assert next(d for d in with_id["drafters"] if d["name"] == "mask")["usable"]
     assert (with_id["auto"], with_id["mask_token_ids"]) == ("mask", [299])
+
+
+def test_heads_in_the_model_s_directory_can_draft(inspect: Inspect) -> None:
+    """All that lie beside the built-in model, without being named. Which is tried first does not follow from that."""
+    facts = inspect(builtin_path())
+    able = {drafter["name"] for drafter in facts["drafters"] if drafter["usable"]}
+    heads = heads_of(builtin_path(), ())
+    assert list(heads) == ["mtp", "eagle", "frozen_kv"] and heads.keys() <= able
+    assert facts["auto"] == "hybrid"
 
 
 def test_kinds_of_attention_on_the_screen(

@@ -27,7 +27,7 @@ from support.doubles.bounds import BOUNDS as ON_BOUNDS
 from support.doubles.bounds import bounds_registered
 from support.doubles.replays import replays
 
-HEADS = {"mtp": "mtp", "eagle": "eagle3"}
+HEADS = {"mtp": "mtp", "eagle": "eagle3", "frozen_kv": "frozen_kv"}
 """Drafters of the built-in model with weights of their own, and where those are."""
 LOGGER = "stridelm.engine.check_drafting"
 
@@ -39,21 +39,21 @@ def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built_in(**options: Any) -> Engine:
-    """The built-in model; if it drafts with `mtp`, its other head is named too."""
+    """The built-in model; if it drafts with `mtp`, its EAGLE-3 head is named too."""
     named = {"drafter_model": lying_beside("eagle")} if options["drafter"] == "mtp" else {}
     return Engine(EngineConfig(device="cpu", **{**named, **options}))
 
 
 @pytest.mark.parametrize("drafter", HEADS)
 def test_heads_that_fit_are_told_of(drafter: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Starting an engine logs what was accepted, of its own head first and then of the one that was named, and warns of
+    """Starting an engine logs what was accepted, of its own head first and then of those that were named, and warns of
     nothing."""
     caplog.set_level(logging.INFO, LOGGER)
-    (other,) = HEADS.keys() - {drafter}
-    start(EngineConfig(device="cpu", drafter=drafter, drafter_model=lying_beside(other)))
+    others = [name for name in HEADS if name != drafter]
+    start(EngineConfig(device="cpu", drafter=drafter, drafter_model=[lying_beside(other) for other in others]))
     records = of_the_check(caplog)
-    assert [record.levelno for record in records] == [logging.INFO] * 2
-    for name, record in zip((drafter, other), records, strict=True):
+    assert [record.levelno for record in records] == [logging.INFO] * len(HEADS)
+    for name, record in zip((drafter, *others), records, strict=True):
         assert f"drafter {name}: " in record.getMessage() and "first guesses accepted" in record.getMessage()
 
 

@@ -15,7 +15,7 @@ from stridelm.text.tokenizer import Tokenizer
 from support.doubles.server import PROMPT, Served, llm, offline
 
 SPECULATIONS: list[Any] = [
-    *("off", "ngram", "suffix", "eagle"),
+    *("off", "ngram", "suffix", "eagle", "frozen_kv"),
     *({"drafter": "mtp", "depth": 2}, {"drafter": "mask", "depth": 1}, {"drafter": "mtp", "depth": "auto"}),
 ]
 

@@ -203,7 +203,7 @@ def test_facts(served: Served) -> None:
         facts = client.get("/playground/facts").json()
     assert (facts["model"], facts["drafter"], facts["acceptance"]) == ("built-in", "hybrid", "exact")
     assert facts["context"] == 512 and facts["depth"] > 0
-    assert set(facts["drafters"]) == {"eagle", "hybrid", "mtp", "mask", "ngram", "suffix"}
+    assert set(facts["drafters"]) == {"eagle", "frozen_kv", "hybrid", "mtp", "mask", "ngram", "suffix"}
     rules = {rule["name"]: rule for rule in facts["rules"]}
     assert set(rules) == {"exact", "rejection", "block", "trust"}
     assert [name for name, rule in rules.items() if not rule["lossless"]] == ["trust"]

@@ -29,6 +29,7 @@ SPECULATIONS: list[Any] = [
     "ngram",
     "suffix",
     "eagle",
+    "frozen_kv",
     {"drafter": "mtp", "depth": 3},
     {"drafter": "mask", "depth": 3},
     {"drafter": "mask", "depth": 3, "acceptance": "trust"},
