@@ -102,6 +102,7 @@ def test_everything_is_given_back() -> None:
         source = memory()
         free, _ = torch.cuda.mem_get_info(CUDA)
         backing = source.reserve(256 * source.chunk, 128 * source.chunk)
+        assert free - torch.cuda.mem_get_info(CUDA)[0] >= 128 * source.chunk
         view = backing.bytes[: source.chunk].view(torch.float32)
         del backing, source
         gc.collect()
