@@ -12,7 +12,7 @@ from stridelm.cli.explain import CAUSES, explained, read_trace
 
 COMMAND = ["generate", "--prompt", "def f(x):", "--max-tokens", "40", "--ignore-eos", "--drafter", "mtp"]
 
-CHOSEN = {"probe", "chosen", "behind", "ending"}
+CHOSEN = {"prompt", "probe", "chosen", "behind", "ending"}
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,13 @@ def test_every_step_has_its_reason(trace: Path) -> None:
     lines = list(read_trace(trace))
     causes = [line["reason"]["cause"] for line in lines]
     assert {"probe", "chosen"} <= set(causes) <= CHOSEN
+    assert causes[0] == "prompt", "a head has not seen the prompt before the step that ends it"
     for line in lines:
         reason = line["reason"]
         assert 0 <= line["depth"] <= reason["levels"] == 3
+        if reason["cause"] == "prompt":
+            assert not line["depth"]
+            continue
         assert reason["chances"] == sorted(reason["chances"], reverse=True) and len(reason["chances"]) == 3
         assert reason["least"] is None or reason["cause"] != "probe"
         assert reason["least"] is not None or reason["cause"] != "chosen"
@@ -50,7 +54,7 @@ def test_a_fixed_depth_was_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     assert entry_point.main([*COMMAND, "--depth", "2", "--trace", str(file)]) == 0
     causes = {line["reason"]["cause"] for line in read_trace(file)}
-    assert causes <= {"asked", "ending"} and "asked" in causes
+    assert causes <= {"prompt", "asked", "ending"} and "asked" in causes
 
 
 def test_what_drafted(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ async def _watch(report: Path) -> None:
         elif turn <= longest:
             continue
         longest = max(longest, turn)
-        report.write_text(str(longest), encoding="utf-8")
+        written = report.with_suffix(".new")  # who reads meanwhile must not find it empty
+        written.write_text(str(longest), encoding="utf-8")
+        written.replace(report)
 
 
 sys.meta_path.insert(0, Watch())
