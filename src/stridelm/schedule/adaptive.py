@@ -116,7 +116,7 @@ class Adaptive:
             self._beside = None
         elif self._beside is None:
             readers = self.acceptance.read(requests)
-            self._beside = self._best(readers, sum(map(first_row, requests)), others.joining)
+            self._beside = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
         depths, probe = self._decide(requests, others)
         if probe is not None:
             load = self._load(len(requests))
@@ -252,27 +252,36 @@ class Adaptive:
         elif probed is not None:
             load.interval = min(2 * load.interval, LATEST)
 
-    def _best(self, readers: Readers, context: int, joining: int = 0) -> tuple[int, float]:
-        """(depth, least chance) with the highest rate; or, if others are to join these requests, with the most tokens
-        beyond those that its seconds are worth. Others are taken to be like these."""
-        known, count = readers.known, len(readers.places_R)
-        deepest = deepest_of(known.requests_P, readers.places_R)
-        chances_RD = self.acceptance.chances(readers, deepest, hoped=not joining)
-        about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
-        least_T = self._thresholds(worth(*about, chances_RD), count, deepest)
-        rows_TD, tokens_TD, depths_TD = choices(*about, chances_RD, least_T)
-        if joining:
-            times = 1 + joining / count
-            seconds_TD = self._seconds(count + joining, times * rows_TD, depths_TD, int(times * context))
-            worth_of_second = float((times * tokens_TD / seconds_TD).max())
-            # A step with prompts is not padded.
-            gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
-        else:
-            gained_TD = tokens_TD / self._seconds(count, rows_TD, depths_TD, context)
-        place, chosen = divmod(int(gained_TD.argmax()), deepest + 1)
-        if not joining:
-            self.figures.gain = float(gained_TD[place, chosen] / gained_TD[0, 0])
+    def _best(self, readers: Readers, context: int) -> tuple[int, float]:
+        """(depth, least chance) with the highest rate."""
+        least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
+        rate_TD = tokens_TD / self._seconds(len(readers.places_R), rows_TD, depths_TD, context)
+        place, chosen = divmod(int(rate_TD.argmax()), rate_TD.shape[1])
+        self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
         return chosen, float(least_T[place])
+
+    def _best_beside(self, readers: Readers, context: int, joining: int) -> tuple[int, float]:
+        """(depth, least chance) with the most tokens beyond those that its seconds are worth, if so many others are to
+        join these requests. They are taken to be like these."""
+        count = len(readers.places_R)
+        least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers, hoped=False)
+        times = 1 + joining / count
+        seconds_TD = self._seconds(count + joining, times * rows_TD, depths_TD, int(times * context))
+        worth_of_second = float((times * tokens_TD / seconds_TD).max())
+        # A step with prompts is not padded.
+        gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
+        place, chosen = divmod(int(gained_TD.argmax()), gained_TD.shape[1])
+        return chosen, float(least_T[place])
+
+    def _choices(self, readers: Readers, *, hoped: bool = True) -> tuple[np.ndarray, ...]:
+        """[T] least chances to consider, and with each, to each depth, [T, D + 1] a step's rows, weighted tokens and
+        depth. hoped: as in `Acceptance.chances`."""
+        known = readers.known
+        deepest = deepest_of(known.requests_P, readers.places_R)
+        chances_RD = self.acceptance.chances(readers, deepest, hoped=hoped)
+        about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
+        least_T = self._thresholds(worth(*about, chances_RD), len(readers.places_R), deepest)
+        return least_T, *choices(*about, chances_RD, least_T)
 
     def _seconds(self, requests: int, rows_TD: np.ndarray, depths_TD: np.ndarray, context: int) -> np.ndarray:
         """Of steps that only decode, whose rows may be padded. Changes rows_TD to what they are padded to."""

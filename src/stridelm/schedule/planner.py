@@ -112,11 +112,10 @@ class Planner:
     def _ask(self, allocations: list[Allocation], others: Others) -> None:
         """Ask the depth policy for those requests that decide and that it was not asked for yet."""
         free = [each for each in allocations if each.decides and not each.request.all_or_nothing]
-        new = [each for each in free if each.allowed is None]
-        for each in new:
-            if is_unseen(each.request, each.real):
+        for each in free:
+            if each.allowed is None and is_unseen(each.request, each.real):
                 each.allowed = 0
-        new = [each for each in new if each.allowed is None]
+        new = [each for each in free if each.allowed is None]
         if new:
             others = replace(others, asked=len(free) - len(new))
             depths = self.depths.depths([each.request for each in new], others)
