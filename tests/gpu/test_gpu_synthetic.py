@@ -10,6 +10,7 @@ import pytest
 
 from stridelm import SamplingParams
 from support.checks.identity import prompts
+from support.checks.step_lengths import step_lengths
 from support.doubles.stand import Job, Stand
 from support.gpu import NEEDS_GPU
 
@@ -17,19 +18,17 @@ pytestmark = NEEDS_GPU
 LENGTH = 48
 
 
-def step_lengths(stand: Stand, rule: str, temperature: float) -> list[list[int]]:
+def lengths_of(stand: Stand, rule: str, temperature: float) -> list[list[int]]:
     """Tokens per step of each request, except its last: near the end, a host that knows the length drafts less."""
     kind: dict[str, Any] = {"drafter": "mask", "depth": 3, "acceptance": rule}
     engine = stand.llm().engine
-    counts: dict[str, list[int]] = {}
+    requests = []
     for i, prompt in enumerate(prompts(stand, 6)):
         params = SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=i, ignore_eos=True, speculation=kind)
-        counts[engine.add(str(i), prompt, params).id] = []
-    while engine.busy:
-        for output in engine.step():
-            counts[output.request.id].append(len(output.new_token_ids))
+        requests.append(engine.add(str(i), prompt, params))
+    lengths = step_lengths(engine, requests)
     assert engine.capture is None or engine.capture._graphs
-    return [steps[:-1] for steps in counts.values()]
+    return [steps[:-1] for steps in lengths]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -37,7 +36,7 @@ def step_lengths(stand: Stand, rule: str, temperature: float) -> list[list[int]]
 def test_as_on_a_cpu(checkpoint: Callable[..., Path], rule: str, temperature: float) -> None:
     """Mask drafts are full from the second step on, so only seed and position decide how many tokens a step emits."""
     path = checkpoint("qwen3", tie_word_embeddings=True)
-    here, there = (step_lengths(Stand(path, "float32", device), rule, temperature) for device in ("cpu", "cuda"))
+    here, there = (lengths_of(Stand(path, "float32", device), rule, temperature) for device in ("cpu", "cuda"))
     assert here == there and any(length > 1 for steps in here for length in steps)
 
 

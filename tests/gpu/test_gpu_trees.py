@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from stridelm import LLM, SamplingParams
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_eagle, write_modules
 from support.checkpoints.models import write
+from support.checks.step_lengths import step_lengths
 from support.checks.watch import VOCAB, engine, prompts
 from support.gpu import NEEDS_GPU
 
@@ -51,11 +53,9 @@ def test_as_on_a_cpu(tmp_path: Path, drafter: str, kind: str, temperature: float
 
 def said_by_step(llm: LLM, params: SamplingParams) -> list[tuple[list[int], list[int]]]:
     """Of four requests, the tokens, and how many of them each step emitted that began before the end was near."""
-    engine, lengths = llm.engine, dict[str, list[int]]()
-    requests = [engine.add(str(number), prompt, params) for number, prompt in enumerate(prompts(4))]
-    while engine.busy:
-        for output in engine.step():
-            emitted = lengths.setdefault(output.request.id, [])
-            if sum(emitted) < NEAR_THE_END:
-                emitted.append(len(output.new_token_ids))
-    return [(request.output_ids, lengths[request.id]) for request in requests]
+    requests = [llm.engine.add(str(number), prompt, params) for number, prompt in enumerate(prompts(4))]
+    early = []
+    for lengths in step_lengths(llm.engine, requests):
+        began = accumulate(lengths, initial=0)
+        early.append([length for length, emitted in zip(lengths, began) if emitted < NEAR_THE_END])
+    return [(request.output_ids, lengths) for request, lengths in zip(requests, early, strict=True)]
