@@ -137,7 +137,8 @@ def assert_same(got: RequestOutput, wanted: RequestOutput, label: object = "") -
     assert len(got.outputs) == len(wanted.outputs)
     for ours, theirs in zip(got.outputs, wanted.outputs):
         said = (ours.token_ids, ours.finish_reason, ours.stop_reason)
-        assert said == (theirs.token_ids, theirs.finish_reason, theirs.stop_reason), label
+        wanted_said = (theirs.token_ids, theirs.finish_reason, theirs.stop_reason)
+        assert said == wanted_said, f"{said} instead of {wanted_said}: {label}"
         _assert_same_logprobs(ours.logprobs, theirs.logprobs, label)
         states, others = ours.hidden_states, theirs.hidden_states
         if states is None or others is None:
