@@ -16,7 +16,7 @@ from support.checkpoints.models import SMALL_OF
 
 SIZES = {
     "hidden_size": 64,
-    "intermediate_size": 160,
+    "intermediate_size": 192,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 32,

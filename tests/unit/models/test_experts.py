@@ -41,7 +41,7 @@ def test_chosen_products(rows: int, skewed: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_one_call_for_all_experts(activation: str) -> None:
     """The same bits as one expert after another, whatever the number of rows that an expert has and of threads."""
-    case, ops = Case(100, 7, 3, 96, 64, torch.bfloat16, skewed=True), ops_for(CPU, torch.bfloat16)
+    case, ops = Case(100, 7, 3, 128, 192, torch.bfloat16, skewed=True), ops_for(CPU, torch.bfloat16)
     products = chosen_experts(case.gate_up, case.down, 7, deterministic=True)
     if not (isinstance(products, PackedExperts) and products.few):
         pytest.skip("this CPU has no kernel for few rows that compiled code could call")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from stridelm.kernels.host import simd
 from stridelm.kernels.host.product import FewRows
 from stridelm.models.layers import products
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
@@ -72,9 +73,9 @@ def test_few_rows(shape: tuple[int, int]) -> None:
     """Where our kernel for few rows is chosen, its bits are the library's at every number of rows that it takes."""
     weight, bias = weights(1, *shape, torch.bfloat16, "cpu")
     product = PackedProduct(weight)
-    few = few_rows(product, weight.shape, biased=True)
+    few = few_rows(PackedProduct, product, weight.shape, biased=True)
     if few is None:
-        pytest.skip("this CPU has no AMX, or oneDNN packs the weight in another way")
+        pytest.skip("this CPU has neither AMX nor AVX512-BF16, or oneDNN packs the weight in another way")
     x = rows(1, few.max_rows, shape[0], torch.bfloat16, "cpu")
     for count in range(1, few.max_rows + 1):
         assert torch.equal(few(x[:count], bias), product(x[:count], weight, bias))
@@ -88,7 +89,7 @@ def test_a_layer_of_few_outputs_takes_it(monkeypatch: pytest.MonkeyPatch) -> Non
     nn.init.normal_(layer.weight)
     set_products(layer, deterministic=True)
     if not (isinstance(layer.product, PackedProduct) and layer.product.few):
-        pytest.skip("this CPU has no AMX, or oneDNN packs the weight in another way")
+        pytest.skip("this CPU has neither AMX nor AVX512-BF16, or oneDNN packs the weight in another way")
     ran: list[int] = []
     call = FewRows.__call__
 
@@ -97,9 +98,10 @@ def test_a_layer_of_few_outputs_takes_it(monkeypatch: pytest.MonkeyPatch) -> Non
         return call(self, x, bias)
 
     monkeypatch.setattr(FewRows, "__call__", spied)
-    for count in (1, 4, 5, 16, 40):
+    counts = (1, 4, 5, 16, 40)
+    for count in counts:
         layer(rows(0, count, 96, torch.bfloat16, "cpu"))
-    assert ran == [1, 4]
+    assert ran == [count for count in counts if count <= simd.ROWS and count * 1024 <= simd.FEW]
 
 
 @native
@@ -113,7 +115,7 @@ def test_another_packing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return found and FewRows(found.weight[::-1].copy(), found.outputs)
 
     monkeypatch.setattr(FewRows, "of", moved)
-    layer = Linear(96, 64).to(torch.bfloat16).requires_grad_(False)
+    layer = Linear(96, 128).to(torch.bfloat16).requires_grad_(False)
     set_products(layer, deterministic=True)
     assert isinstance(layer.product, PackedProduct)
     assert layer.product.few is None

@@ -23,6 +23,8 @@ PAIRS = 16
 """Pairs of inputs in a block: a tile has 64 bytes per row."""
 OUTPUTS = 32
 """Outputs in a block, in two tiles."""
+FEW = 4096
+"""Outputs of all rows together, up to which a product by itself is faster than oneDNN's: it rounds them one by one."""
 
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 _SUMS, _ROWS, _WEIGHTS = (0, 1), 2, (3, 4)
@@ -30,7 +32,7 @@ _SUMS, _ROWS, _WEIGHTS = (0, 1), 2, (3, 4)
 
 
 @cache
-def has_amx() -> bool:
+def is_available() -> bool:
     """Whether this CPU has AMX for bfloat16, and the operating system lets this process use it."""
     supported = getattr(torch.cpu, "_is_amx_tile_supported", bool)() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return bool(supported and torch.cpu._init_amx())

@@ -1,4 +1,4 @@
-"""Products of few rows with the experts that they have chosen, by AMX, in one call.
+"""Products of few rows with the experts that they have chosen, in one call.
 
 Rows of the same expert form groups, each as tall as a tile at most; threads share the blocks of all groups (team.py).
 Parts and bits are those of product.py and rows.py.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from stridelm.kernels.host import amx
+from stridelm.kernels.host import simd
 from stridelm.kernels.host.address import words
 from stridelm.kernels.host.arithmetic import follow_torch, in_order, kernel
 from stridelm.kernels.host.memory import NO_BIAS, array
@@ -36,7 +36,7 @@ def group(chosen_P, experts):
         firsts_E[expert + 1] += 1
     groups = 0
     for expert in range(experts):
-        groups += (firsts_E[expert + 1] + amx.ROWS - 1) // amx.ROWS
+        groups += (firsts_E[expert + 1] + simd.ROWS - 1) // simd.ROWS
         firsts_E[expert + 1] += firsts_E[expert]
     pairs_P, next_E = np.empty(len(chosen_P), np.int64), firsts_E.copy()
     for pair in range(len(chosen_P)):
@@ -44,8 +44,8 @@ def group(chosen_P, experts):
         next_E[chosen_P[pair]] += 1
     groups_G3, made = np.empty((groups, 3), np.int64), 0
     for expert in range(experts):
-        for first in range(firsts_E[expert], firsts_E[expert + 1], amx.ROWS):
-            count = min(amx.ROWS, firsts_E[expert + 1] - first)
+        for first in range(firsts_E[expert], firsts_E[expert + 1], simd.ROWS):
+            count = min(simd.ROWS, firsts_E[expert + 1] - first)
             groups_G3[made, 0], groups_G3[made, 1], groups_G3[made, 2] = expert, first, count
             made += 1
     return pairs_P, groups_G3
@@ -62,60 +62,60 @@ def _run(threads, board, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, acti
 def _work(team, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, activation, scratch, parts_PH):
     """One thread's part."""
     rows_PH, inner_PI = scratch
-    width, inner, pair_inputs = x_NH.shape[1], inner_PI.shape[1], 2 * amx.PAIRS
+    width, inner, pair_inputs = x_NH.shape[1], inner_PI.shape[1], 2 * simd.PAIRS
     for place in tasks_of(team, 0, len(pairs_P)):
         row = pairs_P[place] // each
         for i in range(width):
             rows_PH[place, i] = x_NH[row, i]
-    sums = np.empty((amx.ROWS, amx.OUTPUTS), np.float32)
-    both = np.empty((amx.ROWS, 2 * amx.OUTPUTS), np.uint16)
-    blocks, configured = inner // amx.OUTPUTS, 0
+    sums = np.empty((simd.ROWS, simd.OUTPUTS), np.float32)
+    both = np.empty((simd.ROWS, 2 * simd.OUTPUTS), np.uint16)
+    blocks, configured = inner // simd.OUTPUTS, 0
     for task in tasks_of(team, 1, len(groups_G3) * blocks):
         number, block = task // blocks, task % blocks
         expert, first, count = groups_G3[number, 0], groups_G3[number, 1], groups_G3[number, 2]
         if configured != count:
-            amx.configure(amx.configuration(count))
+            simd.configure(simd.configuration(count))
             configured = count
-        weight = words(gate_up_E[expert], (2 * blocks, width // pair_inputs, amx.PAIRS, amx.OUTPUTS))
+        weight = words(gate_up_E[expert], (2 * blocks, width // pair_inputs, simd.PAIRS, simd.OUTPUTS))
         x, out = rows_PH[first : first + count], inner_PI[first : first + count]
         multiply_block(block, x, weight, NO_BIAS, sums, both[:count], 0)
-        multiply_block(blocks + block, x, weight, NO_BIAS, sums, both[:count], amx.OUTPUTS)
+        multiply_block(blocks + block, x, weight, NO_BIAS, sums, both[:count], simd.OUTPUTS)
         for row in range(count):
             if activation == 0:
-                silu_row(row, both, out, block * amx.OUTPUTS)
+                silu_row(row, both, out, block * simd.OUTPUTS)
             elif activation == 1:
-                gelu_tanh_row(row, both, out, block * amx.OUTPUTS)
+                gelu_tanh_row(row, both, out, block * simd.OUTPUTS)
             else:
-                gelu_row(row, both, out, block * amx.OUTPUTS)
-    blocks = width // amx.OUTPUTS
+                gelu_row(row, both, out, block * simd.OUTPUTS)
+    blocks = width // simd.OUTPUTS
     for task in tasks_of(team, 2, len(groups_G3) * blocks):
         number, block = task // blocks, task % blocks
         expert, first, count = groups_G3[number, 0], groups_G3[number, 1], groups_G3[number, 2]
         if configured != count:
-            amx.configure(amx.configuration(count))
+            simd.configure(simd.configuration(count))
             configured = count
-        weight = words(down_E[expert], (blocks, inner // pair_inputs, amx.PAIRS, amx.OUTPUTS))
+        weight = words(down_E[expert], (blocks, inner // pair_inputs, simd.PAIRS, simd.OUTPUTS))
         multiply_block(block, inner_PI[first : first + count], weight, NO_BIAS, sums, both[:count], 0)
         for row in range(count):
-            for i in range(amx.OUTPUTS):
-                parts_PH[pairs_P[first + row], block * amx.OUTPUTS + i] = both[row, i]
-    amx.release()
+            for i in range(simd.OUTPUTS):
+                parts_PH[pairs_P[first + row], block * simd.OUTPUTS + i] = both[row, i]
+    simd.release()
 
 
 class FewRowsOfExperts:
     """The packed matrices of all experts. They share memory with what they were made of, which must be kept."""
 
     def __init__(self, gate_up: Sequence[FewRows], down: Sequence[FewRows]) -> None:
-        """Widths are multiples of a block's outputs."""
+        """Gate, up and down each begin with a block."""
+        assert gate_up[0].splits_into(2) and down[0].splits_into(1)
         self.inner, self.width = gate_up[0].outputs // 2, down[0].outputs
-        assert self.inner % amx.OUTPUTS == self.width % amx.OUTPUTS == 0
         self.gate_up, self.down = (np.array([each.address for each in some]) for some in (gate_up, down))
 
     @classmethod
     def run_once(cls, x_NH: torch.Tensor, chosen_NK: torch.Tensor) -> None:
         """Compile what `__call__` runs."""
-        block = np.zeros((2, 1, amx.PAIRS, amx.OUTPUTS), np.uint32)
-        gate_up, down = FewRows(block, 2 * amx.OUTPUTS), FewRows(block[:1], amx.OUTPUTS)
+        block = np.zeros((2, 1, simd.PAIRS, simd.OUTPUTS), np.uint32)
+        gate_up, down = FewRows(block, 2 * simd.OUTPUTS), FewRows(block[:1], simd.OUTPUTS)
         cls([gate_up, gate_up], [down, down])(x_NH, chosen_NK, ACTIVATIONS[0])
 
     def __call__(self, x_NH: torch.Tensor, chosen_NK: torch.Tensor, activation: str) -> torch.Tensor:

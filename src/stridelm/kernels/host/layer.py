@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 from numba import prange
 
-from stridelm.kernels.host import amx
+from stridelm.kernels.host import simd
 from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
 from stridelm.kernels.host.arithmetic import in_order, kernel
 from stridelm.kernels.host.attention import attend_tile
@@ -117,8 +117,8 @@ def _work(team, scratch, call_F, tables, sight):
     rows, width, eps = call_F[ROWS], call_F[WIDTH], np.int32(call_F[EPS]).view(np.float32)
     x_NC, delta_NC = halves(call_F[X], (rows, width)), halves(call_F[DELTA], (rows, width))
     positions_N = integers(call_F[POSITIONS], (rows,))
-    sums, normed = np.empty((rows, amx.OUTPUTS), np.float32), scratch[0, : rows * width].reshape((rows, width))
-    amx.configure(amx.configuration(rows))
+    sums, normed = np.empty((rows, simd.OUTPUTS), np.float32), scratch[0, : rows * width].reshape((rows, width))
+    simd.configure(simd.configuration(rows))
     phase = 0
     for layer in range(len(layers_LF)):
         about, stored = layers_LF[layer], stored_LF[layer]
@@ -131,7 +131,7 @@ def _work(team, scratch, call_F, tables, sight):
         _gate(team, phase + 6, normed, about, sums, gated)
         _multiply(team, phase + 7, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
         phase += PHASES
-    amx.release()
+    simd.release()
     if call_F[NORM]:
         normed = halves(call_F[NORMED], (rows, width))
         _norm(team, phase, True, x_NC, delta_NC, halves(call_F[NORM], (width,)), eps, normed)
@@ -181,31 +181,31 @@ def _multiply(team, phase, x_NI, weight, bias, sums, out_NO):
     outputs = out_NO.shape[1]
     weight_OIPB, bias_O = _weights(weight, x_NI.shape[1], outputs), halves(bias, (outputs if bias else 0,))
     for block in tasks_of(team, phase, len(weight_OIPB)):
-        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * amx.OUTPUTS)
+        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * simd.OUTPUTS)
 
 
 @in_order
 def _gate(team, phase, x_NI, about, sums, out_NI):
     """The product with gate and up, and the gate: a task has a block of both."""
     (rows, width), activation = out_NI.shape, about[ACTIVATION]
-    both_N2B = np.empty((rows, 2 * amx.OUTPUTS), np.uint16)
+    both_N2B = np.empty((rows, 2 * simd.OUTPUTS), np.uint16)
     weight = _weights(about[GATE_UP], x_NI.shape[1], 2 * width)
     bias = halves(about[GATE_UP_BIAS], (2 * width if about[GATE_UP_BIAS] else 0,))
-    blocks = width // amx.OUTPUTS
+    blocks = width // simd.OUTPUTS
     for block in tasks_of(team, phase, blocks):
         multiply_block(block, x_NI, weight, bias, sums, both_N2B, 0)
-        multiply_block(blocks + block, x_NI, weight, bias, sums, both_N2B, amx.OUTPUTS)
+        multiply_block(blocks + block, x_NI, weight, bias, sums, both_N2B, simd.OUTPUTS)
         for row in range(rows):
             if activation == 0:
-                silu_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+                silu_row(row, both_N2B, out_NI, block * simd.OUTPUTS)
             elif activation == 1:
-                gelu_tanh_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+                gelu_tanh_row(row, both_N2B, out_NI, block * simd.OUTPUTS)
             else:
-                gelu_row(row, both_N2B, out_NI, block * amx.OUTPUTS)
+                gelu_row(row, both_N2B, out_NI, block * simd.OUTPUTS)
 
 
 @in_order
 def _weights(address, inputs, outputs):
     """A product's weight in blocks (product.py)."""
-    blocks = -(-outputs // amx.OUTPUTS)
-    return words(address, (blocks, inputs // (2 * amx.PAIRS), amx.PAIRS, amx.OUTPUTS))
+    blocks = -(-outputs // simd.OUTPUTS)
+    return words(address, (blocks, inputs // (2 * simd.PAIRS), simd.PAIRS, simd.OUTPUTS))

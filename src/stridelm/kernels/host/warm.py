@@ -12,8 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from stridelm.kernels.host import amx
-from stridelm.kernels.host.amx import has_amx
+from stridelm.kernels.host import simd
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.columns import NORMED, ROWS, THREADS
@@ -45,11 +44,11 @@ def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activat
 def compile_experts(ops: Ops, dtype: torch.dtype) -> None:
     """Run every kernel that a mixture of experts needs once on one row."""
     with _notice(f"experts in {dtype}: about ten seconds"):
-        row = torch.ones(1, 2 * amx.PAIRS, dtype=dtype)
+        row = torch.ones(1, 2 * simd.PAIRS, dtype=dtype)
         logits = scores(row, torch.ones(2, row.shape[1]), None)
         chosen, weights = ops.route(logits, Routing(num_experts=2, num_experts_per_tok=1))
         ops.combine(row[:, None], weights, row)
-        if dtype == torch.bfloat16 and has_amx():
+        if dtype == torch.bfloat16 and simd.is_available():
             FewRowsOfExperts.run_once(row, chosen)
 
 
@@ -97,7 +96,7 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
     where = pool_slots(first[None], 1), tiles(first, 1, 1), limits, bases
     seen = (*where, array(zero), sys.maxsize, np.float32(1))
     attend(array(q), array(keys), array(values), *seen, array(q))
-    if dtype == torch.bfloat16 and has_amx():
+    if dtype == torch.bfloat16 and simd.is_available():
         _run_layers_once()
 
 

@@ -86,7 +86,7 @@ class _Parts:
         linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         products = [few for few in map(_few, linears) if few is not None]
         plain = block.spec.plain and attention.spec.plain and attention.shard == mlp.shard == ONE
-        able = plain and len(products) == len(linears)
+        able = plain and len(products) == len(linears) and products[2].splits_into(2)
         return cls(block, attention, mlp, products) if able else None
 
     def row(self) -> list[int]:

@@ -2,8 +2,8 @@
 depend on the rows beside it, here: on how many others have chosen the same expert.
 
 - in turn: one expert after another, each with the rows that have chosen it, by a product that keeps bits;
-- packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout; with AMX, all experts in one call
-  unless they have hundreds of rows each;
+- packed: the same on a CPU in bfloat16, with each matrix in oneDNN's own layout; with instructions for it, all experts
+  in one call unless they have hundreds of rows each;
 - grouped: on a GPU in 16-bit precision, our kernels, which always add in the same order;
 - every: all rows through every expert. For a GPU in dtypes for which there is no kernel: which experts were chosen is
   not known on the host, and reading it could not be captured.
@@ -138,7 +138,7 @@ class PackedExperts:
 def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> FewRowsOfExperts | None:
     """One call for all experts, if there is a kernel for few rows of each matrix."""
     few = [[product.few for product in some if product.few is not None] for some in (gate_up, down)]
-    if len(few[0]) + len(few[1]) < 2 * len(down):
+    if len(few[0]) + len(few[1]) < 2 * len(down) or not (few[0][0].splits_into(2) and few[1][0].splits_into(1)):
         return None
     from stridelm.kernels.host.experts import FewRowsOfExperts
 

@@ -134,8 +134,6 @@ class PackedProduct:
     """The product with a bfloat16 CPU weight that was reordered once into oneDNN's own layout."""
 
     ROWS_HINT = 2
-    FEW_OUTPUTS = 4096
-    """Outputs of all rows, up to which our kernel is faster by itself: it rounds them one by one."""
     few: FewRows | None = None
     """Our kernel for few rows."""
 
@@ -143,9 +141,8 @@ class PackedProduct:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS_HINT)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        few, rows = self.few, x.shape[0]
-        if few is not None and rows <= few.max_rows and 0 < rows * few.outputs <= self.FEW_OUTPUTS:
-            return few(x, bias)
+        if self.few is not None and self.few.is_fast(x.shape[0]):
+            return self.few(x, bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
@@ -207,18 +204,19 @@ def _cancelling(
     return x, weight, torch.zeros(out, dtype=dtype) if biased else None
 
 
-def few_rows(product: PackedProduct, shape: torch.Size, biased: bool) -> FewRows | None:
-    """Our kernel for few rows of a packed weight, if it gives the product's bits: tried once per shape and number of
-    threads, which also shows whether oneDNN packs the weight as our kernel reads it."""
+def few_rows(way: Way, product: PackedProduct, shape: torch.Size, biased: bool) -> FewRows | None:
+    """Our kernel for few rows of a packed weight, if it gives the product's bits: tried once per way, shape and number
+    of threads, which also shows whether oneDNN packs the weight as our kernel reads it."""
     from stridelm.kernels.host.product import FewRows
 
     few = FewRows.of(product.packed, shape)
     if few is None:
         return None
-    key = (shape, biased, torch.get_num_threads())
+    key = (way, shape, biased, torch.get_num_threads())
     if key not in _AGREED:
         x, weight, bias = _cancelling(few.max_rows, shape, torch.bfloat16, biased)
-        tried = PackedProduct(weight)
+        tried = way(weight)
+        assert isinstance(tried, PackedProduct)
         ours = FewRows.of(tried.packed, shape)
         _AGREED[key] = ours is not None and all(
             torch.equal(ours(x[:count], bias), tried(x[:count], weight, bias)) for count in range(1, len(x) + 1)
@@ -226,7 +224,7 @@ def few_rows(product: PackedProduct, shape: torch.Size, biased: bool) -> FewRows
     return few if _AGREED[key] else None
 
 
-_AGREED: dict[tuple[torch.Size, bool, int], bool] = {}
+_AGREED: dict[tuple[Way, torch.Size, bool, int], bool] = {}
 
 
 def bfloat16_is_native() -> bool:
@@ -243,9 +241,10 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and bfloat16_is_native():
         asked = (weight.shape, weight.dtype, biased)
         ways = (way for way in _native_ways() if not deterministic or keeps_bits(way, *asked))
-        product = next(ways, _tiled)(weight)
+        way = next(ways, _tiled)
+        product = way(weight)
         if isinstance(product, PackedProduct):
-            product.few = few_rows(product, weight.shape, biased)
+            product.few = few_rows(way, product, weight.shape, biased)
         return product
     if runs_in_order(weight):
         return InOrderProduct(deterministic)

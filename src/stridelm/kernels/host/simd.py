@@ -1,0 +1,34 @@
+"""How this CPU multiplies rows by a packed bfloat16 weight in compiled code: by AMX's tiles (amx.py), else by vectors
+with AVX512-BF16 (avx512.py).
+
+Which one follows from what the compiler takes the CPU to be, and so does the place of cached kernels on disk: none of
+them is ever read by a CPU that needs the other.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from numba.core.registry import cpu_target
+
+from stridelm.kernels.host import amx, avx512
+
+_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+_UNIT: ModuleType = amx if "+amx-bf16" in _FEATURES else avx512
+
+ROWS: int = _UNIT.ROWS
+"""Most rows that are multiplied at once."""
+PAIRS: int = _UNIT.PAIRS
+"""Pairs of inputs in a block."""
+OUTPUTS: int = _UNIT.OUTPUTS
+"""Outputs in a block."""
+
+FEW: int = _UNIT.FEW
+"""Outputs of all rows together, up to which a product by itself is faster than oneDNN's."""
+
+is_available = _UNIT.is_available
+configuration = _UNIT.configuration
+configure = _UNIT.configure
+"""Each thread configures before it multiplies so many rows, and releases afterwards."""
+release = _UNIT.release
+multiply = _UNIT.multiply
