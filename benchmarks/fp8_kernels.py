@@ -35,7 +35,9 @@ def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor
 
 def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[[], object]]]:
     """Calls over copies of the weight that exceed the cache: ours, the rows' quantisation alone, and bfloat16's."""
-    from stridelm.kernels.fp8 import FUSED_ROWS, product, quantise
+    from stridelm.kernels.fp8 import FUSED_ROWS, product
+    from stridelm.kernels.quantise import quantise
+    from stridelm.kernels.row_forms import RowForm
     from stridelm.kernels.triton_rows import TritonOps
     from stridelm.models.layers.products import InOrderProduct
 
@@ -57,7 +59,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
 
     return {
         "fp8": [partial(ours, *pair) for pair in weights],
-        "quantise": [partial(quantise, x, True) for _ in weights],
+        "quantise": [partial(quantise, x, RowForm.BLOCKS) for _ in weights],
         "bfloat16": [partial(theirs, weight) for weight in wide],
     }
 

@@ -18,7 +18,17 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts, chosen_fp8_experts
 from support.checkpoints.fp8 import FORMS, write_fp8
-from support.checks.fp8 import Case, ExpertsCase, check_gated, check_product, check_quantised, check_tiles
+from support.checks.fp8 import (
+    Case,
+    ExpertsCase,
+    check_gated,
+    check_given_rows,
+    check_product,
+    check_quantised,
+    check_quantised_gate,
+    check_quantised_norms,
+    check_tiles,
+)
 from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs
 from support.checks.linear import check_row_bits
 from support.doubles.stand import Stand
@@ -43,6 +53,29 @@ PUBLISHED = [((4096, 1024, 1024), 4096), ((14336, 14336), 4096), ((4096,), 14336
 def test_quantised_rows(count: int, inputs: int, dtype: torch.dtype, form: str) -> None:
     """The kernel divides and rounds as the definition does, bit for bit."""
     check_quantised(count, inputs, form, dtype, "cuda")
+
+
+@by_form
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [
+        *((width, torch.bfloat16) for width in (48, 200, 1296, 2048, 4096, 7168)),
+        (1296, torch.float16),
+        (1296, torch.float32),
+    ],
+    ids=str,
+)
+def test_rows_are_quantised_where_they_are_made(width: int, dtype: torch.dtype, form: str) -> None:
+    """By norms and gates; a norm's own bits are the same whether or not it quantises."""
+    check_quantised_norms(TritonOps(), 33, width, form, dtype, "cuda")
+    check_quantised_gate(TritonOps(), 33, width, form, dtype, "cuda")
+
+
+@by_form
+@pytest.mark.parametrize("count", [1, 16, 33, 64])
+@pytest.mark.parametrize(("outs", "inputs"), [((200, 200), 336), ((14336, 14336), 4096)])
+def test_given_rows(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
+    check_given_rows(Case(count, inputs, outs, form, torch.bfloat16, "cuda"))
 
 
 @by_form
@@ -77,7 +110,7 @@ def test_bits_of_every_tile(outs: tuple[int, ...], inputs: int, form: str) -> No
 @pytest.mark.parametrize(("outs", "inputs"), PUBLISHED)
 def test_bits_of_any_number_of_rows(outs: tuple[int, ...], inputs: int, form: str) -> None:
     case = Case(2048, inputs, outs, form, torch.bfloat16, "cuda")
-    run = chosen(case.weight, deterministic=True)
+    run = chosen(case.weight, case.scale, deterministic=True)
     assert isinstance(run, FP8Product)
     counts = (1, 2, 7, 16, 17, 33, 64, 65, 100, 300, 1024, 2048)
     check_row_bits(lambda x: run(x, case.weight, case.scale, None), case.x, counts=counts)

@@ -1,4 +1,4 @@
-"""Matrix products of eight-bit floats (e4m3), and the quantisation of their rows.
+"""Matrix products of eight-bit floats (e4m3).
 
 A weight has a scale for every G rows and every 128 columns, and a row of x one for every 128 columns: the products of
 128 columns are summed by the tensor cores, multiplied by both scales and added in float32, first block to last. Or a
@@ -26,13 +26,14 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.plain_fp8 import BLOCK, LARGEST, LEAST, rows_per_scale
+from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile, can_tile, store_tile, tile_height
+from stridelm.kernels.products import Tile, can_tile, finished_tile, store_tile, tile_height
+from stridelm.kernels.quantise import destination, empty_rows, quantise, scale_of
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 """Of rows and results."""
-_LARGEST, _LEAST = tl.constexpr(LARGEST), tl.constexpr(LEAST)
 FUSED_ROWS = 64
 """Up to this many rows the gated product is one launch."""
 FEW_ROWS = 64
@@ -40,44 +41,6 @@ FEW_ROWS = 64
 MOST_PARTS = 8
 ADDED = 512
 """Outputs of which a program adds the parts."""
-COLUMNS = 1024
-"""That a program quantises at once."""
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _quantise_blocks_kernel(
-    x, q, scales, rows, inputs, blocks, C: tl.constexpr, K: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """Grid (rows, groups of C blocks). Scales are stored block by block, as tiles of rows read them."""
-    wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    block_C = tl.program_id(1) * C + tl.arange(0, C)
-    column_CK = block_C[:, None] * K + tl.arange(0, K)[None, :]
-    exists_CK = column_CK < inputs
-    x_CK = tl.load(x + row * inputs + column_CK, mask=exists_CK, other=0.0).to(tl.float32)
-    scale_C = tl.div_rn(tl.maximum(tl.max(tl.abs(x_CK), 1), _LEAST), _LARGEST)
-    tl.store(q + row * inputs + column_CK, tl.div_rn(x_CK, scale_C[:, None]).to(tl.float8e4nv), mask=exists_CK)
-    tl.store(scales + block_C.to(tl.int64) * rows + row, scale_C, mask=block_C < blocks)
-
-
-@triton.jit
-def _quantise_rows_kernel(x, q, scales, inputs, K: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid (rows,): one scale for the whole row, which is read twice."""
-    wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    column_K = tl.arange(0, K)
-    largest_K = tl.zeros([K], tl.float32)
-    for start in range(0, inputs, K):
-        exists_K = start + column_K < inputs
-        x_K = tl.load(x + row * inputs + start + column_K, mask=exists_K, other=0.0).to(tl.float32)
-        largest_K = tl.maximum(largest_K, tl.abs(x_K))
-    scale = tl.div_rn(tl.maximum(tl.max(largest_K, 0), _LEAST), _LARGEST)
-    for start in range(0, inputs, K):
-        exists_K = start + column_K < inputs
-        x_K = tl.load(x + row * inputs + start + column_K, mask=exists_K, other=0.0).to(tl.float32)
-        scaled_K = tl.div_rn(x_K, tl.zeros([K], tl.float32) + scale)
-        tl.store(q + row * inputs + start + column_K, scaled_K.to(tl.float8e4nv), mask=exists_K)
-    tl.store(scales + row, scale)
 
 
 @triton.jit(do_not_specialize=["rows", "each"])
@@ -88,6 +51,7 @@ def _product_kernel(
     weight_scales,
     bias,
     y,
+    y_scales,
     rows,
     inputs,
     outputs,
@@ -99,11 +63,13 @@ def _product_kernel(
     G: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     TALL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows, parts of the sum). ACTIVATION: as in products.py. A part is of `each`
-    blocks, and y has all rows of one part below those of another. TALL: the rows are the tall side of a tile."""
+    blocks, and y has all rows of one part below those of another. TALL: the rows are the tall side of a tile.
+    y_scales: if given, the result is rounded to DTYPE and quantised, a tile's outputs of a row by one scale."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -139,7 +105,16 @@ def _product_kernel(
     if TALL:
         sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)
-    store_tile(y, sums, up_sums, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+    if y_scales is None:
+        store_tile(y, sums, up_sums, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+    else:
+        made_BR = finished_tile(sums, up_sums, bias, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE).to(tl.float32)
+        exists_B = output_B < outputs
+        scale_R = scale_of(tl.max(tl.where(exists_B[:, None], tl.abs(made_BR), 0.0), 0))
+        q_BR = tl.div_rn(made_BR, tl.broadcast_to(scale_R[None, :], [B, R])).to(y.dtype.element_ty)
+        at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+        tl.store(at_BR, q_BR, mask=exists_B[:, None] & exists_R[None, :])
+        tl.store(y_scales + tl.program_id(0) * rows + row_R, scale_R, mask=exists_R)
 
 
 @triton.jit
@@ -201,27 +176,8 @@ def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
     return dtype in DTYPES and weight_OI.dtype == torch.float8_e4m3fn and can_tile(weight_OI)
 
 
-def quantise(x_NI: torch.Tensor, by_block: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x / scales in e4m3 [N, I], scales [S, N] in float32): of every BLOCK columns, or [1, N] of whole rows."""
-    rows, inputs = x_NI.shape
-    x_NI = x_NI.contiguous()
-    q_NI = torch.empty_like(x_NI, dtype=torch.float8_e4m3fn)
-    options = dependent(x_NI.device)
-    if not by_block:
-        scales = x_NI.new_empty(1, rows, dtype=torch.float32)
-        width = min(4 * COLUMNS, triton.next_power_of_2(inputs))
-        _quantise_rows_kernel[(rows,)](x_NI, q_NI, scales, inputs, width, num_warps=8, **options)
-        return q_NI, scales
-    blocks = triton.cdiv(inputs, BLOCK)
-    scales = x_NI.new_empty(blocks, rows, dtype=torch.float32)
-    each = min(COLUMNS // BLOCK, triton.next_power_of_2(blocks))
-    grid = (rows, triton.cdiv(blocks, each))
-    _quantise_blocks_kernel[grid](x_NI, q_NI, scales, rows, inputs, blocks, each, BLOCK, num_warps=4, **options)
-    return q_NI, scales
-
-
 def product(
-    x_NI: torch.Tensor,
+    x_NI: Rows,
     weight_OI: torch.Tensor,
     scale: torch.Tensor,
     bias_O: torch.Tensor | None,
@@ -230,41 +186,77 @@ def product(
     fast: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is. With an activation (of Ops.gate), O = 2 U and
-    the result is the gated product, [N, U].
+    """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is, if it is not yet. With an activation (of
+    Ops.gate), O = 2 U and the result is the gated product, [N, U].
 
     scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. fast: a row's bits may depend on how many rows
     are beside it. tile: if not given, `choose_tile`.
     """
-    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if activation else 1)
-    y = x_NI.new_empty(rows, outputs)
-    if not rows:
-        return y
-    blocks = scale.shape[1]
-    q_NI, scales = quantise(x_NI, by_block := blocks > 1)
-    tile = tile or choose_tile(rows, outputs, activation is not None, x_NI.device)
+    rows, outputs = x_NI.shape[0], weight_OI.shape[0] // (2 if activation else 1)
+    y = scale.new_empty(rows, outputs, dtype=x_NI.dtype)
+    if rows:
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, fast, tile)
+    return y
+
+
+def gated_product(
+    x_NI: Rows,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    activation: str,
+    *,
+    fast: bool = False,
+    tile: Tile | None = None,
+) -> QuantisedRows:
+    """What `product` returns with an activation, quantised by block. tile: of BLOCK outputs."""
+    rows, outputs = x_NI.shape[0], weight_OI.shape[0] // 2
+    y = empty_rows((rows, outputs), RowForm.BLOCKS, x_NI.dtype, scale.device)
+    if rows:
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, fast, tile)
+    return y
+
+
+def _launch(
+    x_NI: Rows,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    activation: str | None,
+    out: Rows,
+    fast: bool,
+    tile: Tile | None,
+) -> None:
+    (rows, inputs), outputs, device = x_NI.shape, out.shape[1], scale.device
+    x = x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form_of(scale))
+    assert x.form is form_of(scale) and x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
+    y, y_scales, each = destination(out, BLOCK)
+    tile = tile or choose_tile(rows, outputs, activation is not None, device, quantised=y_scales is not None)
+    assert y_scales is None or tile.outputs == each
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
-    parts, tall = _form(rows, tiles, steps, activation is not None, x_NI.device) if fast else (1, False)
-    sums = y if parts == 1 else x_NI.new_empty(parts, rows, outputs, dtype=torch.float32)
-    options = dependent(x_NI.device)
+    parts, tall = _form(rows, tiles, steps, activation is not None, device) if fast else (1, False)
+    sums = y if parts == 1 else y.new_empty(parts, rows, outputs, dtype=torch.float32)
+    options = dependent(device)
     _product_kernel[tiles, triton.cdiv(rows, tile.rows), parts](
-        TensorDescriptor(q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
-        scales,
+        TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
+        x.scales_SN,
         TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, BLOCK]),
         scale,
         bias_O if parts == 1 else None,
         sums,
+        y_scales,
         rows,
         inputs,
         outputs,
-        blocks,
+        scale.shape[1],
         triton.cdiv(steps, parts),
         tile.outputs,
         tile.rows,
         BLOCK,
         rows_per_scale(weight_OI.shape[0], scale.shape[0]),
-        by_block,
+        x.form is RowForm.BLOCKS,
         tall,
+        DTYPES[x.dtype],
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -273,7 +265,6 @@ def product(
     if parts > 1:
         grid = (rows, triton.cdiv(outputs, ADDED))
         _add_kernel[grid](sums, bias_O, y, rows, outputs, parts, ADDED, num_warps=4, **options)
-    return y
 
 
 def _form(rows: int, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
@@ -293,10 +284,13 @@ def parts_of(tiles: int, steps: int, device: torch.device) -> int:
 
 
 @cache
-def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory."""
+def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device, *, quantised: bool = False) -> Tile:
+    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory. quantised: a tile has all
+    outputs that share a scale."""
     height = tile_height(rows)
     many = outputs >= 128 * multiprocessors(device)
+    if quantised:
+        return Tile(BLOCK, height, BLOCK, warps=8, stages=6 if height < 64 else 4)
     if height == 128 and is_gated:
         return Tile(64, height, BLOCK, warps=4, stages=3)
     if height == 128:

@@ -17,9 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
-from stridelm.kernels.fp8 import quantise, scales_of_block, scales_of_outputs
-from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
+from stridelm.kernels.fp8 import scales_of_block, scales_of_outputs
+from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.products import Tile, store_tile
+from stridelm.kernels.quantise import quantise
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -122,11 +123,11 @@ def multiply(
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    q, scales = quantise(x, by_block := blocks > 1)
+    quantised = quantise(x, form_of(scale))
     tile = tile or choose_tile(order, activation is not None)
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
-        q,
-        scales,
+        quantised.q_NI,
+        quantised.scales_SN,
         TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [tile.outputs, BLOCK]),
         scale,
         order.pairs,
@@ -141,7 +142,7 @@ def multiply(
         tile.rows,
         BLOCK,
         rows_per_scale(weight.shape[0], scale.shape[0]),
-        by_block,
+        blocks > 1,
         order.pairs.shape[0] > 0,
         activation,
         num_warps=tile.warps,

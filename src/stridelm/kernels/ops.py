@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
+from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.values import LARGEST, number
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
@@ -211,6 +212,22 @@ class Ops(Protocol):
         self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + their sum, as `combine` rounds it; the norm of that). x is not overwritten."""
+        ...
+
+    def norm_quantised(
+        self,
+        x_NC: torch.Tensor,
+        weight_C: torch.Tensor,
+        eps: float,
+        form: RowForm,
+        delta: torch.Tensor | Parts | None = None,
+    ) -> tuple[torch.Tensor, QuantisedRows]:
+        """(x + delta, its norm), bit for bit what `norm`, `add_norm` or, with Parts, `combine_norm` return, but that
+        the norm is then quantised. delta [N, C] may be overwritten; x is not, and is returned if there is no delta."""
+        ...
+
+    def gate_quantised(self, gate_up_N2I: torch.Tensor, activation: str, form: RowForm) -> QuantisedRows:
+        """What `gate` returns, quantised."""
         ...
 
     def part_logits(

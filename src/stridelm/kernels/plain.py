@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from stridelm.kernels import entries
 from stridelm.kernels.ops import LatentRope, Parts, QKRope, Routing
+from stridelm.kernels.quantised_ops import QuantisesAfterwards
 
 
 # On a CPU F.gelu computes a single row, and the last numbers of a thread's share, with different arithmetic than the
@@ -163,7 +164,7 @@ def rotate(x_NHD: torch.Tensor, rope: QKRope | LatentRope) -> torch.Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
 
 
-class PlainOps:
+class PlainOps(QuantisesAfterwards):
     device: ClassVar[str | None] = None
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
         (torch.float16, torch.bfloat16, torch.float32, torch.float64),

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 LEAST = 1e-12
@@ -23,18 +25,19 @@ CHUNK = 1 << 24
 
 
 def plain_product(
-    x_NI: torch.Tensor,
+    x_NI: Rows,
     weight_OI: torch.Tensor,
     scale_QS: torch.Tensor,
     bias_O: torch.Tensor | None,
     by: Callable[..., torch.Tensor] = F.linear,
 ) -> torch.Tensor:
-    """x W^T + b in x's dtype, with x quantised and both widened to float32 (float64 if x is). Runs on any device.
+    """x W^T + b in x's dtype, with x quantised, if it is not yet, and both widened to float32 (float64 if x is). Runs
+    on any device.
 
     by: multiplies the widened matrices; a row's bits are as independent of other rows as this product's.
     """
     wide = torch.promote_types(x_NI.dtype, torch.float32)
-    x = quantised_rows(x_NI, by_block=scale_QS.shape[1] > 1, dtype=wide)
+    x = widened_rows(x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form_of(scale_QS)), wide)
     outputs, inputs = weight_OI.shape
     step = max(1, CHUNK // (inputs * BLOCK)) * BLOCK
     group = rows_per_scale(outputs, scale_QS.shape[0])
@@ -46,13 +49,27 @@ def plain_product(
     return (y if bias_O is None else y + bias_O.to(wide)).to(x_NI.dtype)
 
 
-def quantised_rows(x_NI: torch.Tensor, *, by_block: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What is left of x after quantisation. Scales are of BLOCK columns or of whole rows."""
+def form_of(scale_QS: torch.Tensor) -> RowForm:
+    """The form of the rows that a weight with these scales is multiplied by."""
+    return RowForm.BLOCKS if scale_QS.shape[1] > 1 else RowForm.WHOLE
+
+
+def quantise(x_NI: torch.Tensor, form: RowForm) -> QuantisedRows:
     width = x_NI.shape[1]
     x = x_NI.float()
-    x_NSK = F.pad(x, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK)) if by_block else x[:, None]
+    x_NSK = F.pad(x, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK)) if form is RowForm.BLOCKS else x[:, None]
     scale = _scale(x_NSK.abs().amax(-1, keepdim=True))
-    return ((x_NSK / scale).to(E4M3).to(dtype) * scale.to(dtype)).flatten(1)[:, :width]
+    q_NI = (x_NSK / scale).to(E4M3).flatten(1)[:, :width]
+    return QuantisedRows(q_NI.contiguous(), scale[..., 0].t().contiguous(), x_NI.dtype, form)
+
+
+def widened_rows(rows: QuantisedRows, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[N, I]: what is left of rows after quantisation."""
+    q_NI, scales_NS, width = rows.q_NI.to(dtype), rows.scales_SN.t().to(dtype), rows.shape[1]
+    if rows.form is RowForm.WHOLE:
+        return q_NI * scales_NS
+    q_NSK = F.pad(q_NI, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK))
+    return (q_NSK * scales_NS[..., None]).flatten(1)[:, :width]
 
 
 def widened(

@@ -51,19 +51,25 @@ class Tile:
 
 
 @triton.jit
-def store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIVATION: tl.constexpr):
-    """Add the bias, if there is one, apply the gate, if there is an ACTIVATION, and store to rows `row_R` of y. Gate
-    and up are first rounded, as if they had been stored."""
-    exists_B = output_B < outputs
+def finished_tile(sum_BR, up_BR, bias, output_B, outputs, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The tile with the bias, if there is one, and with the gate applied, if there is an ACTIVATION. Gate and up are
+    first rounded to `dtype`, as if they had been stored."""
     if bias is not None:
+        exists_B = output_B < outputs
         sum_BR += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
         if ACTIVATION is not None:
             up_BR += tl.load(bias + outputs + output_B, mask=exists_B, other=0.0).to(tl.float32)[:, None]
     if ACTIVATION is not None:
-        dtype = y.dtype.element_ty
         sum_BR = gated(sum_BR.to(dtype).to(tl.float32), up_BR.to(dtype).to(tl.float32), ACTIVATION)
+    return sum_BR
+
+
+@triton.jit
+def store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIVATION: tl.constexpr):
+    """Finish the tile and store it to rows `row_R` of y."""
+    sum_BR = finished_tile(sum_BR, up_BR, bias, output_B, outputs, y.dtype.element_ty, ACTIVATION)
     at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=exists_B[:, None] & exists_R[None, :])
+    tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=(output_B < outputs)[:, None] & exists_R[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -15,6 +15,8 @@ import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.ops import Parts
+from stridelm.kernels.quantise import destination, empty_rows, store_quantised
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 from stridelm.kernels.triton_router import weighted_sum
 
 VECTOR_BYTES = 16
@@ -28,11 +30,33 @@ def rms_scale(sum_of_squares, width: tl.constexpr, eps):
 
 
 @triton.jit
+def _store_normed(
+    normed_B, dtype: tl.constexpr, out, scales, row, column_B, C: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr
+):
+    """Round and store a row; with scales, quantise it (quantise.py): K of its columns share one."""
+    normed_B = normed_B.to(dtype)
+    if scales is None:
+        tl.store(out + row * C + column_B, normed_B, mask=column_B < C)
+    else:
+        store_quantised(normed_B, out, scales, row, 0, C, BLOCK, K)
+
+
+@triton.jit
 def _norm_kernel(
-    x, delta, weight, out, eps, C: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+    x,
+    delta,
+    weight,
+    out,
+    scales,
+    eps,
+    C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
-    one row of x to the next."""
+    one row of x to the next. scales, K: as in _store_normed."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
@@ -47,7 +71,8 @@ def _norm_kernel(
         tl.store(x + column_B, x_B, mask=exists_B)
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
-    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
+    normed_B = x_B * scale * weight_B.to(tl.float32)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, row, column_B, C, BLOCK, K)
 
 
 @triton.jit
@@ -59,14 +84,17 @@ def _combine_norm_kernel(
     weight,
     total,
     out,
+    scales,
     eps,
     C: tl.constexpr,
-    K: tl.constexpr,
+    PARTS: tl.constexpr,
     W: tl.constexpr,
     BLOCK: tl.constexpr,
+    K: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored."""
+    """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored. scales,
+    K: as in _store_normed."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
@@ -74,12 +102,13 @@ def _combine_norm_kernel(
     at_B = row * C + column_B
     x_B = tl.load(x + at_B, mask=exists_B, other=0.0)
     weight_B = tl.load(weight + column_B, mask=exists_B, other=0.0)
-    delta_B = weighted_sum(parts, weights, shared, row, column_B, exists_B, C, K, W, BLOCK).to(x.dtype.element_ty)
+    delta_B = weighted_sum(parts, weights, shared, row, column_B, exists_B, C, PARTS, W, BLOCK).to(x.dtype.element_ty)
     x_B = (x_B.to(tl.float32) + delta_B.to(tl.float32)).to(x.dtype.element_ty)
     tl.store(total + at_B, x_B, mask=exists_B)
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
-    tl.store(out + at_B, x_B * scale * weight_B.to(tl.float32), mask=exists_B)
+    normed_B = x_B * scale * weight_B.to(tl.float32)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, row, column_B, C, BLOCK, K)
 
 
 @triton.jit
@@ -108,24 +137,40 @@ def _add_normed_kernel(
 
 
 def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+    out_NC = x_NC.new_empty(x_NC.shape)
+    _norm(x_NC, delta_NC, weight_C, eps, out_NC)
+    return out_NC
+
+
+def norm_quantised(
+    x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float, form: RowForm
+) -> QuantisedRows:
+    """What `norm` returns, quantised."""
+    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device)
+    _norm(x_NC, delta_NC, weight_C, eps, out)
+    return out
+
+
+def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float, out: Rows) -> None:
     rows, width = x_NC.shape
     apart = starts_whole(x_NC)
     x_NC = x_NC if apart else whole(x_NC)
-    out_NC = x_NC.new_empty(rows, width)
     block = triton.next_power_of_2(width)
+    out_NC, scales_SN, each = destination(out, block)
     _norm_kernel[(rows,)](
         x_NC,
         delta_NC,
         whole(weight_C),
         out_NC,
+        scales_SN,
         eps,
         width,
         x_NC.stride(0) if apart else width,
         block,
+        each,
         num_warps=warps(block),
         **dependent(x_NC.device),
     )
-    return out_NC
 
 
 def add_normed(
@@ -160,9 +205,23 @@ def combine_norm(
     of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.combine_norm`."""
+    out_NC = x_NC.new_empty(x_NC.shape)
+    return _combine_norm(of, x_NC, weight_C, eps, out_NC), out_NC
+
+
+def combine_norm_quantised(
+    of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float, form: RowForm
+) -> tuple[torch.Tensor, QuantisedRows]:
+    """The same, with the norm quantised."""
+    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device)
+    return _combine_norm(of, x_NC, weight_C, eps, out), out
+
+
+def _combine_norm(of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float, out: Rows) -> torch.Tensor:
     rows, width = x_NC.shape
-    total_NC, out_NC = x_NC.new_empty(rows, width), x_NC.new_empty(rows, width)
+    total_NC = x_NC.new_empty(rows, width)
     block = triton.next_power_of_2(width)
+    out_NC, scales_SN, each = destination(out, block)
     _combine_norm_kernel[(rows,)](
         whole(of.parts_NKC),
         of.weights_NW.contiguous(),
@@ -171,15 +230,17 @@ def combine_norm(
         whole(weight_C),
         total_NC,
         out_NC,
+        scales_SN,
         eps,
         width,
         of.parts_NKC.shape[1],
         of.weights_NW.shape[1],
         block,
+        each,
         num_warps=warps(block),
         **dependent(x_NC.device),
     )
-    return total_NC, out_NC
+    return total_NC
 
 
 def warps(numbers: int) -> int:

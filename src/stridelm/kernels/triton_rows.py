@@ -20,14 +20,18 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import LatentRope, QKRope
+from stridelm.kernels.ops import LatentRope, Parts, QKRope
 from stridelm.kernels.part_logits import part_logits
 from stridelm.kernels.plain_fp8 import LARGEST
+from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 from stridelm.kernels.triton_norms import (
     add_normed,
     combine_norm,
+    combine_norm_quantised,
     is_whole,
     norm,
+    norm_quantised,
     rms_scale,
     starts_whole,
     warps,
@@ -58,14 +62,16 @@ def _gate_kernel(
     gate,
     up,
     out,
+    scales,
     WIDTH: tl.constexpr,
     UP_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    K: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N, blocks of columns). WIDTH: I. Without `up`, rows of `gate` are twice as long and have it too. UP_STRIDE:
-    from one row of `up` to the next."""
+    from one row of `up` to the next. With scales, rows are quantised (quantise.py): K columns share one."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +84,12 @@ def _gate_kernel(
         up += row * UP_STRIDE
     gate_B = tl.load(gate + column_B, mask=exists_B, other=0.0).to(tl.float32)
     up_B = tl.load(up + column_B, mask=exists_B, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + column_B, gated(gate_B, up_B, ACTIVATION), mask=exists_B)
+    made_B = gated(gate_B, up_B, ACTIVATION)
+    if scales is None:
+        tl.store(out + row * WIDTH + column_B, made_B, mask=exists_B)
+    else:
+        made_B = made_B.to(gate.dtype.element_ty)
+        store_quantised(made_B, out, scales, row, tl.program_id(1) * BLOCK, WIDTH, BLOCK, K)
 
 
 @triton.jit
@@ -272,21 +283,33 @@ class TritonOps:
     ) -> torch.Tensor:
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // (2 if up_NI is None else 1)
         out_NI = gate_up_N2I.new_empty(rows, width)
-        block = min(GATE_COLUMNS, triton.next_power_of_2(width))
         if up_NI is not None and not starts_whole(up_NI):
             up_NI = whole(up_NI)
-        _gate_kernel[rows, triton.cdiv(width, block)](
-            whole(gate_up_N2I),
-            up_NI,
-            out_NI,
-            width,
-            0 if up_NI is None else up_NI.stride(0),
-            block,
-            activation,
-            num_warps=warps(block),
-            **dependent(gate_up_N2I.device),
-        )
+        _gate(gate_up_N2I, activation, up_NI, out_NI)
         return out_NI
+
+    def norm_quantised(
+        self,
+        x_NC: torch.Tensor,
+        weight_C: torch.Tensor,
+        eps: float,
+        form: RowForm,
+        delta: torch.Tensor | Parts | None = None,
+    ) -> tuple[torch.Tensor, QuantisedRows]:
+        if isinstance(delta, Parts):
+            return combine_norm_quantised(delta, x_NC, weight_C, eps, form)
+        if delta is None:
+            return x_NC, norm_quantised(x_NC, None, weight_C, eps, form)
+        total_NC, x_NC = whole(delta), whole(x_NC)  # the sum is written over delta, and x may be the caller's
+        return total_NC, norm_quantised(total_NC, x_NC, weight_C, eps, form)
+
+    def gate_quantised(self, gate_up_N2I: torch.Tensor, activation: str, form: RowForm) -> QuantisedRows:
+        if form is RowForm.WHOLE:  # no program has a whole row
+            return quantise(self.gate(gate_up_N2I, activation), form)
+        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
+        out = empty_rows((rows, width), form, gate_up_N2I.dtype, gate_up_N2I.device)
+        _gate(gate_up_N2I, activation, None, out)
+        return out
 
     def rope_and_store(
         self,
@@ -370,3 +393,22 @@ class TritonOps:
             **dependent(q_NHK.device),
         )
         return out_NHK
+
+
+def _gate(gate_up: torch.Tensor, activation: str, up_NI: torch.Tensor | None, out: Rows) -> None:
+    rows, width = out.shape
+    block = min(GATE_COLUMNS, triton.next_power_of_2(width))
+    out_NI, scales_SN, each = destination(out, block)
+    _gate_kernel[rows, triton.cdiv(width, block)](
+        whole(gate_up),
+        up_NI,
+        out_NI,
+        scales_SN,
+        width,
+        0 if up_NI is None else up_NI.stride(0),
+        block,
+        each,
+        activation,
+        num_warps=warps(block),
+        **dependent(gate_up.device),
+    )

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from stridelm.kernels.fp8 import product, quantise
-from stridelm.kernels.ops import Ops, Routing
+from stridelm.kernels import plain_fp8
+from stridelm.kernels.fp8 import gated_product, product
+from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.plain_fp8 import quantised_rows
 from stridelm.kernels.products import Tile
+from stridelm.kernels.quantise import quantise
+from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
@@ -75,18 +77,71 @@ class Case:
 
 
 Run = Callable[..., torch.Tensor]
+ROW_FORMS = {"block": RowForm.BLOCKS, "channel": RowForm.WHOLE}
 
 
 def check_quantised(count: int, inputs: int, form: str, dtype: torch.dtype, device: str) -> None:
     """The kernel's numbers and scales are those of the definition, bit for bit; zeros stay zeros."""
     case = Case(count, inputs, (64,), form, dtype, device)
     case.x[-1] = 0
-    by_block = form == "block"
-    q, scales = quantise(case.x, by_block)
-    width = BLOCK if by_block else inputs
-    each = scales.t().repeat_interleave(width, 1)[:, :inputs]
-    assert torch.equal(q.float() * each, quantised_rows(case.x, by_block=by_block))
-    assert not bool(q[-1].float().any())
+    got = quantise(case.x, ROW_FORMS[form])
+    check_same(got, plain_fp8.quantise(case.x, ROW_FORMS[form]))
+    width = BLOCK if form == "block" else inputs
+    each = got.scales_SN.t().repeat_interleave(width, 1)[:, :inputs]
+    assert torch.equal(got.q_NI.float() * each, rows_by_definition(case.x.double(), form).float())
+    assert torch.equal(got.q_NI.float() * each, plain_fp8.widened_rows(got))
+    assert not bool(got.q_NI[-1].float().any())
+
+
+def check_same(got: QuantisedRows, wanted: QuantisedRows) -> None:
+    """Bit for bit."""
+    assert (got.dtype, got.form, got.shape) == (wanted.dtype, wanted.form, wanted.shape)
+    assert torch.equal(got.q_NI.view(torch.uint8), wanted.q_NI.view(torch.uint8))
+    assert torch.equal(got.scales_SN, wanted.scales_SN)
+
+
+def check_quantised_norms(ops: Ops, count: int, width: int, form: str, dtype: torch.dtype, device: str) -> None:
+    """What a norm makes is quantised as if it had been stored, whatever is added first; so is the sum stored."""
+    x, delta = (Case(count, width, (64,), form, dtype, device).x * factor for factor in (1, 3))
+    weight, kept = noise(3, width, dtype=dtype, device=device), x.clone()
+    x[-1], kept[-1], delta[-1] = 0, 0, 0
+    parts = noise(4, count, 3, width, dtype=dtype, device=device)
+    of = Parts(parts, noise(5, count, 3, dtype=torch.float32, device=device).abs(), delta)
+    asked = weight, 1e-5, ROW_FORMS[form]
+    total, got = ops.norm_quantised(x, *asked)
+    assert torch.equal(total, kept)
+    check_same(got, quantise(ops.norm(x, weight, 1e-5), asked[2]))
+    for given, (wanted, normed) in (
+        (delta.clone(), ops.add_norm(delta.clone(), x, weight, 1e-5)),
+        (of, ops.combine_norm(of, x, weight, 1e-5)),
+    ):
+        total, got = ops.norm_quantised(x, *asked, given)
+        assert torch.equal(total, wanted) and torch.equal(x, kept)
+        check_same(got, quantise(normed, asked[2]))
+
+
+def check_quantised_gate(ops: Ops, count: int, width: int, form: str, dtype: torch.dtype, device: str) -> None:
+    x = Case(count, 2 * width, (64,), form, dtype, device).x
+    for activation in ("silu", "gelu_tanh"):
+        got = ops.gate_quantised(x, activation, ROW_FORMS[form])
+        check_same(got, quantise(ops.gate(x, activation), ROW_FORMS[form]))
+
+
+def check_given_rows(case: Case) -> None:
+    """Rows that are already quantised give the bits of rows that are not, and what the gate makes may be quantised."""
+    case.x *= case.x.shape[1] ** -0.5  # in 16 bits the gated product would overflow
+    rows = quantise(case.x, ROW_FORMS[case.form])
+    for fast in (False, True):
+        for bias in (None, case.bias):
+            asked = case.weight, case.scale, bias
+            assert torch.equal(product(rows, *asked, fast=fast), product(case.x, *asked, fast=fast))
+            wanted = quantise(product(case.x, *asked, "silu"), RowForm.BLOCKS)
+            got = gated_product(rows, *asked, "silu")
+            check_same(got, wanted)
+        fast_rows = gated_product(rows, case.weight, case.scale, None, "silu", fast=fast)
+        dense = product(rows, case.weight, case.scale, None, "silu", fast=fast)
+        close = plain_fp8.widened_rows(fast_rows) - dense.float()
+        assert float(close.abs().max()) <= 2**-4 * float(dense.abs().max())
 
 
 def check_product(case: Case, run: Run = product) -> None:

@@ -12,14 +12,26 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.fp8 import can_multiply, choose_tile, parts_of, product
+from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import BLOCK, plain_product, quantised, rows_per_scale, widened
+from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import of_every_expert
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
 from support.checkpoints.fp8 import FORMS, by_definition
 from support.checks.compiled import compiled
-from support.checks.fp8 import Case, ExpertsCase, check_gated, check_product, check_quantised, check_tiles
+from support.checks.fp8 import (
+    Case,
+    ExpertsCase,
+    check_gated,
+    check_given_rows,
+    check_product,
+    check_quantised,
+    check_quantised_gate,
+    check_quantised_norms,
+    check_tiles,
+)
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import noise
 from support.doubles.interpreter import INTERPRETED
@@ -36,6 +48,24 @@ by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("count", "inputs"), [(1, 128), (5, 200), (3, 2064), (2, 9000)])
 def test_quantised_rows(count: int, inputs: int, dtype: torch.dtype, form: str) -> None:
     check_quantised(count, inputs, form, dtype, "cpu")
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("count", "width"), [(1, 48), (5, 200), (3, 1296)])
+def test_rows_are_quantised_where_they_are_made(count: int, width: int, dtype: torch.dtype, form: str) -> None:
+    """By norms and gates, in Triton and in torch: less than a block, blocks and a part of one, several programs."""
+    for ops in (kind() for kind in (TritonOps, PlainOps, HostOps) if dtype in kind.dtypes):
+        check_quantised_norms(ops, count, width, form, dtype, "cpu")
+        check_quantised_gate(ops, count, width, form, dtype, "cpu")
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize(("count", "out"), [(1, 128), (5, 200), (40, 72)])
+def test_given_rows(count: int, out: int, form: str) -> None:
+    check_given_rows(Case(count, 336, (out, out), form, torch.float16))
 
 
 @by_form
@@ -156,7 +186,7 @@ def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     """For compute capability 9.0 all products compile to instructions on e4m3, and no register is spilt."""
     kernels = compiled("fp8_compiles", tmp_path)
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
-    assert len(products) == 24 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
+    assert len(products) == 30 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
     assert not any(kernel["spills"] for kernel in kernels)
 

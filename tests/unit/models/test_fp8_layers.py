@@ -8,15 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="triton is not installed")
+
 from stridelm import LLM, SamplingParams
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
+from stridelm.kernels import fp8, triton_rows
+from stridelm.kernels.plain_fp8 import form_of
+from stridelm.kernels.quantise import quantise
+from stridelm.kernels.row_forms import QuantisedRows, RowForm
+from stridelm.kernels.triton_rows import TritonOps
+from stridelm.models.layers.attention import Attention, HeadsSpec
+from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format, FP8Product
 from stridelm.models.layers.linear import Linear, set_products
+from stridelm.models.layers.mlp import GatedMLPSpec
+from stridelm.models.layers.rope import Ropes, RopeSpec
 from stridelm.models.layers.slots import WHOLE, Split
 from stridelm.models.loader import fill, screaming
 from support.checkpoints.fp8 import SCALES, by_definition, write_fp8
 from support.checkpoints.heads import write_modules
 from support.checks.linear import check_row_bits, rows
 from support.checks.row_ops import noise
+from support.doubles.interpreter import INTERPRETED
 from support.oracles.fp8 import rows_by_definition, widened
 
 FORMS = {"block": BY_BLOCK, "channel": BY_CHANNEL}
@@ -103,3 +115,56 @@ def test_mtp_modules(checkpoint: Callable[..., Path], tmp_path: Path, form: str)
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         plain = LLM(str(target), drafter="none", skip_tokenizer_init=True, num_pages=40).generate([3, 4, 5], params)
         assert llm.generate([3, 4, 5], params)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+
+
+@INTERPRETED
+@by_form
+@pytest.mark.parametrize("rows_of_step", [5, 70])
+def test_norms_and_gates_quantise_for_their_readers(
+    monkeypatch: pytest.MonkeyPatch, rows_of_step: int, form: str
+) -> None:
+    """The bits of a block are those of rows that are quantised where they are read. By block, only attention's own
+    result has a launch for that; a gate is applied to whole rows by no program, so by channel the MLP's has one too."""
+    block = quantised_block(form)
+    x = rows(5, rows_of_step, 256, torch.float32, "cpu")
+    launches: list[int] = []
+
+    def recorded(x: torch.Tensor, form: RowForm) -> QuantisedRows:
+        launches.append(x.shape[1])
+        return quantise(x, form)
+
+    for module in (fp8, triton_rows):
+        monkeypatch.setattr(module, "quantise", recorded)
+
+    def run() -> torch.Tensor:
+        launches.clear()
+        stream = Stream(x.clone(), TritonOps(), 1e-6)
+        stream.add(x.flip(0))
+        for _ in range(2):
+            block(stream, torch.arange(rows_of_step), lambda layer, inputs: inputs.qkv_NXD[:, :4])
+        return stream.settle()
+
+    got = run()
+    assert launches == ([128] if form == "block" else [128, 208]) * 2
+    for linear in block.modules():
+        if isinstance(linear, Linear):
+            monkeypatch.setattr(linear.product, "row_form", None)
+    assert torch.equal(run(), got) and launches == [256, 128, 256, 208] * 2
+
+
+def quantised_block(form: str) -> Block:
+    """A block on a CPU whose products are those of a GPU."""
+    mixer = HeadsSpec(num_heads=4, num_kv_heads=2, head_dim=32, rope=RopeSpec(32, 10000.0))
+    block = Block(LayerSpec(mixer, GatedMLPSpec(intermediate_size=208)), Site(0, 256, 1e-6, Ropes(1)))
+    assert isinstance(block.mixer, Attention)
+    block.mixer.rope.prepare("cpu")
+    for seed, linear in enumerate(module for module in block.modules() if isinstance(module, Linear)):
+        linear.store_as(FORMS[form])
+        scale = linear.get_parameter("weight_scale").data
+        linear.weight.data.copy_(noise(seed, *linear.weight.shape, dtype=torch.float32, device="cpu"))
+        scale.copy_(0.05 + 0.05 * noise(seed, *scale.shape, dtype=torch.float32, device="cpu").abs())
+        linear.product = FP8Product(form_of(scale), fast=False)
+    for seed, norm in enumerate((block.mixer_norm, block.mlp_norm)):
+        assert norm is not None
+        norm.data.copy_(noise(9 + seed, 256, dtype=torch.float32, device="cpu"))
+    return block.requires_grad_(False)

@@ -17,9 +17,10 @@ from stridelm.kernels.host.memory import NO_NORMS, array
 from stridelm.kernels.host.router import combine, route
 from stridelm.kernels.host.warm import compile_experts, compile_kernels
 from stridelm.kernels.ops import Parts, QKRope
+from stridelm.kernels.quantised_ops import QuantisesAfterwards
 
 
-class HostOps:
+class HostOps(QuantisesAfterwards):
     device: ClassVar[str | None] = "cpu"
     dtypes: ClassVar[frozenset[torch.dtype]] = DTYPES
     rope_and_store_latent = staticmethod(plain.rope_and_store_latent)  # torch: same bits beside any rows

@@ -12,6 +12,7 @@ from torch import nn
 from stridelm.attention.base import HeadsInput, Mix
 from stridelm.cache.layout import HeadsKV, LayerState, Shared
 from stridelm.kernels.ops import Ops, QKRope
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Rope, RopeSpec
@@ -112,7 +113,11 @@ class Attention(ModelPart):
     def rope(self) -> Rope:
         return self._rope[0]
 
-    def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        return self.qkv.row_form
+
+    def forward(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         rope = self.rope
         qk = QKRope(
             self.heads,
@@ -125,10 +130,11 @@ class Attention(ModelPart):
             self.spec.value_norm,
             self.spec.keys_as_values,
         )
-        qkv_NXD = self.qkv(x).view(x.shape[0], qk.projected, self.head_dim)
+        rows = x.shape[0]
+        qkv_NXD = self.qkv(x).view(rows, qk.projected, self.head_dim)
         mixed_NC = mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)
-        if not len(mixed_NC) and len(x):  # the rows were only to be stored
-            return x.new_empty(0, self.width)
+        if not len(mixed_NC) and rows:  # the rows were only to be stored
+            return mixed_NC.new_empty(0, self.width)
         return self.shard.sum(self.o(mixed_NC))
 
     def slots(self, theirs: str = "") -> Slots:

@@ -12,6 +12,7 @@ from torch import nn
 from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerState
 from stridelm.kernels.ops import Ops, Parts
+from stridelm.kernels.row_forms import Rows
 from stridelm.models.layers.linear import DENSE, WeightFormat
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import ModelPart, Slots
@@ -72,7 +73,8 @@ class MixerSpec:
         raise NotImplementedError
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, reads], positions [N], mix, ops) and returns [N, width], a new tensor."""
+        """Its forward takes (x [N, reads], positions [N], mix, ops) and returns [N, width], a new tensor. x may be of
+        the part's `row_form`."""
         raise NotImplementedError
 
 
@@ -97,7 +99,7 @@ class MLPSpec(Protocol):
     def build(self, site: Site) -> ModelPart:
         """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]. A
         module that sums parts may also have `parts`, which takes (x, ops) and returns the same or its `Parts`, whose
-        sum is then left to the operation that adds it to the stream."""
+        sum is then left to the operation that adds it to the stream. x may be of the part's `row_form`."""
         ...
 
 
@@ -177,6 +179,15 @@ class Stream:
         self._waiting = None
         return normed_NH
 
+    def norm_for(self, weight_H: torch.Tensor, reader: ModelPart) -> Rows:
+        """The same in the form in which its reader takes it."""
+        form = reader.row_form
+        if form is None or self._after is not None:
+            return self.norm(weight_H)
+        self.x, normed = self.ops.norm_quantised(self.x, weight_H, self.eps, form, self._waiting)
+        self._waiting = None
+        return normed
+
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """The stream without the deferred addition, the latter, and whether there is one; both may be overwritten."""
         assert self._after is None
@@ -253,7 +264,7 @@ class Block(ModelPart):
         self.compiled: CompiledBlocks | None = None
 
     @property
-    def _parts(self) -> Callable[[torch.Tensor, Ops], torch.Tensor | Parts] | None:
+    def _parts(self) -> Callable[[Rows, Ops], torch.Tensor | Parts] | None:
         """Of the MLP, if what it returns is added as it is."""
         return None if self.spec.norms_after else getattr(self.mlp, "parts", None)
 
@@ -263,7 +274,7 @@ class Block(ModelPart):
         positions_N: torch.Tensor,
         mix: Mix,
         tap: Tap | None = None,
-        read_NC: torch.Tensor | None = None,
+        read_NC: Rows | None = None,
         wanted_M: torch.Tensor | None = None,
     ) -> None:
         """Add to the stream; with `wanted`, only these rows, for which `mix` returns values, continue after the mixer,
@@ -275,7 +286,7 @@ class Block(ModelPart):
         if plain and self.compiled is not None and self.compiled(stream, positions_N, mix) is not None:
             return
         if self.mixer_norm is not None:
-            read_NC = stream.norm(self.mixer_norm)
+            read_NC = stream.norm_for(self.mixer_norm, self.mixer)
         if tap is not None:
             tap(self.layer, stream.x)
         if wanted_M is not None:
@@ -285,7 +296,7 @@ class Block(ModelPart):
             return
         stream.add(mixed_NH, self.after_mixer)
         del mixed_NH
-        read_NC = stream.norm(self.mlp_norm)  # the same name, which frees the mixer's input
+        read_NC = stream.norm_for(self.mlp_norm, self.mlp)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
         if self._parts is not None:
             stream.add(self._parts(read_NC, stream.ops))

@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from stridelm.kernels.plain_fp8 import BLOCK, E4M3, plain_product
+from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, plain_product
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
@@ -88,7 +89,7 @@ class FP8Format:
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
         assert not shared
-        return chosen(layer.weight, deterministic=deterministic)
+        return chosen(layer.weight, layer.get_parameter("weight_scale"), deterministic=deterministic)
 
     def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         return FP8Experts(layer)
@@ -101,30 +102,30 @@ BY_BLOCK = FP8Format("FP8 by block", "weight_scale_inv", by_block=True)
 BY_CHANNEL = FP8Format("FP8 by channel", "weight_scale", by_block=False)
 
 
-def chosen(weight_OI: torch.Tensor, *, deterministic: bool) -> Product:
+def chosen(weight_OI: torch.Tensor, scale_QS: torch.Tensor, *, deterministic: bool) -> Product:
     """The fastest product for the weight's device."""
     if weight_OI.is_cuda:
         from stridelm.kernels.fp8 import can_multiply
 
         if can_multiply(weight_OI, torch.bfloat16):
-            return FP8Product(fast=not deterministic)
+            return FP8Product(form_of(scale_QS), fast=not deterministic)
     return partial(plain_product, by=tiled_product) if deterministic else plain_product
 
 
 class FP8Product:
     """Our kernels (kernels/fp8.py). Unless they are the fast ones, a row's bits do not depend on the rows beside it."""
 
-    def __init__(self, *, fast: bool) -> None:
-        self.fast = fast
+    def __init__(self, row_form: RowForm, *, fast: bool) -> None:
+        self.row_form, self.fast = row_form, fast
 
-    def fuses_gate(self, x: torch.Tensor, is_given: bool = False) -> bool:
+    def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
 
         return not is_given and 0 < x.shape[0] <= FUSED_ROWS and x.dtype != torch.float64
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Rows,
         weight: torch.Tensor,
         scale: torch.Tensor,
         bias: torch.Tensor | None,
@@ -135,3 +136,18 @@ class FP8Product:
         if x.dtype == torch.float64:
             return plain_product(x, weight, scale, bias, by=tiled_product)
         return product(x, weight, scale, bias, activation, fast=self.fast)
+
+    def gated_rows(
+        self,
+        x: Rows,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str,
+        form: RowForm,
+    ) -> Rows:
+        from stridelm.kernels.fp8 import gated_product
+
+        if form is not RowForm.BLOCKS:  # no program has a whole row
+            return self(x, weight, scale, bias, activation)
+        return gated_product(x, weight, scale, bias, activation, fast=self.fast)

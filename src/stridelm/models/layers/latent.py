@@ -18,6 +18,7 @@ from torch import nn
 from stridelm.attention.base import LatentInput, Mix
 from stridelm.cache.layout import LatentKV, group_of
 from stridelm.kernels.ops import LatentRope, Ops
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.head_linear import HeadLinear
 from stridelm.models.layers.linear import Linear
@@ -122,19 +123,31 @@ class LatentAttention(ModelPart):
         self.o = Linear(spec.num_heads * spec.value_dim, outs, bias=spec.bias, weight_format=stored, split=columns)
         self._rope = (site.ropes.of(spec.rope),)  # in a tuple: layers share it, so it must not become a submodule
 
-    def forward(self, x: torch.Tensor, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        """That of all products with the layer's input."""
+        form = self.project.row_form
+        reads_too = self.q if self.q_norm is None else None
+        return form if reads_too is None or reads_too.row_form is form else None
+
+    def forward(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         spec, rope = self.spec, self._rope[0]
         made = self.project(x)
         q, rows_NC = made.split((made.shape[1] - self.row_width, self.row_width), dim=1)
-        if self.q_norm is not None:
-            q = ops.norm(q, self.q_norm, NORM_EPS)
         if self.q is not None:
-            q = self.q(x if self.q_norm is None else q)
+            q = self.q(x if self.q_norm is None else self._normed(q, self.q_norm, ops))
         q_NHD = q.view(x.shape[0], self.heads, spec.nope_dim + spec.rope_dim)
         q_nope, q_turned = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=2)
         latent_rope = LatentRope(positions_N, rope.cos, rope.sin, self.latent_norm, NORM_EPS, spec.interleaved)
         inputs = LatentInput(q_nope, q_turned, rows_NC, latent_rope, self.expansion)
         return self.shard.sum(self.o(mix(self.layer, inputs).flatten(1)))
+
+    def _normed(self, q: torch.Tensor, weight: torch.Tensor, ops: Ops) -> Rows:
+        assert self.q is not None
+        form = self.q.row_form
+        if form is None:
+            return ops.norm(q, weight, NORM_EPS)
+        return ops.norm_quantised(q, weight, NORM_EPS, form)[1]
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("project", theirs)

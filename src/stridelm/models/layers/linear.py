@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, StoredExperts, chosen_experts
 from stridelm.models.layers.products import PackedProduct, Product, chosen
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
@@ -184,11 +185,15 @@ class Linear(Storable):
         self.format, self._names = weight_format, tuple(tensors)
         self.product: Product = weight_format.plain
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        return getattr(self.product, "row_form", None)
+
+    def forward(self, x: Rows) -> torch.Tensor:
         own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
         return self.product(x, *[own[name] for name in self._names])
 
-    def gated(self, x: torch.Tensor, ops: Ops, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
+    def gated(self, x: Rows, ops: Ops, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2], or [N, out] if `up` is given, fused into one kernel if there is
         one."""
         fuses_gate = getattr(self.product, "fuses_gate", None)
@@ -197,6 +202,20 @@ class Linear(Storable):
         own = self._parameters
         given = () if up is None else (up,)
         return self.product(x, *[own[name] for name in self._names], activation, *given)
+
+    def gated_rows(self, x: Rows, ops: Ops, activation: str, form: RowForm | None) -> Rows:
+        """What `gated` returns, quantised if a product that takes rows of this form reads it and a kernel can."""
+        fuses_gate = getattr(self.product, "fuses_gate", None)
+        if form is None:
+            return self.gated(x, ops, activation)
+        if fuses_gate is None or not fuses_gate(x, False):
+            return ops.gate_quantised(self(x), activation, form)
+        fused = getattr(self.product, "gated_rows", None)
+        if fused is None:
+            return self.gated(x, ops, activation)
+        own = self._parameters
+        made: Rows = fused(x, *[own[name] for name in self._names], activation, form)
+        return made
 
     def slots(self, theirs: str = "") -> Slots:
         stop = 0

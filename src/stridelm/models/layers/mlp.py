@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots, Split
@@ -51,12 +52,17 @@ class GatedMLP(ModelPart):
         self.gate_up = Linear(width, outs, bias=spec.bias, weight_format=stored, split=rows)
         self.down = Linear(inner, {"down_proj": width}, bias=spec.bias, weight_format=stored, split=columns)
 
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        return self.gate_up.row_form
+
+    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         return self.shard.sum(self.share(x, ops))
 
-    def share(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def share(self, x: Rows, ops: Ops) -> torch.Tensor:
         """This rank's summand."""
-        return self.down(self.gate_up.gated(x, ops, self.activation))
+        down = self.down
+        return down(self.gate_up.gated_rows(x, ops, self.activation, down.row_form))
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("gate_up", theirs)

@@ -38,7 +38,11 @@ MAX_TRIED = 1 << 25
 Product = Callable[..., torch.Tensor]
 """Takes rows and a matrix's tensors: here a weight and a bias, which may be None. One with a method `fuses_gate(rows,
 is_given)` also takes an activation after them, to apply a gate (`Ops.gate`) to the product, and what the gate
-multiplies if that is given, where that method returns True because it is at least as fast as a launch for each."""
+multiplies if that is given, where that method returns True because it is at least as fast as a launch for each.
+
+One with a `row_form`, which is a RowForm, also takes QuantisedRows of that form. One with a method `gated_rows` takes
+the same arguments by it where it fuses the gate, and after the activation a RowForm, in which it may return the result.
+"""
 Way = Callable[[torch.Tensor], Product]
 """Makes a product for a weight."""
 

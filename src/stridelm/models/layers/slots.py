@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from stridelm.kernels.row_forms import RowForm
 from stridelm.parallel.shard import Shard
 
 
@@ -101,6 +102,11 @@ class ModelPart(nn.Module):
     keeps_bits: ClassVar[bool] = False
     """Whether it guarantees that a row's bits do not depend on the rows beside it, provided that its children and the
     `ops` passed to it do. Modules without the guarantee are refused if it is required (linear.set_products)."""
+
+    @property
+    def row_form(self) -> RowForm | None:
+        """The form in which its rows may also be passed to it; None: only dense."""
+        return None
 
     def slots(self, theirs: str = "") -> Slots:
         """theirs: the module's prefix in the checkpoint. Names in slots are relative to the module."""
