@@ -35,7 +35,7 @@ def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor
 
 def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[[], object]]]:
     """Calls over copies of the weight that exceed the cache: ours, the rows' quantisation alone, and bfloat16's."""
-    from stridelm.kernels.fp8 import FUSED_ROWS, product
+    from stridelm.kernels.fp8 import FUSED_ROWS, no_arrivals, product
     from stridelm.kernels.quantise import quantise
     from stridelm.kernels.row_forms import RowForm
     from stridelm.kernels.triton_rows import TritonOps
@@ -46,11 +46,12 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     weights = [drawn_fp8(outputs, inputs) for _ in range(copies)]
     wide = [weight.bfloat16() for weight, _ in weights[: max(4, copies // 2)]]
     x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()
+    arrivals = no_arrivals(x.device)
 
     def ours(weight: torch.Tensor, scale: torch.Tensor) -> object:
         if activation is None or rows <= FUSED_ROWS:
-            return product(x, weight, scale, None, activation, fast=True, **options)
-        return ops.gate(product(x, weight, scale, None, fast=True, **options), activation)
+            return product(x, weight, scale, None, activation, arrivals=arrivals, **options)
+        return ops.gate(product(x, weight, scale, None, arrivals=arrivals, **options), activation)
 
     def theirs(weight: torch.Tensor) -> object:
         if activation is None or dense.fuses_gate(x):

@@ -13,11 +13,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.fp8 import product
+from stridelm.kernels.fp8 import no_arrivals, parts_of, product
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts, chosen_fp8_experts
-from support.checkpoints.fp8 import FORMS, write_fp8
+from support.checkpoints.fp8 import BLOCK, FORMS, write_fp8
 from support.checks.fp8 import (
     Case,
     ExpertsCase,
@@ -27,6 +27,7 @@ from support.checks.fp8 import (
     check_quantised,
     check_quantised_gate,
     check_quantised_norms,
+    check_sums_in_parts,
     check_tiles,
 )
 from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs
@@ -89,7 +90,36 @@ def test_product(shape: tuple[int, int, tuple[int, ...]], dtype: torch.dtype, fo
 @pytest.mark.parametrize("count", [1, 16, 64, 300])
 @pytest.mark.parametrize(("outs", "inputs"), PUBLISHED)
 def test_fast(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
-    check_product(Case(count, inputs, outs, form, torch.bfloat16, "cuda"), partial(product, fast=True))
+    case = Case(count, inputs, outs, form, torch.bfloat16, "cuda")
+    check_product(case, partial(product, arrivals=no_arrivals(case.x.device)))
+
+
+@pytest.mark.parametrize("count", [1, 16, 32])
+@pytest.mark.parametrize(("out", "inputs"), [(4096, 14336), (4096, 4096), (6144, 4096), (200, 2064)])
+def test_sums_in_parts(out: int, inputs: int, count: int) -> None:
+    """The same bits whichever program of a tile is the last one, which hundreds of launches vary."""
+    case = Case(count, inputs, (out,), "block", torch.float32, "cuda")
+    parts = parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device)
+    assert parts > 1
+    check_sums_in_parts(case, parts, repeats=200)
+
+
+@by_form
+def test_captured_sums_in_parts(form: str) -> None:
+    """Products on one stream may share the counts: replays, and products that follow one another in one of them."""
+    case = Case(9, 4096, (1024,), form, torch.bfloat16, "cuda")
+    arrivals, x = no_arrivals(case.x.device), case.x.clone()
+    run = partial(product, weight_OI=case.weight, scale=case.scale, bias_O=case.bias, arrivals=arrivals)
+    wanted = [run(rows) for rows in (case.x, case.x.flip(0))]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = [run(x) for _ in range(20)]
+    for replay in range(100):
+        x.copy_((case.x, case.x.flip(0))[replay % 2])
+        graph.replay()
+        assert all(torch.equal(each, wanted[replay % 2]) for each in out)
+    assert not bool(arrivals.any())
 
 
 @by_form

@@ -39,8 +39,8 @@ FUSED_ROWS = 64
 FEW_ROWS = 64
 """Up to this many rows a product is bound by how fast its programs run through the weight."""
 MOST_PARTS = 8
-ADDED = 512
-"""Outputs of which a program adds the parts."""
+ROW_TILES = 4
+"""Of a product that is taken in parts, at most."""
 
 
 @triton.jit(do_not_specialize=["rows", "each"])
@@ -52,6 +52,8 @@ def _product_kernel(
     bias,
     y,
     y_scales,
+    parts,
+    arrivals,
     rows,
     inputs,
     outputs,
@@ -62,14 +64,16 @@ def _product_kernel(
     K: tl.constexpr,
     G: tl.constexpr,
     BY_BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     TALL: tl.constexpr,
     DTYPE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows, parts of the sum). ACTIVATION: as in products.py. A part is of `each`
-    blocks, and y has all rows of one part below those of another. TALL: the rows are the tall side of a tile.
-    y_scales: if given, the result is rounded to DTYPE and quantised, a tile's outputs of a row by one scale."""
+    blocks, and `parts` has all rows of one part below those of another; the last program of a tile adds them. TALL: the
+    rows are the tall side of a tile. y_scales: if given, the result is rounded to DTYPE and quantised, a tile's outputs
+    of a row by one scale."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -105,11 +109,18 @@ def _product_kernel(
     if TALL:
         sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)
-    if y_scales is None:
-        store_tile(y, sums, up_sums, bias, output_B, outputs, part * rows + row_R, exists_R, ACTIVATION)
+    exists_B = output_B < outputs
+    if PARTS > 1:
+        at_BR = parts + row_R[None, :] * outputs + output_B[:, None]
+        exists_BR = exists_B[:, None] & exists_R[None, :]
+        tl.store(at_BR + part * rows * outputs, sums, mask=exists_BR)
+        if _is_last_of(arrivals, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), PARTS):
+            sums = _sum_of_parts(at_BR, exists_BR, rows * outputs, PARTS)
+            store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
+    elif y_scales is None:
+        store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
     else:
         made_BR = finished_tile(sums, up_sums, bias, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE).to(tl.float32)
-        exists_B = output_B < outputs
         scale_R = scale_of(tl.max(tl.where(exists_B[:, None], tl.abs(made_BR), 0.0), 0))
         q_BR = tl.div_rn(made_BR, tl.broadcast_to(scale_R[None, :], [B, R])).to(y.dtype.element_ty)
         at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
@@ -137,19 +148,23 @@ def _factors(scale_B, scale_R, TALL: tl.constexpr):
     return factors
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _add_kernel(parts, bias, y, rows, outputs, PARTS: tl.constexpr, B: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid (rows, tiles of outputs): the parts of a sum, first to last, and the bias."""
-    wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    output_B = tl.program_id(1) * B + tl.arange(0, B)
-    exists_B = output_B < outputs
-    sum_B = tl.zeros([B], tl.float32)
+@triton.jit
+def _is_last_of(arrivals, tile, PARTS: tl.constexpr):
+    """Whether the other programs of a tile have stored their parts, which this one may then read."""
+    tl.debug_barrier()  # all threads' stores come before the one thread's count, which releases them
+    is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+    if is_last:
+        tl.store(arrivals + tile, 0)
+    return is_last
+
+
+@triton.jit
+def _sum_of_parts(at_BR, exists_BR, stride, PARTS: tl.constexpr):
+    """First to last, whoever came last; parts lie `stride` numbers apart. Read from the cache that processors share."""
+    sum_BR = tl.zeros(at_BR.shape, tl.float32)
     for part in tl.static_range(PARTS):
-        sum_B += tl.load(parts + (part * rows + row) * outputs + output_B, mask=exists_B, other=0.0)
-    if bias is not None:
-        sum_B += tl.load(bias + output_B, mask=exists_B, other=0.0).to(tl.float32)
-    tl.store(y + row * outputs + output_B, sum_B.to(y.dtype.element_ty), mask=exists_B)
+        sum_BR += tl.load(at_BR + part * stride, mask=exists_BR, other=0.0, cache_modifier=".cg")
+    return sum_BR
 
 
 @triton.jit
@@ -183,19 +198,20 @@ def product(
     bias_O: torch.Tensor | None,
     activation: str | None = None,
     *,
-    fast: bool = False,
+    arrivals: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is, if it is not yet. With an activation (of
     Ops.gate), O = 2 U and the result is the gated product, [N, U].
 
-    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. fast: a row's bits may depend on how many rows
-    are beside it. tile: if not given, `choose_tile`.
+    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. arrivals: what `no_arrivals` made, and no other
+    product uses at the same time; if given, the product is a fast one, and a row's bits may depend on how many rows are
+    beside it. tile: if not given, `choose_tile`.
     """
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // (2 if activation else 1)
     y = scale.new_empty(rows, outputs, dtype=x_NI.dtype)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, fast, tile)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile)
     return y
 
 
@@ -206,14 +222,14 @@ def gated_product(
     bias_O: torch.Tensor | None,
     activation: str,
     *,
-    fast: bool = False,
+    arrivals: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> QuantisedRows:
     """What `product` returns with an activation, quantised by block. tile: of BLOCK outputs."""
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // 2
     y = empty_rows((rows, outputs), RowForm.BLOCKS, x_NI.dtype, scale.device)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, fast, tile)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile)
     return y
 
 
@@ -224,27 +240,30 @@ def _launch(
     bias_O: torch.Tensor | None,
     activation: str | None,
     out: Rows,
-    fast: bool,
+    arrivals: torch.Tensor | None,
     tile: Tile | None,
 ) -> None:
     (rows, inputs), outputs, device = x_NI.shape, out.shape[1], scale.device
     x = x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form_of(scale))
     assert x.form is form_of(scale) and x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
     y, y_scales, each = destination(out, BLOCK)
-    tile = tile or choose_tile(rows, outputs, activation is not None, device, quantised=y_scales is not None)
+    is_gated = activation is not None
+    tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)
     assert y_scales is None or tile.outputs == each
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
-    parts, tall = _form(rows, tiles, steps, activation is not None, device) if fast else (1, False)
-    sums = y if parts == 1 else y.new_empty(parts, rows, outputs, dtype=torch.float32)
-    options = dependent(device)
-    _product_kernel[tiles, triton.cdiv(rows, tile.rows), parts](
+    row_tiles = triton.cdiv(rows, tile.rows)
+    parts, tall = (1, False) if arrivals is None else _form(rows, tiles, steps, is_gated, device)
+    assert parts == 1 or (arrivals is not None and tiles * row_tiles <= len(arrivals))
+    _product_kernel[tiles, row_tiles, parts](
         TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
         x.scales_SN,
         TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, BLOCK]),
         scale,
-        bias_O if parts == 1 else None,
-        sums,
+        bias_O,
+        y,
         y_scales,
+        None if parts == 1 else y.new_empty(parts, rows, outputs, dtype=torch.float32),
+        None if parts == 1 else arrivals,
         rows,
         inputs,
         outputs,
@@ -255,16 +274,20 @@ def _launch(
         BLOCK,
         rows_per_scale(weight_OI.shape[0], scale.shape[0]),
         x.form is RowForm.BLOCKS,
+        parts,
         tall,
         DTYPES[x.dtype],
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **options,
+        **dependent(device),
     )
-    if parts > 1:
-        grid = (rows, triton.cdiv(outputs, ADDED))
-        _add_kernel[grid](sums, bias_O, y, rows, outputs, parts, ADDED, num_warps=4, **options)
+
+
+def no_arrivals(device: torch.device) -> torch.Tensor:
+    """Counts of the programs that have stored their part of a tile. The last one of each sets its count back, so that
+    every product, a captured one too, begins and ends with zeros."""
+    return torch.zeros(ROW_TILES * multiprocessors(device), dtype=torch.int32, device=device)
 
 
 def _form(rows: int, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:

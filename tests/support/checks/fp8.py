@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stridelm.kernels import plain_fp8
-from stridelm.kernels.fp8 import gated_product, product
+from stridelm.kernels.fp8 import gated_product, no_arrivals, product
 from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.products import Tile
@@ -131,15 +131,15 @@ def check_given_rows(case: Case) -> None:
     """Rows that are already quantised give the bits of rows that are not, and what the gate makes may be quantised."""
     case.x *= case.x.shape[1] ** -0.5  # in 16 bits the gated product would overflow
     rows = quantise(case.x, ROW_FORMS[case.form])
-    for fast in (False, True):
+    for arrivals in (None, no_arrivals(case.x.device)):
         for bias in (None, case.bias):
             asked = case.weight, case.scale, bias
-            assert torch.equal(product(rows, *asked, fast=fast), product(case.x, *asked, fast=fast))
+            assert torch.equal(product(rows, *asked, arrivals=arrivals), product(case.x, *asked, arrivals=arrivals))
             wanted = quantise(product(case.x, *asked, "silu"), RowForm.BLOCKS)
             got = gated_product(rows, *asked, "silu")
             check_same(got, wanted)
-        fast_rows = gated_product(rows, case.weight, case.scale, None, "silu", fast=fast)
-        dense = product(rows, case.weight, case.scale, None, "silu", fast=fast)
+        fast_rows = gated_product(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
+        dense = product(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
         close = plain_fp8.widened_rows(fast_rows) - dense.float()
         assert float(close.abs().max()) <= 2**-4 * float(dense.abs().max())
 
@@ -170,6 +170,24 @@ def check_tiles(case: Case) -> None:
         if tile.outputs == 64:
             again = product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile)
             assert torch.equal(again, gated), tile
+
+
+def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
+    """The parts of a sum, each as exact as a product of its own, are added first to last, whichever program is the last
+    one; the counts end at zero. case: by block, in float32, of so few rows that sums are taken in parts."""
+    arrivals, (count, inputs) = no_arrivals(case.x.device), case.x.shape
+    assert arrivals.numel() and not bool(arrivals.any())
+    steps = -(-inputs // BLOCK)
+    each = -(-steps // parts) * BLOCK
+    wanted = torch.zeros(count, len(case.bias), device=case.x.device)
+    for start in range(0, inputs, each):
+        scale = case.scale[:, start // BLOCK : (start + each) // BLOCK].contiguous()
+        weight = case.weight[:, start : start + each].contiguous()
+        wanted += product(case.x[:, start : start + each], weight, scale, None)
+    for bias in (None, case.bias) * repeats:
+        got = product(case.x, case.weight, case.scale, bias, arrivals=arrivals)
+        assert torch.equal(got, wanted if bias is None else wanted + bias)
+        assert not bool(arrivals.any())
 
 
 class ExpertsCase:

@@ -14,7 +14,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from stridelm.kernels.fp8 import gated_product, product
+from stridelm.kernels.fp8 import gated_product, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
 from support.doubles.absent_gpu import Driver
 
@@ -54,11 +54,10 @@ def main() -> None:
         for rows, outputs, activation in DENSE if by_block else DENSE[::2]:
             x = torch.empty(rows, 4096, dtype=torch.bfloat16)
             scale = empty(outputs // 128, 32, eight=False) if by_block else empty(outputs, 1, eight=False)
-            product(x, empty(outputs, 4096), scale, None, activation)
-            product(x, empty(outputs, 4096), scale, None, activation, fast=True)
-            if activation is not None:
-                for fast in (False, True):
-                    gated_product(x, empty(outputs, 4096), scale, None, activation, fast=fast)
+            for arrivals in (None, no_arrivals(x.device)):
+                product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
+                if activation is not None:
+                    gated_product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
     for rows in (1, 16, 4096):
         x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
         gate_up, down = (

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.fp8 import can_multiply, choose_tile, parts_of, product
+from stridelm.kernels.fp8 import can_multiply, choose_tile, no_arrivals, parts_of, product
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import BLOCK, plain_product, quantised, rows_per_scale, widened
@@ -30,6 +30,7 @@ from support.checks.fp8 import (
     check_quantised,
     check_quantised_gate,
     check_quantised_norms,
+    check_sums_in_parts,
     check_tiles,
 )
 from support.checks.linear import check_row_bits
@@ -114,10 +115,14 @@ def test_tiles(outs: tuple[int, ...], form: str) -> None:
 @pytest.mark.parametrize("inputs", [1024, 2064])
 @pytest.mark.parametrize(("count", "out"), [(1, 96), (20, 130)])
 def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
-    """Whole parts, and a last one that ends within a block; the bias is added once."""
+    """Whole parts, and a last one that ends within a block; the bias is added once. By the program of a tile that comes
+    last, which leaves nothing to the next product."""
     case = Case(count, inputs, (out,), form, torch.float32)
-    assert parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device) > 1
-    check_product(case, partial(product, fast=True))
+    parts = parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device)
+    assert parts > 1
+    check_product(case, partial(product, arrivals=no_arrivals(case.x.device)))
+    if form == "block":
+        check_sums_in_parts(case, parts)
 
 
 @INTERPRETED
@@ -129,7 +134,8 @@ def test_tall_tiles(count: int, activation: str | None, form: str) -> None:
     for outs in ((64, 64), (20, 20)):
         case = Case(count, 336, outs, form, torch.float32)
         got, wanted = (
-            product(case.x, case.weight, case.scale, case.bias, activation, fast=fast) for fast in (True, False)
+            product(case.x, case.weight, case.scale, case.bias, activation, arrivals=arrivals)
+            for arrivals in (no_arrivals(case.x.device), None)
         )
         torch.testing.assert_close(got, wanted)
 

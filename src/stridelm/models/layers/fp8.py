@@ -105,18 +105,19 @@ BY_CHANNEL = FP8Format("FP8 by channel", "weight_scale", by_block=False)
 def chosen(weight_OI: torch.Tensor, scale_QS: torch.Tensor, *, deterministic: bool) -> Product:
     """The fastest product for the weight's device."""
     if weight_OI.is_cuda:
-        from stridelm.kernels.fp8 import can_multiply
+        from stridelm.kernels.fp8 import can_multiply, no_arrivals
 
         if can_multiply(weight_OI, torch.bfloat16):
-            return FP8Product(form_of(scale_QS), fast=not deterministic)
+            return FP8Product(form_of(scale_QS), None if deterministic else no_arrivals(weight_OI.device))
     return partial(plain_product, by=tiled_product) if deterministic else plain_product
 
 
 class FP8Product:
     """Our kernels (kernels/fp8.py). Unless they are the fast ones, a row's bits do not depend on the rows beside it."""
 
-    def __init__(self, row_form: RowForm, *, fast: bool) -> None:
-        self.row_form, self.fast = row_form, fast
+    def __init__(self, row_form: RowForm, arrivals: torch.Tensor | None) -> None:
+        """arrivals: of the fast ones. Each layer has its own, since two layers may run on different streams."""
+        self.row_form, self.arrivals = row_form, arrivals
 
     def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
@@ -135,7 +136,7 @@ class FP8Product:
 
         if x.dtype == torch.float64:
             return plain_product(x, weight, scale, bias, by=tiled_product)
-        return product(x, weight, scale, bias, activation, fast=self.fast)
+        return product(x, weight, scale, bias, activation, arrivals=self.arrivals)
 
     def gated_rows(
         self,
@@ -150,4 +151,4 @@ class FP8Product:
 
         if form is not RowForm.BLOCKS:  # no program has a whole row
             return self(x, weight, scale, bias, activation)
-        return gated_product(x, weight, scale, bias, activation, fast=self.fast)
+        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals)
