@@ -14,6 +14,8 @@ from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
 from rich.table import Table
 from timing import graph_us
 
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+
 FP8_SHAPES = {
     "8B qkv": (6144, 4096, None),
     "8B o": (4096, 4096, None),
@@ -33,11 +35,11 @@ def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor
     return drawn.to(torch.float8_e4m3fn), scale
 
 
-def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[[], object]]]:
-    """Calls over copies of the weight that exceed the cache: ours, the rows' quantisation alone, and bfloat16's."""
-    from stridelm.kernels.fp8 import FUSED_ROWS, no_arrivals, product
+def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[..., Any]]]:
+    """Calls over copies of the weight that exceed the cache: ours, with the rows' quantisation and with rows that are
+    quantised already, as norms and gates make them; that quantisation alone; and bfloat16's."""
+    from stridelm.kernels.fp8 import FUSED_ROWS, gated_product, no_arrivals, product
     from stridelm.kernels.quantise import quantise
-    from stridelm.kernels.row_forms import RowForm
     from stridelm.kernels.triton_rows import TritonOps
     from stridelm.models.layers.products import InOrderProduct
 
@@ -46,12 +48,20 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     weights = [drawn_fp8(outputs, inputs) for _ in range(copies)]
     wide = [weight.bfloat16() for weight, _ in weights[: max(4, copies // 2)]]
     x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()
-    arrivals = no_arrivals(x.device)
+    asked = {"arrivals": no_arrivals(x.device), **options}  # on one stream, all calls may share it
+    quantised = quantise(x, RowForm.BLOCKS)
 
-    def ours(weight: torch.Tensor, scale: torch.Tensor) -> object:
+    def ours(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         if activation is None or rows <= FUSED_ROWS:
-            return product(x, weight, scale, None, activation, arrivals=arrivals, **options)
-        return ops.gate(product(x, weight, scale, None, arrivals=arrivals, **options), activation)
+            return product(x, weight, scale, None, activation, **asked)
+        return ops.gate(product(x, weight, scale, None, **asked), activation)
+
+    def given(weight: torch.Tensor, scale: torch.Tensor, **trial: Any) -> Rows:
+        if activation is None:
+            return product(quantised, weight, scale, None, **asked, **trial)
+        if rows <= FUSED_ROWS:
+            return gated_product(quantised, weight, scale, None, activation, **asked, **trial)
+        return ops.gate_quantised(product(quantised, weight, scale, None, **asked), activation, RowForm.BLOCKS)
 
     def theirs(weight: torch.Tensor) -> object:
         if activation is None or dense.fuses_gate(x):
@@ -60,6 +70,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
 
     return {
         "fp8": [partial(ours, *pair) for pair in weights],
+        "given": [partial(given, *pair) for pair in weights],
         "quantise": [partial(quantise, x, RowForm.BLOCKS) for _ in weights],
         "bfloat16": [partial(theirs, weight) for weight in wide],
     }
@@ -102,7 +113,7 @@ def fp8_expert_calls(rows: int) -> dict[str, list[Callable[[], object]]]:
 
 
 def fp8_table(found: list[dict[str, Any]]) -> Table:
-    columns = ("quantise us", "fp8 us", "bfloat16 us", "ratio", "TB/s", "of bandwidth", "TFLOP/s")
+    columns = ("quantise us", "fp8 us", "given us", "bfloat16 us", "ratio", "TB/s", "of bandwidth", "TFLOP/s")
     table = right_table("fp8", "product", "rows", *columns)
     for row in found:
         us = row["us"]
@@ -111,6 +122,7 @@ def fp8_table(found: list[dict[str, Any]]) -> Table:
             str(row["rows"]),
             f"{us['quantise']:.1f}" if "quantise" in us else "-",
             f"{us['fp8']:.1f}",
+            f"{us['given']:.1f}" if "given" in us else "-",
             f"{us['bfloat16']:.1f}",
             f"{us['bfloat16'] / us['fp8']:.2f}x",
             f"{row['tb_per_s']:.2f}" if "tb_per_s" in row else "-",
@@ -139,3 +151,79 @@ def fp8_tiles(settings: Settings) -> Section:
             name = "as chosen" if tile is None else str(astuple(tile))
             found.append({"rows": rows, "stage": shape, "form": name, "us": us})
     return Section([expert_tiles_table(found, "fp8: (outputs, rows, inputs, warps, stages)")], found)
+
+
+STEP_SHAPES = tuple(shape for shape in FP8_SHAPES if shape.startswith("8B"))
+STEP_ROWS = (1, 2, 4, 16, 64)
+STEP_PARTS = (2, 4, 8)
+PROCESSOR_BYTES = 220 << 10
+"""What the stages of a processor's programs may fill."""
+
+
+def step_tiles(rows: int, is_gated: bool) -> list[tuple[int, int, int, int, int]]:
+    """Tiles for few rows, as (outputs, rows, inputs, warps, stages), with stages for one, two or four programs on a
+    processor. First those whose products are of one block."""
+    height, found = next(size for size in (8, 16, 32, 64) if rows <= size), []
+    wide = (128,) if is_gated else (64, 128) if height == 64 else (64,)
+    for blocks, outputs, programs in itertools.product((1, 2, 4), wide, (1, 2, 4)):
+        rows_of = max(16, height) if blocks == 1 else height
+        stage = blocks * 128 * (outputs * (1 + is_gated) + rows_of * blocks)
+        stages = min(8, PROCESSOR_BYTES // programs // stage)
+        if stages >= 2 and rows_of * blocks <= 128:
+            found.append((outputs, rows_of, 128 * blocks, 8 if outputs == 128 else 4, stages))
+    return list(dict.fromkeys(found))
+
+
+def fp8_steps(settings: Settings) -> Section:
+    from triton.runtime.errors import OutOfResources
+
+    from stridelm.kernels.products import Tile
+
+    found = []
+    for shape, rows in itertools.product(STEP_SHAPES, STEP_ROWS):
+        calls, is_gated = fp8_calls(shape, rows), FP8_SHAPES[shape][2] is not None
+        trials = {
+            "as chosen": graph_us(calls["given"], settings.replays),
+            "quantised apart": graph_us(calls["fp8"], settings.replays),
+        }
+        for parts in (None,) if is_gated else STEP_PARTS:
+            in_order: Rows | None = None
+            for numbers in step_tiles(rows, is_gated):
+                options = {"tile": Tile(*numbers), **({} if parts is None else {"parts": parts})}
+                trial = [partial(call, **options) for call in calls["given"]]
+                name = f"{numbers} x {parts or 1}"
+                try:
+                    made = trial[0]()
+                    trials[name] = graph_us(trial, 2)
+                except (RuntimeError, OutOfResources):  # too much shared memory
+                    continue
+                in_order = made if in_order is None else in_order
+                if not is_same(made, in_order):
+                    trials[f"{name} OTHER BITS"] = trials.pop(name)
+        found += [{"rows": rows, "stage": shape, "form": form, "us": us} for form, us in trials.items()]
+    return Section([steps_table(found)], found)
+
+
+def is_same(made: Rows, wanted: Rows) -> bool:
+    """Bit for bit."""
+    if isinstance(made, QuantisedRows):
+        assert isinstance(wanted, QuantisedRows)
+        same = torch.equal(made.scales_SN, wanted.scales_SN)
+        return same and torch.equal(made.q_NI.view(torch.uint8), wanted.q_NI.view(torch.uint8))
+    assert isinstance(wanted, torch.Tensor)
+    return torch.equal(made, wanted)
+
+
+def steps_table(found: list[dict[str, Any]]) -> Table:
+    """The two ways that are served, and the best three of each number of blocks."""
+    columns = ("rows quantised apart", "given", "best of 1 block", "of 2 blocks", "of 4 blocks", "with other bits")
+    table = right_table("fp8 steps: (outputs, rows, inputs, warps, stages) x parts", "product", "rows", *columns)
+    for shape, rows in dict.fromkeys((trial["stage"], trial["rows"]) for trial in found):
+        us = {trial["form"]: trial["us"] for trial in found if (trial["stage"], trial["rows"]) == (shape, rows)}
+        served = [f"{us.pop(name):.1f}" for name in ("quantised apart", "as chosen")]
+        best = []
+        for blocks in (1, 2, 4):
+            some = sorted((time, name) for name, time in us.items() if f", {128 * blocks}, " in name)
+            best.append("\n".join(f"{name}: {time:.1f}" for time, name in some[:3]))
+        table.add_row(shape, str(rows), *served, *best, str(sum("OTHER" in name for name in us)))
+    return table

@@ -40,8 +40,14 @@ the default choice and the five best.
 
 fp8, products with weights in eight bits, scales by block, shapes of Llama-3.1-8B and of Qwen3-30B-A3B, in microseconds:
   dense     the rows' quantisation and the product, gated where the model's is, beside the same in bfloat16 as served.
-            TB/s is the weight's bytes over the time of both, and its share of the given bandwidth.
+            given: with rows that are quantised already, and a gate's result quantised. TB/s is the weight's bytes over
+            the time of both, and its share of the given bandwidth.
   experts   all launches of a mixture's products but the router's, beside those of `experts` in bfloat16.
+
+fp8_steps, the dense products of the 8B at 1 to 64 rows, for reading old and new ways side by side: with the rows'
+quantisation in a launch of its own, with rows that norms and gates have quantised, and these with other tiles (outputs,
+rows, inputs, warps, stages) and parts of sums: products of one block, two and four at once. Tiles that do not give the
+bits of the first with as many parts are counted and named.
 
 fp8_tiles, the dense products of `fp8` with other tiles (outputs, rows, inputs, warps, stages): the default choice and
 the five best.
@@ -62,7 +68,7 @@ from typing import Any
 import torch
 from attention_kernels import attention, attention_eight_bits, shapes
 from expert_kernels import expert_tiles, experts
-from fp8_kernels import fp8, fp8_tiles
+from fp8_kernels import fp8, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_eight_bits, latent_shapes
@@ -82,6 +88,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "shapes": shapes,
     "expert_tiles": expert_tiles,
     "latent_shapes": latent_shapes,
+    "fp8_steps": fp8_steps,
     "fp8_tiles": fp8_tiles,
 }
 

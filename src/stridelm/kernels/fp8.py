@@ -38,6 +38,7 @@ FUSED_ROWS = 64
 """Up to this many rows the gated product is one launch."""
 FEW_ROWS = 64
 """Up to this many rows a product is bound by how fast its programs run through the weight."""
+_BLOCK = tl.constexpr(BLOCK)
 MOST_PARTS = 8
 ROW_TILES = 4
 """Of a product that is taken in parts, at most."""
@@ -70,39 +71,35 @@ def _product_kernel(
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows, parts of the sum). ACTIVATION: as in products.py. A part is of `each`
-    blocks, and `parts` has all rows of one part below those of another; the last program of a tile adds them. TALL: the
-    rows are the tall side of a tile. y_scales: if given, the result is rounded to DTYPE and quantised, a tile's outputs
-    of a row by one scale."""
+    """Grid (tiles of outputs, tiles of rows, parts of the sum). K: columns of one product. ACTIVATION: as in
+    products.py. A part is of `each` blocks, and `parts` has all rows of one part below those of another; the last
+    program of a tile adds them. TALL: the rows are the tall side of a tile. y_scales: if given, the result is rounded
+    to DTYPE and quantised, a tile's outputs of a row by one scale."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
     part = tl.program_id(2)
     row_R = first_row + tl.arange(0, R)
     exists_R = row_R < rows
-    x_at_R = x_scales + row_R
     at_B = scales_of_outputs(weight_scales, first, outputs, blocks, B, G)
-    up_at_B = at_B
+    up_first, up_at_B = first, at_B
     if ACTIVATION is not None:
-        up_at_B = scales_of_outputs(weight_scales, outputs + first, 2 * outputs, blocks, B, G)
-    sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
-    up_sums = sums
-    block = part * each
-    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block)
-    for k in range(block * K, tl.minimum(inputs, (block + each) * K), K):
-        x_RK = x.load([first_row, k])
-        made = _multiplied(weight.load([first, k]), x_RK, TALL)
-        if BY_BLOCK:
-            made *= _factors(scale_B, scale_R, TALL)
-        sums += made
-        if ACTIVATION is not None:
-            made = _multiplied(weight.load([outputs + first, k]), x_RK, TALL)
-            if BY_BLOCK:
-                made *= _factors(up_scale_B, scale_R, TALL)
-            up_sums += made
-        if BY_BLOCK:
-            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
+        up_first = outputs + first
+        up_at_B = scales_of_outputs(weight_scales, up_first, 2 * outputs, blocks, B, G)
+    start = part * each * _BLOCK
+    end = tl.minimum(inputs, start + each * _BLOCK)
+    if K == _BLOCK:
+        sums, up_sums = _sums_by_block(
+            x, x_scales + row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, blocks, start, end,
+            B, R, BY_BLOCK, TALL, ACTIVATION is not None,
+        )  # fmt: skip
+    else:
+        sums, up_sums = _sums_of_several(
+            x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, blocks, start, end,
+            B, R, K, BY_BLOCK, ACTIVATION is not None,
+        )  # fmt: skip
     if not BY_BLOCK:
+        scale_R, scale_B, up_scale_B = scales_of_block(x_scales + row_R, exists_R, rows, at_B, up_at_B, blocks, 0)
         sums *= _factors(scale_B, scale_R, TALL)
         if ACTIVATION is not None:
             up_sums *= _factors(up_scale_B, scale_R, TALL)
@@ -126,6 +123,97 @@ def _product_kernel(
         at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
         tl.store(at_BR, q_BR, mask=exists_B[:, None] & exists_R[None, :])
         tl.store(y_scales + tl.program_id(0) * rows + row_R, scale_R, mask=exists_R)
+
+
+@triton.jit
+def _sums_by_block(
+    x, x_at_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, blocks, start, end,
+    B: tl.constexpr, R: tl.constexpr, BY_BLOCK: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a tile over the columns from `start` to `end`, and if GATED those of the outputs from `up_first` on: a
+    block's product after another. x: a descriptor."""
+    sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
+    up_sums = sums
+    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, start // _BLOCK)
+    for k in range(start, end, _BLOCK):
+        x_RK = x.load([first_row, k])
+        made = _multiplied(weight.load([first, k]), x_RK, TALL)
+        if BY_BLOCK:
+            made *= _factors(scale_B, scale_R, TALL)
+        sums += made
+        if GATED:
+            made = _multiplied(weight.load([up_first, k]), x_RK, TALL)
+            if BY_BLOCK:
+                made *= _factors(up_scale_B, scale_R, TALL)
+            up_sums += made
+        if BY_BLOCK:
+            after = k // _BLOCK + 1
+            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
+    return sums, up_sums
+
+
+@triton.jit
+def _sums_of_several(
+    x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, blocks, start, end,
+    B: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BY_BLOCK: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The same, bit for bit, by one product for D = K / BLOCK blocks: it has S = D R columns, in which the rows of one
+    block after another stand, with zeros in place of the other blocks. So the tensor cores, which few rows leave idle,
+    make D sums at once, and D blocks share the wait for them. x: a pointer."""
+    D: tl.constexpr = K // _BLOCK
+    block_S = tl.arange(0, D * R) // R
+    row_S = first_row + tl.arange(0, D * R) % R
+    exists_S = row_S < rows
+    input_K = tl.arange(0, K)
+    x_at_SK = x + row_S.to(tl.int64)[:, None] * inputs + input_K[None, :]
+    reads_SK = exists_S[:, None] & (input_K[None, :] // _BLOCK == block_S[:, None])
+    x_at_S, at_B1, up_at_B1 = x_scales + row_S, at_B[:, None], up_at_B[:, None]
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    block_S += start // _BLOCK
+    scale_S, scale_BS, up_scale_BS = _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S)
+    for k in range(start, end, K):
+        mask_SK = reads_SK & (k + input_K < inputs)[None, :]
+        x_KS = tl.load(x_at_SK + k, mask=mask_SK, other=0.0).T
+        made_BS = tl.dot(weight.load([first, k]), x_KS)
+        if BY_BLOCK:
+            made_BS *= scale_BS * scale_S[None, :]
+        sum_BR = _added_in_turn(sum_BR, made_BS, B, R, D)
+        if GATED:
+            made_BS = tl.dot(weight.load([up_first, k]), x_KS)
+            if BY_BLOCK:
+                made_BS *= up_scale_BS * scale_S[None, :]
+            up_BR = _added_in_turn(up_BR, made_BS, B, R, D)
+        if BY_BLOCK:
+            block_S += D
+            scale_S, scale_BS, up_scale_BS = _scales_of_several(
+                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S
+            )
+    return sum_BR, up_BR
+
+
+@triton.jit
+def _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S):
+    """As scales_of_block, for several blocks; past the last one nothing is multiplied."""
+    block_S = tl.minimum(block_S, blocks - 1)
+    scale_S = tl.load(x_at_S + block_S * rows, mask=exists_S, other=0.0)
+    return scale_S, tl.load(at_B1 + block_S[None, :]), tl.load(up_at_B1 + block_S[None, :])
+
+
+@triton.jit
+def _added_in_turn(sum_BR, made_BS, B: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
+    """The sum with D blocks' products, first to last."""
+    made_BRD = tl.permute(tl.reshape(made_BS, [B, D, R]), (0, 2, 1))
+    if D == 2:
+        even_BR, odd_BR = tl.split(made_BRD)
+        sum_BR = sum_BR + even_BR + odd_BR
+    else:
+        tl.static_assert(D == 4)
+        even_BR2, odd_BR2 = tl.split(tl.reshape(made_BRD, [B, R, 2, 2]))
+        first_BR, third_BR = tl.split(even_BR2)
+        second_BR, fourth_BR = tl.split(odd_BR2)
+        sum_BR = sum_BR + first_BR + second_BR + third_BR + fourth_BR
+    return sum_BR
 
 
 @triton.jit
@@ -200,18 +288,20 @@ def product(
     *,
     arrivals: torch.Tensor | None = None,
     tile: Tile | None = None,
+    parts: int | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is, if it is not yet. With an activation (of
     Ops.gate), O = 2 U and the result is the gated product, [N, U].
 
     scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. arrivals: what `no_arrivals` made, and no other
     product uses at the same time; if given, the product is a fast one, and a row's bits may depend on how many rows are
-    beside it. tile: if not given, `choose_tile`.
+    beside it. tile: if not given, `choose_tile`; its `inputs` are those of one product, of 1, 2 or 4 blocks. parts:
+    of the sums of a fast product, if it is not for this to choose.
     """
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // (2 if activation else 1)
     y = scale.new_empty(rows, outputs, dtype=x_NI.dtype)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, parts)
     return y
 
 
@@ -229,7 +319,7 @@ def gated_product(
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // 2
     y = empty_rows((rows, outputs), RowForm.BLOCKS, x_NI.dtype, scale.device)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, None)
     return y
 
 
@@ -242,6 +332,7 @@ def _launch(
     out: Rows,
     arrivals: torch.Tensor | None,
     tile: Tile | None,
+    parts: int | None,
 ) -> None:
     (rows, inputs), outputs, device = x_NI.shape, out.shape[1], scale.device
     x = x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form_of(scale))
@@ -250,14 +341,17 @@ def _launch(
     is_gated = activation is not None
     tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)
     assert y_scales is None or tile.outputs == each
-    tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
+    tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, tile.inputs)
     row_tiles = triton.cdiv(rows, tile.rows)
-    parts, tall = (1, False) if arrivals is None else _form(rows, tiles, steps, is_gated, device)
+    several = tile.inputs > BLOCK
+    chosen, tall = (1, False) if arrivals is None else _form(rows, several, tiles, steps, is_gated, device)
+    parts = parts or chosen
+    assert parts == 1 or not is_gated  # a gate is applied to whole sums
     assert parts == 1 or (arrivals is not None and tiles * row_tiles <= len(arrivals))
     _product_kernel[tiles, row_tiles, parts](
-        TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
+        x.q_NI if several else TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
         x.scales_SN,
-        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, BLOCK]),
+        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, tile.inputs]),
         scale,
         bias_O,
         y,
@@ -268,10 +362,10 @@ def _launch(
         inputs,
         outputs,
         scale.shape[1],
-        triton.cdiv(steps, parts),
+        triton.cdiv(steps, parts) * (tile.inputs // BLOCK),
         tile.outputs,
         tile.rows,
-        BLOCK,
+        tile.inputs,
         rows_per_scale(weight_OI.shape[0], scale.shape[0]),
         x.form is RowForm.BLOCKS,
         parts,
@@ -290,13 +384,13 @@ def no_arrivals(device: torch.device) -> torch.Tensor:
     return torch.zeros(ROW_TILES * multiprocessors(device), dtype=torch.int32, device=device)
 
 
-def _form(rows: int, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
+def _form(rows: int, several: bool, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
     """(parts of the sums, whether rows are the tall side of tiles): the faster way on an H200. Beyond few rows tall
     tiles are, up to 1.5x; between, sums in only two parts are slower than whole ones in tall tiles."""
-    if rows > FEW_ROWS or (rows > 32 and is_gated):
+    if not several and (rows > FEW_ROWS or (rows > 32 and is_gated)):
         return 1, True
     parts = 1 if is_gated else parts_of(tiles, steps, device)
-    return (1, True) if rows > 32 and parts < 4 else (parts, False)
+    return (1, True) if not several and rows > 32 and parts < 4 else (parts, False)
 
 
 @cache

@@ -35,8 +35,14 @@ TILES = (
     Tile(64, 128, BLOCK, warps=8, stages=4),
     Tile(128, 64, BLOCK, warps=4, stages=4),
     Tile(128, 128, BLOCK, warps=8, stages=4),
+    Tile(64, 8, 2 * BLOCK, warps=4, stages=4),
+    Tile(64, 16, 2 * BLOCK, warps=4, stages=3),
+    Tile(128, 16, 2 * BLOCK, warps=8, stages=3),
+    Tile(64, 32, 2 * BLOCK, warps=4, stages=3),
+    Tile(64, 8, 4 * BLOCK, warps=4, stages=2),
+    Tile(64, 16, 4 * BLOCK, warps=4, stages=2),
 )
-"""Tiles of every kind that `choose_tile` may choose."""
+"""Tiles of every kind that `choose_tile` may choose, and of several blocks."""
 EPS = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-18}
 """How far a result may lie from the exact one, beside its rounding: the kernels sum in float32."""
 
@@ -165,11 +171,14 @@ def check_gated(case: Case, activation: str) -> None:
 def check_tiles(case: Case) -> None:
     """All tiles add in the same order, gated or not."""
     whole, gated = (product(case.x, case.weight, case.scale, case.bias, how, tile=TILES[0]) for how in (None, "silu"))
+    quantised = quantise(gated, RowForm.BLOCKS)
     for tile in TILES[1:]:
         assert torch.equal(product(case.x, case.weight, case.scale, case.bias, tile=tile), whole), tile
         if tile.outputs == 64:
             again = product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile)
             assert torch.equal(again, gated), tile
+        elif tile.outputs == BLOCK:
+            check_same(gated_product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile), quantised)
 
 
 def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:

@@ -16,11 +16,14 @@ from triton.runtime.jit import JITFunction
 
 from stridelm.kernels.fp8 import gated_product, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
+from stridelm.kernels.products import Tile
 from support.doubles.absent_gpu import Driver
 
 DENSE = [(1, 6144, None), (16, 28672, "silu"), (64, 28672, "silu"), (40, 4096, None), (300, 4096, None)]
 DENSE += [(2048, 28672, None)]
 """Rows, outputs and activation, of 4,096 inputs."""
+SEVERAL = Tile(64, 8, 256, warps=4, stages=8), Tile(64, 16, 256, warps=4, stages=6), Tile(64, 8, 512, warps=4, stages=4)
+"""Tiles of products of several blocks."""
 FOUND: list[dict[str, Any]] = []
 
 
@@ -58,6 +61,10 @@ def main() -> None:
                 product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
                 if activation is not None:
                     gated_product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
+        for tile in SEVERAL:
+            scale = empty(32, 32, eight=False) if by_block else empty(4096, 1, eight=False)
+            x, arrivals = torch.empty(tile.rows, 4096, dtype=torch.bfloat16), no_arrivals(torch.device("cpu"))
+            product(x, empty(4096, 4096), scale, None, arrivals=arrivals, tile=tile)
     for rows in (1, 16, 4096):
         x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
         gate_up, down = (
