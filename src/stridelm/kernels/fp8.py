@@ -135,7 +135,11 @@ def _sums_by_block(
     sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
     up_sums = sums
     scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, start // _BLOCK)
+    after_R, after_B, up_after_B = scale_R, scale_B, up_scale_B
     for k in range(start, end, _BLOCK):
+        if BY_BLOCK:
+            after = k // _BLOCK + 1
+            after_R, after_B, up_after_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
         x_RK = x.load([first_row, k])
         made = _multiplied(weight.load([first, k]), x_RK, TALL)
         if BY_BLOCK:
@@ -147,8 +151,7 @@ def _sums_by_block(
                 made *= _factors(up_scale_B, scale_R, TALL)
             up_sums += made
         if BY_BLOCK:
-            after = k // _BLOCK + 1
-            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
+            scale_R, scale_B, up_scale_B = after_R, after_B, up_after_B
     return sums, up_sums
 
 
@@ -172,7 +175,13 @@ def _sums_of_several(
     up_BR = sum_BR
     block_S += start // _BLOCK
     scale_S, scale_BS, up_scale_BS = _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S)
+    after_S, after_BS, up_after_BS = scale_S, scale_BS, up_scale_BS
     for k in range(start, end, K):
+        if BY_BLOCK:
+            block_S += D
+            after_S, after_BS, up_after_BS = _scales_of_several(
+                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S
+            )
         mask_SK = reads_SK & (k + input_K < inputs)[None, :]
         x_KS = tl.load(x_at_SK + k, mask=mask_SK, other=0.0).T
         made_BS = tl.dot(weight.load([first, k]), x_KS)
@@ -185,10 +194,7 @@ def _sums_of_several(
                 made_BS *= up_scale_BS * scale_S[None, :]
             up_BR = _added_in_turn(up_BR, made_BS, B, R, D)
         if BY_BLOCK:
-            block_S += D
-            scale_S, scale_BS, up_scale_BS = _scales_of_several(
-                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S
-            )
+            scale_S, scale_BS, up_scale_BS = after_S, after_BS, up_after_BS
     return sum_BR, up_BR
 
 
@@ -269,7 +275,8 @@ def scales_of_outputs(scales, first, end, blocks, B: tl.constexpr, G: tl.constex
 @triton.jit
 def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
     """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices. Kernels load them
-    a block ahead, so that no product waits for them; past the last block they are the last's."""
+    a block ahead, before the products of that block: after these, the next block's would be begun only once the scales
+    have come, since the compiler multiplies both at once. Past the last block they are the last's."""
     block = tl.minimum(block, blocks - 1)
     return tl.load(x_at_R + block * rows, mask=exists_R, other=0.0), tl.load(at_B + block), tl.load(up_at_B + block)
 

@@ -67,7 +67,11 @@ def _product_kernel(
     sum_BR = tl.zeros([B, R], tl.float32)
     up_BR = sum_BR
     scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, 0)
+    after_R, after_B, up_after_B = scale_R, scale_B, up_scale_B
     for k in range(0, inputs, K):
+        if BY_BLOCK:
+            after = k // K + 1
+            after_R, after_B, up_after_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
         loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
         part_BR = tl.dot(weight.load([top + first, k]), loaded_RK.T)
         if BY_BLOCK:
@@ -79,7 +83,7 @@ def _product_kernel(
                 part_BR *= up_scale_B[:, None] * scale_R[None, :]
             up_BR += part_BR
         if BY_BLOCK:
-            scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, k // K + 1)
+            scale_R, scale_B, up_scale_B = after_R, after_B, up_after_B
     if not BY_BLOCK:
         sum_BR *= scale_B[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
