@@ -419,7 +419,7 @@ def test_steps_need_only_the_binaries_of_a_start(deterministic: bool, window: in
 # As it is compiled
 
 
-def test_eight_bits_on_hopper(tmp_path: Path) -> None:
+def test_fp8_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 all kernels that write or read KV in eight bits compile, convert it by instructions
     that do so, and fit into shared memory and registers."""
     kernels = compiled("kv_compiles", tmp_path)
