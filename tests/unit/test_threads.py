@@ -6,12 +6,12 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
 
 from stridelm.threads import THEIRS, WAITING, settle_waiting
-from support.doubles.server import serving
+from support.doubles.server import until
 
 SPIN = "GOMP_SPINCOUNT"
 SAYS = f"""
@@ -72,19 +72,22 @@ def test_too_late_is_said_once_to_who_looks_closely(caplog: pytest.LogCaptureFix
     assert SPIN in caplog.text
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
-def test_the_servers_engine_has_it(tmp_path: Path) -> None:
-    """The engine's process inherits it, and the user's own setting too."""
-    for given, found in (({}, WAITING[SPIN]), ({SPIN: "17"}, "17")):
-        folder = tmp_path / found
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            for name in THEIRS:
-                patch.delenv(name, raising=False)
-            with serving(folder, environment=given) as served:
-                (child,) = (
-                    Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()[:1]
-                )
-                lines = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                assert f"{SPIN}={found}".encode() in lines
-                served.stop()
+@pytest.mark.parametrize(("given", "found"), [({}, WAITING[SPIN]), ({SPIN: "17"}, "17")], ids=["ours", "the user's"])
+def test_the_servers_engine_has_it(given: dict[str, str], found: str) -> None:
+    """The engine's process inherits it, and the user's own setting too. It need not get as far as serving."""
+    command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, env=clean(**given), stdout=quiet, stderr=quiet) as server:
+        process, engines = psutil.Process(server.pid), list[psutil.Process]()
+
+        def started() -> bool:
+            assert server.poll() is None, "the server ended"
+            engines[:] = [one for one in process.children() if "stridelm.server.engine_process" in one.cmdline()]
+            return bool(engines)
+
+        try:
+            until("the engine's process is started", started)
+            assert engines[0].environ()[SPIN] == found
+        finally:
+            for one in (process, *engines):
+                one.kill()
