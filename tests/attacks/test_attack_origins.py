@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from attacks.raw import address_of, connect, rest, status
@@ -15,11 +13,11 @@ ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/abort_reques
 GENERATE = '{"prompt": "x", "max_tokens": 1}'
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("local")) as served:
-        yield served
-        settle(served)
+@pytest.fixture
+def local(stormed: Served) -> Served:
+    """Listens on a loopback address, and nothing runs."""
+    settle(stormed)
+    return stormed
 
 
 def test_default_hosts() -> None:

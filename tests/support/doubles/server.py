@@ -77,7 +77,7 @@ def serving(
 ) -> Iterator[Served]:
     """A server of the built-in model at a free port, checking its ledger at every step; with the tests' chat template,
     or with the model's. Unless options say more of it, drafts have one depth: a chosen one would depend on how busy the
-    machine is."""
+    machine is; and drafting is not tried before it is ready, since the built-in heads are known to fit."""
     file, log = tmp_path / "chat.jinja", tmp_path / "server.log"
     file.write_text(CHATML, encoding="utf-8")
     command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0"]
@@ -85,6 +85,8 @@ def serving(
     command += ["--strict", "--max-num-seqs", "8", "--max-model-len", "512", *options]
     if not any(option.startswith(("--drafter", "--depth")) for option in options):
         command += ["--depth", "3"]
+    if "--check-drafting" not in options:
+        command += ["--no-check-drafting"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(environment or {})}
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)

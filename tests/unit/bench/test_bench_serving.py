@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -211,12 +213,13 @@ def test_what_a_server_refuses_are_errors(served: Served) -> None:
         measure(remote, [None], ["long-document"], ServingSettings(**SHORT, url=served.url, scenario="long-document"))
 
 
-def test_a_server_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with serving(tmp_path) as brief:
-        remote = Remote(Server.at(brief.url), "openai", 0.0)
+def test_a_server_that_is_gone_is_an_error(served: Served) -> None:
     asks = asks_of("short-question", ServingSettings(**SHORT), True)
-    with pytest.raises(ValueError, match="takes no connections"):
-        remote.run(asks, Load(1), None, Way("plain", "off", True, False))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        remote = Remote(replace(Server.at(served.url), port=nobody.getsockname()[1]), "openai", 0.0)
+        with pytest.raises(ValueError, match="takes no connections"):
+            remote.run(asks, Load(1), None, Way("plain", "off", True, False))
 
 
 # The command

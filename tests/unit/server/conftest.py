@@ -1,4 +1,4 @@
-"""One server for all tests that leave it in its original state."""
+"""Servers for all tests that leave them in their original state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from support.doubles.server import Served, serving, settle, until
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("server")) as served:
+        yield served
+        assert served.stop() == 0, served.log.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Its responses say of every step what was drafted and accepted."""
+    with serving(tmp_path_factory.mktemp("detailed"), "--per-request-spec-decode-metrics", "detailed") as served:
         yield served
         assert served.stop() == 0, served.log.read_text(encoding="utf-8")
 

@@ -81,10 +81,10 @@ def test_refusals(served: Served, settings: dict[str, object], word: str) -> Non
 
 
 def test_the_demo_answers_chat_clients(tmp_path: Path) -> None:
-    """The built-in model as `stride serve` serves it, without an operator's template."""
+    """The built-in model as `stride serve` serves it, without an operator's template, its drafting tried before."""
     prompt = "# be brief\n\ndef f(x):"
     [expected] = offline([prompt], temperature=0, max_tokens=12)
-    with serving(tmp_path, template=False) as plain, plain.openai() as client:
+    with serving(tmp_path, "--check-drafting", template=False) as plain, plain.openai() as client:
         settings = {"model": "built-in", "temperature": 0, "max_tokens": 12}
         answer = client.chat.completions.create(messages=MESSAGES, **settings)
         parts = [MESSAGES[0], {"role": "user", "content": [{"type": "text", "text": "def f(x):"}]}]

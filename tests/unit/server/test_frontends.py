@@ -43,25 +43,19 @@ LONG: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True,
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("one"), "--api-server-count", "1") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("three"), "--api-server-count", str(COUNT)) as served:
         yield served
         assert served.stop() == 0, served.log.read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def three(server: Served) -> Iterator[Served]:
+def three(several: Served) -> Iterator[Served]:
     """The server with three front-ends; afterwards all of them serve, and nothing runs."""
-    yield server
-    until("all front-ends are up", lambda: len(frontends(server)) == COUNT)
-    settle(server)
-    until("no page is held", lambda: held(server) == 0, 10)
+    yield several
+    until("all front-ends are up", lambda: len(frontends(several)) == COUNT)
+    settle(several)
+    until("no page is held", lambda: held(several) == 0, 10)
 
 
 def nursery_of(served: Served) -> psutil.Process:
@@ -191,10 +185,10 @@ def told(served: Served, body: dict[str, Any]) -> Any:
     return choices
 
 
-def test_same_answers(one: Served, three: Served) -> None:
+def test_same_answers(served: Served, three: Served) -> None:
     """A random mix gets the same answers from one process, one after the other, as from three, eight at a time."""
     mix = bodies(40)
-    expected = [told(one, body) for body in mix]
+    expected = [told(served, body) for body in mix]
     before = gauges(three)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda body: told(three, body), mix)) == expected

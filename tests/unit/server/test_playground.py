@@ -13,13 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stridelm.server.errors import unauthorised
-from support.doubles.server import PROMPT, Served, gauges, serving, settle
+from support.doubles.server import PROMPT, Served, gauges, settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request, Route
@@ -244,15 +243,15 @@ def test_both_panes_say_the_same(sheet: Sheet, order: str) -> None:
     assert "--per-request-spec-decode-metrics detailed" in sheet.text("#drafted .charted")
 
 
-def test_the_chart_shows_what_was_drafted(browser: Browser, tmp_path: Path) -> None:
+def test_the_chart_shows_what_was_drafted(browser: Browser, detailed: Served) -> None:
     """If the server was started to tell, once the text is complete."""
     depth = {"drafter": "ngram", "depth": 4}
-    with serving(tmp_path, "--per-request-spec-decode-metrics", "detailed") as served, tab(browser) as page:
-        sheet = Sheet(page, served).open()
+    with tab(browser) as page:
+        sheet = Sheet(page, detailed).open()
         sheet.fill(prompt=PROMPT, temperature=0.8, seed=7, max_tokens=TOKENS, **depth).run()
         assert sheet.states() == ["done", "done"]
         settings = {"prompt": PROMPT, "temperature": 0.8, "seed": 7, "max_tokens": TOKENS, "speculation": depth}
-        with served.http() as client:
+        with detailed.http() as client:
             told = client.post("/v1/completions", json=settings).json()["metrics"]["speculative_decoding"]
         drafted, accepted = told["per_step_drafted"], told["per_step_accepted"]
         assert 0 < len(drafted) < int(sheet.text("#drafted [data-figure=steps]"))

@@ -28,13 +28,6 @@ OPTION = "--per-request-spec-decode-metrics"
 
 
 @pytest.fixture(scope="module")
-def detailed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("detailed"), OPTION, "detailed") as served:
-        yield served
-        assert served.stop() == 0, served.log.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With two front-ends."""
     with serving(tmp_path_factory.mktemp("summary"), OPTION, "summary", "--api-server-count", "2") as served:
