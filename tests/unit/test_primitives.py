@@ -12,7 +12,7 @@ GROWTH = """
 import random
 import psutil, torch
 from stridelm import LLM, SamplingParams
-llm = LLM(max_model_len=512, max_num_seqs=8, dtype="bfloat16")
+llm = LLM(max_model_len=512, max_num_seqs=8, dtype="bfloat16", check_drafting=False)
 sizes = random.Random(0).sample(range(1, 500), 80)
 def resident():
     return psutil.Process().memory_info().rss
