@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not interpreter.ON and item.get_closest_marker("interpreted"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # full collections, each of which takes a third of a second otherwise, do not scan what was imported
 
 
 @pytest.fixture(scope="session")
