@@ -336,39 +336,61 @@ IDENTITY: list[Mutation] = [
 HISTORY: list[Mutation] = [forgets_last, counts_twice, sees_siblings]
 
 
+HEAVY = replace(PENALISED, repetition_penalty=2.5, frequency_penalty=1.5)
+
+
+def check_tree(parameters: SamplingParams | None = None) -> None:
+    """What each mutation must fail."""
+    check_joint(lab_of("blind_tree", "exact", parameters), SAMPLES // 10)
+
+
+@pytest.fixture(scope="module")
+def _unbroken() -> None:
+    """Without a mutation the chi-squares pass."""
+    check_tree()
+    check_tree(HEAVY)
+
+
+@pytest.mark.usefixtures("_unbroken")
 @pytest.mark.parametrize("mutation", JOINT, ids=lambda m: m.__name__)
 def test_joint_catches(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square of the joint distribution detects a verifier that is broken in this way."""
-    check_joint(lab_of("blind_tree", "exact"), SAMPLES // 10)
     mutation(monkeypatch)
     with pytest.raises(AssertionError, match="chi-square"):
-        check_joint(lab_of("blind_tree", "exact"), SAMPLES // 10)
+        check_tree()
 
 
+@pytest.mark.usefixtures("_unbroken")
 @pytest.mark.parametrize("mutation", HISTORY, ids=lambda m: m.__name__)
 def test_joint_catches_history(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square under penalties detects a row with another row's history."""
-    heavy = replace(PENALISED, repetition_penalty=2.5, frequency_penalty=1.5)
-    check_joint(lab_of("blind_tree", "exact", heavy), SAMPLES // 10)
     mutation(monkeypatch)
     with pytest.raises(AssertionError, match="chi-square"):
-        check_joint(lab_of("blind_tree", "exact", heavy), SAMPLES // 10)
+        check_tree(HEAVY)
+
+
+def check_trees(stand: Stand, feature: str) -> None:
+    """What each mutation of IDENTITY must fail, or of HISTORY with penalties."""
+    kind = {"drafter": RANDOM_TREE, "depth": 4}
+    check_identity(stand, [Job(p, sampling(stand, p, 1.0, feature), kind) for p in prompts(stand, 8)])
+
+
+@pytest.fixture(scope="module")
+def identical(checkpoint: Callable[..., Path]) -> Iterator[Stand]:
+    """With random trees, and where nothing is broken all outputs are the same."""
+    with registered():
+        stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
+        check_trees(stand, "nothing")
+        check_trees(stand, "frequency_penalty")
+        yield stand
 
 
 @pytest.mark.parametrize("mutation", [*IDENTITY, *HISTORY], ids=lambda m: m.__name__)
-def test_identity_catches(mutation: Mutation, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_catches(mutation: Mutation, identical: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token identity detects it too, or the engine stops on an invariant; committing a row too many is detected."""
-    with registered():
-        stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
-        feature = "frequency_penalty" if mutation in HISTORY else "nothing"
-        jobs = [
-            Job(prompt, sampling(stand, prompt, 1.0, feature), {"drafter": RANDOM_TREE, "depth": 4})
-            for prompt in prompts(stand, 8)
-        ]
-        check_identity(stand, jobs)
-        mutation(monkeypatch)
-        with pytest.raises((AssertionError, RuntimeError, IndexError)):
-            check_identity(stand, jobs)
+    mutation(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        check_trees(identical, "frequency_penalty" if mutation in HISTORY else "nothing")
 
 
 def test_enumeration_catches(stand: Stand, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,8 +402,6 @@ def test_enumeration_catches(stand: Stand, model: Any, monkeypatch: pytest.Monke
         check_enumeration(stand, model, PROMPT, with_penalties)
 
 
-def test_mutations_do_not_linger(checkpoint: Callable[..., Path]) -> None:
+def test_mutations_do_not_linger(identical: Stand) -> None:
     """After all mutations the verifier works again."""
-    with registered():
-        stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "float32")
-        check_identity(stand, mixed_jobs(stand, 8, 1.0, ["everything"]))
+    check_identity(identical, mixed_jobs(identical, 8, 1.0, ["everything"]))

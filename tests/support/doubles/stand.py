@@ -43,6 +43,9 @@ DEEP = 9
 CAPTURE_NOTHING = {"attention", "enforce_eager", "check_pages"}
 """Options with which nothing is captured, so that to say when has no effect."""
 
+_PLAIN: dict[str, RequestOutput] = {}
+"""Outputs of plain decoding, by the stand's settings and the request. Many modules compare with the same ones."""
+
 
 @dataclass
 class Job:
@@ -65,7 +68,7 @@ class Stand:
     mask_token_id: int | tuple[int, ...] = 63
     options: dict[str, Any] = field(default_factory=dict)
     """Engine options that override the ones below."""
-    _plain: dict[str, RequestOutput] = field(default_factory=dict)
+    _alone: dict[str, RequestOutput] = field(default_factory=dict)
 
     def llm(self, **options: Any) -> LLM:
         """An engine with bit-exact settings that checks its ledger at every step."""
@@ -74,6 +77,7 @@ class Stand:
             "device": self.device,
             "deterministic": True,
             "skip_tokenizer_init": True,
+            "check_drafting": False,  # what it would try are heads with random weights
             "strict": True,
             "drafter": "none",
             "depth": None,  # a chosen one would depend on how busy the machine is, too
@@ -109,14 +113,23 @@ class Stand:
         return self._reference.engine.drafters
 
     def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
-        """Plain decoding: no draft, alone, the whole prompt in one chunk, nothing cached."""
-        key = repr((prompt, replace(params, speculation=None)))
-        if key not in self._plain:
-            self._plain[key] = self.alone(Job(prompt, params, {"drafter": "none"}))
-        return self._plain[key]
+        """Plain decoding: no draft, alone, the whole prompt in one chunk, nothing cached. Computed once per process."""
+        job = Job(prompt, replace(params, speculation=None), {"drafter": "none"})
+        settings = (type(self), str(self.path), self.dtype, self.device, self.mask_token_id, self.options)
+        key = repr((settings, job))
+        if key not in _PLAIN:
+            _PLAIN[key] = self._compute(job)
+        return _PLAIN[key]
 
     def alone(self, job: Job) -> RequestOutput:
-        """One job by itself on an engine without a prefix cache."""
+        """One job by itself on an engine without a prefix cache. Computed once per stand: a drafter may be taught other
+        drafts in another module."""
+        key = repr(job)
+        if key not in self._alone:
+            self._alone[key] = self._compute(job)
+        return self._alone[key]
+
+    def _compute(self, job: Job) -> RequestOutput:
         output = self._reference.generate(job.prompt, job.request)[0]
         self._reference.check()
         return output
