@@ -8,6 +8,7 @@ read their rows from memory in one fixed layout. Any remaining difference betwee
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from typing import Any
 
@@ -142,6 +143,36 @@ def _keep_types() -> None:
     interpreter._get_np_dtype = numpys
 
 
+def _share_shapes() -> None:
+    """Triton wraps and checks the sizes of the axes of each value and of its type anew, a quarter of a kernel's time;
+    here they are those of the first of their shape."""
+    from triton.language import core
+
+    of_values: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    of_types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    block_type = core.block_type.__init__
+
+    def begin_value(self: Any, handle: Any, of: Any) -> None:
+        sizes = tuple(of.shape) if of.is_block() else ()
+        if sizes not in of_values:
+            of_values[sizes] = core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
+        self.handle, self.type, self.dtype = handle, of, of.scalar
+        self.numel, self.shape = of_values[sizes]
+
+    def begin_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(
+            each.value if isinstance(each, core.constexpr) else each for each in core._unwrap_if_constexpr(shape)
+        )
+        key = element_ty.name, *sizes
+        if key not in of_types:
+            block_type(self, element_ty, shape)
+            of_types[key] = {"shape": self.shape, "numel": self.numel, "name": self.name}
+        self.__dict__.update(of_types[key], element_ty=element_ty)
+
+    core.tensor.__init__ = begin_value
+    core.block_type.__init__ = begin_type
+
+
 if ON:
     with contextlib.suppress(ImportError):  # without triton, the tests report that themselves
         _make_products()
@@ -151,3 +182,4 @@ if ON:
         _patch_once()
         _drop_unread_checks()
         _keep_types()
+        _share_shapes()
