@@ -351,7 +351,8 @@ def _launch(
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, tile.inputs)
     row_tiles = triton.cdiv(rows, tile.rows)
     several = tile.inputs > BLOCK
-    chosen, tall = (1, False) if arrivals is None else _form(rows, several, tiles, steps, is_gated, device)
+    blocks = triton.cdiv(inputs, BLOCK)
+    chosen, tall = (1, False) if arrivals is None else _form(rows, several, tiles, blocks, is_gated, device)
     parts = parts or chosen
     assert parts == 1 or not is_gated  # a gate is applied to whole sums
     assert parts == 1 or (arrivals is not None and tiles * row_tiles <= len(arrivals))
@@ -391,34 +392,40 @@ def no_arrivals(device: torch.device) -> torch.Tensor:
     return torch.zeros(ROW_TILES * multiprocessors(device), dtype=torch.int32, device=device)
 
 
-def _form(rows: int, several: bool, tiles: int, steps: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
+def _form(rows: int, several: bool, tiles: int, blocks: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
     """(parts of the sums, whether rows are the tall side of tiles): the faster way on an H200. Beyond few rows tall
     tiles are, up to 1.5x; between, sums in only two parts are slower than whole ones in tall tiles."""
     if not several and (rows > FEW_ROWS or (rows > 32 and is_gated)):
         return 1, True
-    parts = 1 if is_gated else parts_of(tiles, steps, device)
+    parts = 1 if is_gated else parts_of(tiles, blocks, device)
     return (1, True) if not several and rows > 32 and parts < 4 else (parts, False)
 
 
 @cache
-def parts_of(tiles: int, steps: int, device: torch.device) -> int:
-    """Into how many parts a sum of so many steps is split: two programs for each processor, of four steps or more."""
-    room = min(MOST_PARTS, steps // 4, 2 * multiprocessors(device) // tiles)
+def parts_of(tiles: int, blocks: int, device: torch.device) -> int:
+    """Into how many parts a sum of so many blocks is split: two programs for each processor, of four blocks or more."""
+    room = min(MOST_PARTS, blocks // 4, 2 * multiprocessors(device) // tiles)
     return 1 << room.bit_length() - 1 if room else 1
 
 
 @cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device, *, quantised: bool = False) -> Tile:
-    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory. quantised: a tile has all
-    outputs that share a scale."""
+    """Tiles as for 16-bit weights (products.py), with twice the stages in the same memory; of two blocks for up to 16
+    rows. quantised: a tile has all outputs that share a scale."""
     height = tile_height(rows)
     many = outputs >= 128 * multiprocessors(device)
+    few = 8 if rows <= 8 else 16
+    if quantised and height == 16:
+        return Tile(BLOCK, few, 2 * BLOCK, warps=8, stages=3)
     if quantised:
         return Tile(BLOCK, height, BLOCK, warps=8, stages=6 if height < 64 else 4)
+    if height == 16 and not (many or is_gated):
+        return Tile(64, few, 2 * BLOCK, warps=4, stages=5 if few == 8 else 4)
     if height == 128 and is_gated:
         return Tile(64, height, BLOCK, warps=4, stages=3)
     if height == 128:
         return Tile(128 if many or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
     if is_gated:
         return Tile(64, height, BLOCK, warps=4, stages=4)
-    return Tile(128 if many else 64, height, BLOCK, warps=4, stages=4 if many else 8)
+    stages = 4 if many else 6 if height == 64 else 8  # two programs on a processor, where there are several parts
+    return Tile(128 if many else 64, height, BLOCK, warps=4, stages=stages)

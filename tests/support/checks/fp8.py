@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stridelm.kernels import plain_fp8
-from stridelm.kernels.fp8 import gated_product, no_arrivals, product
+from stridelm.kernels.fp8 import choose_tile, gated_product, no_arrivals, product
 from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.products import Tile
@@ -35,8 +35,9 @@ TILES = (
     Tile(64, 128, BLOCK, warps=8, stages=4),
     Tile(128, 64, BLOCK, warps=4, stages=4),
     Tile(128, 128, BLOCK, warps=8, stages=4),
-    Tile(64, 8, 2 * BLOCK, warps=4, stages=4),
-    Tile(64, 16, 2 * BLOCK, warps=4, stages=3),
+    Tile(64, 8, 2 * BLOCK, warps=4, stages=5),
+    Tile(64, 16, 2 * BLOCK, warps=4, stages=4),
+    Tile(128, 8, 2 * BLOCK, warps=8, stages=3),
     Tile(128, 16, 2 * BLOCK, warps=8, stages=3),
     Tile(64, 32, 2 * BLOCK, warps=4, stages=3),
     Tile(64, 8, 4 * BLOCK, warps=4, stages=2),
@@ -186,8 +187,8 @@ def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
     one; the counts end at zero. case: by block, in float32, of so few rows that sums are taken in parts."""
     arrivals, (count, inputs) = no_arrivals(case.x.device), case.x.shape
     assert arrivals.numel() and not bool(arrivals.any())
-    steps = -(-inputs // BLOCK)
-    each = -(-steps // parts) * BLOCK
+    step = choose_tile(count, len(case.bias), False, case.x.device).inputs
+    each = -(-inputs // (step * parts)) * step
     wanted = torch.zeros(count, len(case.bias), device=case.x.device)
     for start in range(0, inputs, each):
         scale = case.scale[:, start // BLOCK : (start + each) // BLOCK].contiguous()
