@@ -223,7 +223,9 @@ def few_rows(way: Way, product: PackedProduct, shape: torch.Size, biased: bool) 
         assert isinstance(tried, PackedProduct)
         ours = FewRows.of(tried.packed, shape)
         _AGREED[key] = ours is not None and all(
-            torch.equal(ours(x[:count], bias), tried(x[:count], weight, bias)) for count in range(1, len(x) + 1)
+            torch.equal(ours(x[:count], bias), tried(x[:count], weight, bias))
+            for count in TRIED_ROWS
+            if count <= few.max_rows
         )
     return few if _AGREED[key] else None
 
