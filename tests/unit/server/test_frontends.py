@@ -348,7 +348,7 @@ def ended(served: Served, rid: str, key: str, act: Sequence[dict[str, Any]], by:
     answers: list[Any] = []
 
     def ask() -> None:
-        sampling = {"max_new_tokens": 300, "ignore_eos": True, "temperature": 0}
+        sampling = {"max_new_tokens": 1200, "ignore_eos": True, "temperature": 0, "speculation": "off"}
         with served.http(headers={"authorization": f"Bearer {key}"}) as client:
             answers.append(client.post("/generate", json={"text": PROMPT, "rid": rid, "sampling_params": sampling}))
 
@@ -380,7 +380,8 @@ def test_aborted_from_another_connection(limited: Served, wanted: dict[str, Any]
 def test_a_rid_is_in_use_everywhere(limited: Served) -> None:
     """For the same key only, and until its request has ended."""
     sampling = {"max_new_tokens": 1, "temperature": 0}
-    long = {"text": [PROMPT, "x"], "rid": "mine", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    length = {"max_new_tokens": 1200, "ignore_eos": True, "speculation": "off"}
+    long = {"text": [PROMPT, "x"], "rid": "mine", "sampling_params": length}
 
     def ask(key: str, rid: str) -> int:
         with limited.http(headers={"authorization": f"Bearer {key}"}) as client:
