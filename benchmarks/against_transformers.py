@@ -1,12 +1,16 @@
 """Decoding against transformers' `generate`: same weights, dtype, threads and prompts, in one process.
 
     python benchmarks/against_transformers.py [MODEL] --batch 1,8 --json results/against_transformers.jsonl
+    python benchmarks/against_transformers.py --mixture --json results/against_transformers.jsonl
     python benchmarks/against_transformers.py [MODEL] --mtp 3 --json results/against_transformers_mtp.jsonl
 
 Both decode greedily with a KV cache, for exactly --max-tokens tokens; prompts of a batch are padded on the
 left for transformers. The two take turns, in alternating order; the ratio is taken within a round, and the
 median ratio is reported. Stride runs as shipped, including paging, sampler and detokenising. transformers
 returns ids only.
+
+With --mixture the model is a qwen3_moe of the built-in model's sizes with random weights, 32 experts of 128 of which
+four are chosen: 43M parameters.
 
 With --mtp DEPTH both draft with the MTP module beside MODEL, one prompt at a time. transformers' option is
 `generate(use_mtp=True)`: it drafts exactly one token with each module of a checkpoint and applies none twice.
@@ -42,7 +46,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from stridelm.bench.drive import drive
@@ -73,6 +77,8 @@ class Settings:
     device: str
     mtp: int | None = None
     """Depth. None: plain decoding in both."""
+    mixture: bool = False
+    """A random one instead of a model."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="checkpoint directory (default: the built-in model)")
     parser.add_argument("--batch", default="1,8", help="comma-separated batch sizes (default: 1,8)")
+    parser.add_argument("--mixture", action="store_true", help="a small random mixture of experts instead of MODEL")
     parser.add_argument("--mtp", type=int, metavar="DEPTH", help="draft with MTP, at batch size 1")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-prompts", type=int, default=8)
@@ -140,21 +147,46 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
+    if args.mixture and (args.model or args.mtp):
+        parser.error("--mixture is a model of its own, without MTP modules: leave out MODEL and --mtp")
     if args.threads:
         torch.set_num_threads(args.threads)
     batch = (1,) if args.mtp else tuple(int(size) for size in args.batch.split(","))
     settings = Settings(
-        args.model, batch, args.max_tokens, args.num_prompts, args.repeats, args.dtype, args.device, args.mtp
+        args.model,
+        batch,
+        args.max_tokens,
+        args.num_prompts,
+        args.repeats,
+        args.dtype,
+        args.device,
+        args.mtp,
+        args.mixture,
     )
-    rows: Sequence[Row] = measure_mtp(settings, args.mtp) if args.mtp else measure(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_mixture(Path(folder) / "mixture") if args.mixture else settings.model
+        rows: Sequence[Row] = measure_mtp(settings, args.mtp) if args.mtp else measure(model, settings)
     show(rows)
     if args.json:
         append_result(args.json, "against_transformers", settings, rows=[vars(row) for row in rows])
     return 0
 
 
-def measure(settings: Settings) -> list[Row]:
-    engine, hf = open_both(settings.model, settings)
+def write_mixture(path: Path) -> str:
+    """Write the checkpoint of --mixture, with the built-in model's tokenizer. Returns its path."""
+    own = json.loads((builtin_path() / "config.json").read_text(encoding="utf-8"))
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": True}
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(**{name: own[name] for name in sizes}, **experts, tie_word_embeddings=True)
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    for file in builtin_path().glob("tokenizer*"):
+        shutil.copy(file, path)
+    return str(path)
+
+
+def measure(model: str | None, settings: Settings) -> list[Row]:
+    engine, hf = open_both(model, settings)
     prompts = encode(engine, load_prompts().first(settings.num_prompts))
     return [measure_batch(engine, hf, prompts, size, settings) for size in settings.batch]
 
