@@ -1,4 +1,5 @@
-"""Arrays at addresses, for compiled code that reads more tensors than a call should have arguments.
+"""Addresses of arrays, and arrays at addresses, for compiled code that reads more tensors than a call should have
+arguments.
 
 Nothing here keeps the memory alive: whoever passes an address has to.
 """
@@ -7,8 +8,15 @@ Nothing here keeps the memory alive: whoever passes an address has to.
 from __future__ import annotations
 
 import numba as nb
+from llvmlite import ir
 from numba.core import types
 from numba.core.extending import intrinsic, register_jitable
+
+
+def start_of(context, builder, signature, arguments, index):
+    """For intrinsics: the address, as of bytes, of the first element of the array that is argument `index`."""
+    array = context.make_array(signature.args[index])(context, builder, arguments[index])
+    return builder.bitcast(array.data, ir.IntType(8).as_pointer())
 
 
 @register_jitable

@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.extending import intrinsic, register_jitable
 
+from stridelm.kernels.host.address import start_of
+
 ROWS = 16
 """Most rows of a tile."""
 PAIRS = 16
@@ -54,7 +56,7 @@ def configure(typing, configuration):
     """Configure this thread's tiles."""
 
     def generate(context, builder, signature, arguments):
-        _call(builder, "ldtilecfg", _start(context, builder, signature, arguments, 0))
+        _call(builder, "ldtilecfg", start_of(context, builder, signature, arguments, 0))
         return context.get_dummy_value()
 
     return types.void(configuration), generate
@@ -75,7 +77,7 @@ def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
     pair of inputs, in blocks of PAIRS pairs by OUTPUTS outputs; sums_NB: float32. I is a multiple of 2 PAIRS."""
 
     def generate(context, builder, signature, arguments):
-        x, weight, sums = (_start(context, builder, signature, arguments, i) for i in (0, 1, 3))
+        x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, 3))
         array = context.make_array(signature.args[1])(context, builder, arguments[1])
         blocks = cgutils.unpack_tuple(builder, array.shape)[1]
         row_bytes, block_bytes = builder.mul(blocks, _LONG(4 * PAIRS)), _LONG(4 * PAIRS * OUTPUTS)
@@ -95,12 +97,6 @@ def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
         return context.get_dummy_value()
 
     return types.void(x_NI, weight_OIPB, types.intp, sums_NB), generate
-
-
-def _start(context, builder, signature, arguments, index):
-    """The address of an array's first element."""
-    array = context.make_array(signature.args[index])(context, builder, arguments[index])
-    return builder.bitcast(array.data, _BYTE.as_pointer())
 
 
 def _call(builder, name, *arguments):

@@ -7,6 +7,7 @@ no bfloat16.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 import numba as nb
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numba import types
 from numba.core.extending import overload, register_jitable
+from numba.core.registry import cpu_target
 
 IN_ORDER = {"contract", "nsz"}
 """What the compiler may do: fuse a product and a sum into one instruction. Sums stay in the order written."""
@@ -29,6 +31,12 @@ DTYPES = frozenset((torch.bfloat16, torch.float32))
 
 _following = threading.local()
 """`threads`: the number that this thread last set."""
+
+
+@cache
+def compiles_for(feature: str) -> bool:
+    """Whether the compiler takes this CPU to have a feature, by LLVM's name."""
+    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 
 
 def follow_torch() -> int:

@@ -10,13 +10,13 @@ than 1,024 inputs, where it keeps to parts of 512).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.core.extending import intrinsic, register_jitable
-from numba.core.registry import cpu_target
+
+from stridelm.kernels.host.address import start_of
+from stridelm.kernels.host.arithmetic import compiles_for
 
 ROWS = 64
 """Most rows that are multiplied at once. With twice as many, oneDNN's kernels are as fast."""
@@ -32,15 +32,14 @@ _HELD = 4
 _PARTS = (256, 512)
 """Pairs of a part of the inputs: the first of these, or the second if there are more than that."""
 _LANES = 16
-_BYTE, _LONG, _PAIR = ir.IntType(8), ir.IntType(64), ir.IntType(32)
+_LONG, _PAIR = ir.IntType(64), ir.IntType(32)
 _PAIRS, _SUMS = ir.VectorType(_PAIR, _LANES), ir.VectorType(ir.FloatType(), _LANES)
 _VECTORS = OUTPUTS // _LANES
 
 
-@cache
 def is_available() -> bool:
     """Whether this CPU has AVX512-BF16."""
-    return "+avx512bf16" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return compiles_for("avx512bf16")
 
 
 @register_jitable
@@ -67,7 +66,7 @@ def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         rows, inputs = cgutils.unpack_tuple(builder, array.shape)
-        x, weight, sums = (_start(context, builder, signature, arguments, i) for i in (0, 1, 3))
+        x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, 3))
         pairs = builder.lshr(inputs, _LONG(1))
         weight = _at(builder, weight, builder.mul(builder.mul(arguments[2], pairs), _LONG(4 * OUTPUTS)))
         few, many = map(_LONG, _PARTS)
@@ -145,9 +144,3 @@ def _load(builder, address, kind):
 
 def _at(builder, address, offset):
     return builder.gep(address, [offset])
-
-
-def _start(context, builder, signature, arguments, index):
-    """The address of an array's first element."""
-    array = context.make_array(signature.args[index])(context, builder, arguments[index])
-    return builder.bitcast(array.data, _BYTE.as_pointer())

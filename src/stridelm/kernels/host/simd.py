@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from numba.core.registry import cpu_target
-
 from stridelm.kernels.host import amx, avx512
+from stridelm.kernels.host.arithmetic import compiles_for
 
-_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-_UNIT: ModuleType = amx if "+amx-bf16" in _FEATURES else avx512
+_UNIT: ModuleType = amx if compiles_for("amx-bf16") else avx512
 
 ROWS: int = _UNIT.ROWS
 """Most rows that are multiplied at once."""
