@@ -11,8 +11,8 @@ taken in parts, because each block waits for its scales and for the sum so far, 
 long rows of a weight would not use the memory's bandwidth; and many rows are the tall side of their tiles, which may
 round otherwise.
 
-Legend: N rows, I input width, O output width, S scales of a weight's columns, C of them a program's; in kernels B
-outputs of a tile, R rows of a tile, K columns of a block.
+Legend: N rows, I input width, O output width, S scales of a weight's columns; in kernels B outputs of a tile, R rows of
+a tile, K columns of one product, one block or several.
 """
 
 # mypy: disable-error-code="no-untyped-def"
