@@ -62,6 +62,7 @@ class HybridDrafter(Drafter):
     name = "hybrid"
     default_depth = 3
     keeps_kv = True
+    needs_states = True  # but for what is looked up, which is seldom all that is drafted
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         super().__init__(target, sampler, runtime)
