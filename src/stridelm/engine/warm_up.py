@@ -66,9 +66,9 @@ def prompts_to_measure(vocab_size: int, max_length: int, budget: Budget) -> Iter
 
 
 def decodes_to_measure(depth: int, budget: Budget) -> Iterator[Wave]:
-    """Waves of requests that decode together, few and many, long enough for each depth to be tried, to learn what steps
-    with drafts cost. depth: of the deepest draft."""
-    params = SamplingParams(temperature=0.0, max_tokens=(depth + 1) * (depth + 3), ignore_eos=True)
+    """Waves of requests that decode together, few and many, long enough for each depth to be tried twice, to learn
+    what steps with drafts cost. depth: of the deepest draft."""
+    params = SamplingParams(temperature=0.0, max_tokens=2 * (depth + 1) * (depth + 2), ignore_eos=True)
     sizes = [size for size in SIZES if size < budget.requests]
     for count in (*sizes, budget.requests):
         yield [([0], params)] * count

@@ -36,6 +36,9 @@ FEW = 2.0
 """Like steps count for all once there are more than this."""
 SURE = 9.0
 """A price counts for nothing if its standard deviation is more than a third of it."""
+NARROW = 256.0**2
+"""What the price is learnt from counts for less if the squares of the tokens' differences sum up to less than this:
+times of like steps change by chance, and with few tokens of difference each would seem to take long."""
 MOST = 10.0
 """Like steps that are counted."""
 OUTLIER = 3.0
@@ -82,8 +85,10 @@ class StepCost:
         tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
         self._noted: list[tuple[int, int, int, int, float]] = []
         """Steps that are not in the fit yet."""
+        self._begun: dict[int, set[int]] = {}
+        """Class of requests -> depths that a step had with about as many."""
         self._tried: dict[int, set[int]] = {}
-        """Class of requests -> depths tried with about as many."""
+        """The same for depths that were measured."""
         self._prompts: deque[tuple[int, int, int, int, int, float]] = deque(maxlen=PROMPT_STEPS)
         """The last steps with prompt rows."""
         self._line: tuple[float, float, float] | None = None
@@ -91,7 +96,12 @@ class StepCost:
         known of them. None: to be fitted."""
 
     def note(self, step: StepShape, seconds: float, tried: int | None = None) -> None:
-        """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was."""
+        """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was.
+
+        The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then.
+        """
+        if tried is not None and not _add(self._begun, step.requests, tried):
+            return
         if step.prompt:
             if len(self._prompts) >= FEW_PROMPTS:
                 seconds = min(seconds, OUTLIER * self.one(step))
@@ -101,13 +111,11 @@ class StepCost:
             if len(self._noted) >= LAZY:
                 self._learn()
         self._line = None
-        place = _number(step.requests)
-        if tried is not None and tried not in self._tried.get(place, ()):
-            for near in range(place - NEAR, place + NEAR + 1):
-                self._tried.setdefault(near, set()).add(tried)
+        if tried is not None:
+            _add(self._tried, step.requests, tried)
 
     def untried(self, requests: int, deepest: int) -> int | None:
-        """The largest depth that was not tried with about so many requests; None if each was."""
+        """The largest depth that was not measured with about so many requests; None if each was."""
         tried = self._tried.get(_number(requests), ())
         return next((depth for depth in range(deepest, -1, -1) if depth not in tried), None)
 
@@ -165,6 +173,16 @@ class StepCost:
         return self._line
 
 
+def _add(depths: dict[int, set[int]], requests: int, depth: int) -> bool:
+    """Note a depth for steps with about so many requests. Returns whether it was there before."""
+    place = _number(requests)
+    if depth in depths.get(place, ()):
+        return True
+    for near in range(place - NEAR, place + NEAR + 1):
+        depths.setdefault(near, set()).add(depth)
+    return False
+
+
 @nb.njit(cache=True)
 def stair(count):
     """The same for counts that are alike: exact up to 8, then quarters of powers of two."""
@@ -206,6 +224,7 @@ def _each(price):
     steps, squares, products, rest = price
     if products <= 0.0:
         return 0.0
+    squares += NARROW
     slope = products / squares
     doubt = max(0.0, rest - slope * products) / (steps * squares)  # variance of the slope
     return slope * max(0.0, 1.0 - SURE * doubt / slope**2)

@@ -174,3 +174,21 @@ def test_slow_decodes_do_not_make_steps_longer_twice() -> None:
     policy, beside = Timed(learnt(512, 8192), 0.0005), decodes(16)
     assert 2 * (BASE + EACH * 17) > LONGEST * 0.0005
     assert policy.rows(beside, 1_000_000) == policy.rows(beside, 0)
+
+
+def test_the_first_step_that_tries_a_depth_says_nothing() -> None:
+    """It takes longer than others like it: what it needs is loaded."""
+    cost, step = StepCost(), StepShape(1, 3, 2, 100)
+    cost.note(step, 9e-3, tried=2)
+    assert not cost.knows_decodes and cost.untried(1, 2) == 2
+    cost.note(step, 3e-3, tried=2)
+    assert cost.untried(1, 2) == 1
+    assert cost.one(step) == pytest.approx(3e-3, rel=0.01)
+
+
+def test_steps_that_grow_slower_are_not_taken_to_read_more() -> None:
+    """A machine that is slower now and then makes a few tokens of context look dear, where contexts hardly differ."""
+    cost = StepCost()
+    for more in range(12):
+        cost.note(StepShape(1, 1, 0, 50 + more), 1e-3 + 0.05e-3 * more)
+    assert cost.one(StepShape(1, 1, 0, 0)) > 0.9e-3
