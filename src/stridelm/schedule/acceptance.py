@@ -11,9 +11,9 @@ but that they are usually like the ones before them.
 Fortunes are taken to be normally distributed with a variance that is learnt too. After n checks of a request the
 variance of what is known of its fortune is about v / (1 + v n / 4), since a check tells most, a quarter, where both
 outcomes are as likely. That is also the size of the step from the next check. So where requests are alike, one's checks
-move little; where they differ, much. A request that was seldom checked is hoped to be better than is known, by a
-standard deviation: a text that is never drafted for would never be found out to be a good one. Whoever asks may leave
-that out, where trying costs too much.
+move little; where they differ, much. A request that was seldom checked is hoped to be a little better than is known: a
+text that is never drafted for would never be found out to be a good one. Probes find that out too, so the hope is
+small. Whoever asks may leave it out, where trying costs too much.
 
 The loops are compiled, since they run at every step.
 
@@ -45,6 +45,8 @@ SPREAD = 0.02
 """Weight of the latest step in the variance."""
 MOST = 6.0
 """Largest log-odds."""
+HOPE = 0.25
+"""Standard deviations by which what is little known is hoped to be better."""
 
 Levels = Sequence[int] | np.ndarray
 """[R] of each request."""
@@ -93,11 +95,11 @@ class Acceptance:
     def chances(self, readers: Readers, depth: int, *, hoped: bool = True) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
         Falls from level to level. hoped: what is little known is hoped to be better."""
-        return _chances(*self._of(readers), depth, float(hoped))
+        return _chances(*self._of(readers), depth, HOPE * hoped)
 
     def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> np.ndarray:
         """[R] levels that requests are to draft: up to `depth`, while their weighted chances are at least `least`."""
-        return _allowed(*self._of(readers), readers.weights_R, depth, least, float(hoped))
+        return _allowed(*self._of(readers), readers.weights_R, depth, least, HOPE * hoped)
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
         return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
@@ -191,8 +193,8 @@ def _better(request, variance_K, hope):
 
 @nb.njit(cache=True)
 def _all_log_odds(right_KD, checks_KD, hope):
-    """Of the means, which are hoped to be larger than is known by half a standard deviation, as fortunes are by one.
-    hope: 1, or 0 for none."""
+    """Of the means, which are hoped to be larger than is known, by half as many standard deviations as fortunes are.
+    hope: those of fortunes."""
     odds_KD = np.empty_like(right_KD)
     for k in range(right_KD.shape[0]):
         mean, worth = FIRST, WORTH[0]

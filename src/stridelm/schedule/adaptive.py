@@ -118,7 +118,7 @@ class Adaptive:
             readers = self.acceptance.read(requests)
             self._beside = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
         depths, probe = self._decide(requests, others)
-        if probe is not None:
+        if probe is not None and not any(request.behind for request in requests):
             load = self._load(len(requests))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
@@ -178,8 +178,9 @@ class Adaptive:
         if seconds is not None:
             if known.paced:
                 self._keep_paces(requests, accepted, seconds)
+            first = self.cost.untried(count, deepest) is not None
             self.cost.note(step, seconds, tried)
-            self._consider(load, readers, step.context, tried if tried == load.awaited else None)
+            self._consider(load, readers, step.context, tried if tried == load.awaited else None, first=first)
         readers.write(self.acceptance.allowed(readers, *load.choice))
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
@@ -223,7 +224,8 @@ class Adaptive:
 
     def _probe(self, load: _Load, count: int, deepest: int, reads: bool) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
-        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room."""
+        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where drafters'
+        KV is behind, asking for a draft brings that up to date, and the probe is still due in the next step."""
         untried = self.cost.untried(count, deepest)
         interval = load.interval if untried is None else 1
         if reads:
@@ -238,18 +240,21 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
         return len(depths_R) + float(chances_RD[drafted_RD].sum())
 
-    def _consider(self, load: _Load, readers: Readers, context: int, probed: int | None) -> None:
-        """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did."""
+    def _consider(self, load: _Load, readers: Readers, context: int, probed: int | None, *, first: bool) -> None:
+        """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did. first: that
+        was not to find out whether the choice is still right, but because some depth was never tried."""
         load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
         if probed is not None:
             load.probed, load.awaited, load.unprobed = probed, None, 0
         elif load.pause < PAUSE:
             return
+        if not self.cost.knows_decodes:
+            return
         before, load.choice = load.choice[0], self._best(readers, context)
         load.pause, self._latest = 0, load.choice
         if load.choice[0] != before:
             load.interval = SOONEST
-        elif probed is not None:
+        elif probed is not None and not first:
             load.interval = min(2 * load.interval, LATEST)
 
     def _best(self, readers: Readers, context: int) -> tuple[int, float]:
