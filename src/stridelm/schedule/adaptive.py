@@ -224,8 +224,9 @@ class Adaptive:
 
     def _probe(self, load: _Load, count: int, deepest: int, reads: bool) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
-        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where drafters'
-        KV is behind, asking for a draft brings that up to date, and the probe is still due in the next step."""
+        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where
+        drafters' KV is behind, asking for a draft brings that up to date, and the probe is still due in the next
+        step."""
         untried = self.cost.untried(count, deepest)
         interval = load.interval if untried is None else 1
         if reads:

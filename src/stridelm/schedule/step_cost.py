@@ -7,6 +7,8 @@ from how the time of like steps changes with them. A step unlike any before is p
 whose coefficients are fitted online (least squares, older steps counting less). The function knows how time grows; like
 steps know the stairs, which come from captured sizes, tiles and caches, and a mixture whose first rows are the dearest.
 They are remembered as times and not as ratios to the function, since that goes on changing while they are not seen.
+Times are those of a machine at its usual speed: what slows all steps down for a while, such as other work on the
+machine, is told apart from what makes one kind of them slower, so that depths remain comparable.
 
 Prompt rows have a price of their own: a step with them takes what its decodes would take alone, and a line over its
 prompt rows, which is fitted to the last few steps that had any. They are kept as they were measured, so that the line
@@ -21,6 +23,7 @@ Legend: N steps, F features, Q steps with prompt rows.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numba as nb
@@ -30,8 +33,9 @@ from stridelm.schedule.step_shape import StepShape
 
 MEMORY = 0.995
 """Weight of a step relative to the next one's in the fit."""
-LIKE = 0.2
-"""Weight of the latest of the steps that are alike, in their mean."""
+FASTER, APART = 0.01, 0.003
+"""By how much the doubt about the machine's speed, and about what steps of one kind take relative to it, grows with
+each step: as shares of the variance of one step's time."""
 FEW = 2.0
 """Like steps count for all once there are more than this."""
 SURE = 9.0
@@ -44,9 +48,11 @@ MOST = 10.0
 OUTLIER = 3.0
 """A step that took more than this multiple of what was expected counts as that multiple: something else delayed it."""
 LATE = 1.25
-"""The same for one that is like at least SOME others: one delay must not make a depth look dear for as long as it is
-not tried again. If such steps do take longer now, a few of them tell."""
-SOME = 4.0
+"""The same, and for one that took less, too, where what like steps take is known: one delay must not make a depth look
+dear for as long as it is not tried again, and depths that are tried often must not look cheap because only their delays
+are left out. If such steps do take longer now, a few of them tell."""
+KNOWN = 0.25
+"""It is known if the doubt is less than this."""
 LAZY = 64
 """Steps that are taken into the fit at once, at most."""
 PROMPT_STEPS, PROMPT_MEMORY = 32, 0.95
@@ -78,8 +84,11 @@ class StepCost:
         self._moments_FF = np.zeros((FEATURES, FEATURES))
         self._target_F = np.zeros(FEATURES)
         self._weights_F = np.zeros(FEATURES)
-        self._alike = np.zeros((*STAIRS, 3))
-        """Of steps that are alike: how many, at most MOST; means of their seconds and of the tokens read."""
+        self._alike = np.zeros((*STAIRS, 5))
+        """Of steps that are alike: how many, at most MOST; means of their seconds at speed 1 and of the tokens read;
+        the doubt about these seconds when the last of them was noted, and its number."""
+        self._speed = np.array([1.0, 1.0, 0.0])
+        """By what factor steps take longer just now; the doubt about it; how many steps were noted."""
         self._price = np.zeros(4)
         """What the price of a token that is read is computed from: how many steps, and sums over them of tokens times
         tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
@@ -148,7 +157,7 @@ class StepCost:
         self._learn()
         steps = np.empty((rows.size, 4))
         steps[:, 0], steps[:, 1], steps[:, 2], steps[:, 3] = requests, rows.ravel(), depths.ravel(), context
-        return _predicted(steps, self._weights_F, self._alike, self._price).reshape(rows.shape)
+        return _predicted(steps, *self._known).reshape(rows.shape)
 
     def _decodes(self, step: StepShape) -> float:
         """Of the step without its prompt rows."""
@@ -156,19 +165,24 @@ class StepCost:
             return self._fitted()[2] * step.rows
         self._learn()
         steps = np.array([[step.requests, step.rows, step.depth, step.context]], dtype=np.float64)
-        return float(_predicted(steps, self._weights_F, self._alike, self._price)[0])
+        return float(_predicted(steps, *self._known)[0])
+
+    @property
+    def _known(self) -> tuple[np.ndarray, ...]:
+        """Of steps that only decode."""
+        return self._weights_F, self._alike, self._price, self._speed
 
     def _learn(self) -> None:
         """Take noted steps into the fit."""
         if self._noted:
-            _learn(np.array(self._noted), self._moments_FF, self._target_F, self._weights_F, self._alike, self._price)
+            _learn(np.array(self._noted), self._moments_FF, self._target_F, *self._known)
             self._noted.clear()
 
     def _fitted(self) -> tuple[float, float, float]:
         if self._line is None:
             self._learn()
             steps_Q6 = np.array(self._prompts, dtype=np.float64)
-            base, each = _fit_line(steps_Q6, self._weights_F, self._alike, self._price)
+            base, each = _fit_line(steps_Q6, *self._known)
             self._line = base, each, 0.0 if self.knows_decodes else each
         return self._line
 
@@ -231,38 +245,27 @@ def _each(price):
 
 
 @nb.njit(cache=True)
-def _predicted(steps_N4, weights_F, alike, price):
+def _predicted(steps_N4, weights_F, alike, price, speed):
     seconds_N = np.empty(len(steps_N4))
     each = _each(price)
     for n in range(len(steps_N4)):
-        count, seconds, context = alike[_place(steps_N4[n])]
+        count, seconds, context = alike[_place(steps_N4[n])][:3]
         fitted = (_features(steps_N4[n]) * weights_F).sum() + each * steps_N4[n, 3]
         remembered = seconds + each * (steps_N4[n, 3] - context)
         share = count**2 / (count**2 + FEW)
-        seconds_N[n] = max(1e-9, fitted + share * (remembered - fitted))
+        seconds_N[n] = max(1e-9, speed[0] * (fitted + share * (remembered - fitted)))
     return seconds_N
 
 
 @nb.njit(cache=True)
-def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price):
-    """Take steps into the fit, the means of those that are like them, and the price of tokens."""
+def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price, speed):
+    """Take steps into the fit, the means of those that are like them, the price of tokens, and the machine's speed."""
     if weights_F.any():
-        expected_N = _predicted(steps_N5, weights_F, alike, price)
+        expected_N = _predicted(steps_N5, weights_F, alike, price, speed)
         for n in range(len(steps_N5)):
             steps_N5[n, 4] = min(steps_N5[n, 4], OUTLIER * expected_N[n])
     for n in range(len(steps_N5)):
-        context, seconds = steps_N5[n, 3], steps_N5[n, 4]
-        mean = alike[_place(steps_N5[n])]
-        if mean[0] >= SOME:
-            seconds = min(seconds, LATE * (mean[1] + _each(price) * max(0.0, context - mean[2])))
-        if mean[0]:
-            more = context - mean[2]
-            longer = seconds - mean[1]
-            price[:] = MEMORY * price + np.array([1.0, more * more, more * longer, longer * longer])
-        mean[0] = min(mean[0] + 1.0, MOST)
-        latest = max(LIKE, 1.0 / mean[0])
-        mean[1] += latest * (seconds - mean[1])
-        mean[2] += latest * (context - mean[2])
+        context, seconds = steps_N5[n, 3], _remember(steps_N5[n], alike, price, speed)
         # Relative errors count: each equation is divided by the step's time.
         rest = max(0.1 * seconds, seconds - _each(price) * context)
         features_F = _features(steps_N5[n]) / rest
@@ -271,6 +274,43 @@ def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price):
             for g in range(FEATURES):
                 moments_FF[f, g] = MEMORY * moments_FF[f, g] + features_F[f] * features_F[g]
     _fit(moments_FF, target_F, weights_F)
+
+
+@nb.njit(cache=True)
+def _remember(step, alike, price, speed):
+    """Take a step into what like steps take, the price of tokens, and the machine's speed. Returns its seconds at
+    speed 1, without what is taken to be a delay.
+
+    By how much it took longer than was expected is shared between the speed and what its kind takes, as in a Kalman
+    filter of their logarithms, whose doubts are taken to be independent of each other: a kind that was not seen for
+    long is to blame itself, one that runs all the time is not.
+    """
+    context = step[3]
+    mean = alike[_place(step)]
+    speed[2] += 1.0
+    speed[1] += FASTER
+    if not mean[0]:
+        seconds = step[4] / speed[0]
+        mean[:] = np.array([1.0, seconds, context, 1.0, speed[2]])
+        return seconds
+    doubt = mean[3] + APART * (speed[2] - mean[4])
+    more = context - mean[2]
+    expected = max(0.1 * mean[1], mean[1] + _each(price) * more)
+    longer = math.log(step[4] / (speed[0] * expected))
+    if doubt < KNOWN:
+        longer = min(max(longer, -math.log(LATE)), math.log(LATE))
+    seconds = expected * math.exp(longer)
+    price[:] = MEMORY * price + np.array([1.0, more**2, more * (seconds - mean[1]), (seconds - mean[1]) ** 2])
+    whole = 1.0 + doubt + speed[1]
+    speed[0] *= math.exp(speed[1] / whole * longer)
+    latest = doubt / whole
+    mean[0] = min(mean[0] + 1.0, MOST)
+    mean[1] *= math.exp(latest * longer)
+    mean[2] += latest * more
+    mean[1] += latest * _each(price) * more
+    speed[1] -= speed[1] ** 2 / whole
+    mean[3], mean[4] = doubt - doubt**2 / whole, speed[2]
+    return seconds
 
 
 @nb.njit(cache=True)
@@ -286,11 +326,11 @@ def _fit(moments_FF, target_F, weights_F):
 
 
 @nb.njit(cache=True)
-def _fit_line(steps_Q6, weights_F, alike, price):
+def _fit_line(steps_Q6, weights_F, alike, price, speed):
     """(seconds that any prompt rows add to a step, seconds that each adds): least squares of relative errors, and
     neither below zero. steps_Q6: requests, rows, depth, context, prompt rows, seconds."""
     known = weights_F.any()
-    decodes_Q = _predicted(steps_Q6[:, :4].copy(), weights_F, alike, price) if known else np.zeros(len(steps_Q6))
+    decodes_Q = _predicted(steps_Q6[:, :4].copy(), weights_F, alike, price, speed) if known else np.zeros(len(steps_Q6))
     total, x, y, xx, xy, rows, took = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for q in range(len(steps_Q6)):
         prompt, seconds = steps_Q6[q, 4], steps_Q6[q, 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from itertools import pairwise
 
 import pytest
@@ -192,3 +193,34 @@ def test_steps_that_grow_slower_are_not_taken_to_read_more() -> None:
     for more in range(12):
         cost.note(StepShape(1, 1, 0, 50 + more), 1e-3 + 0.05e-3 * more)
     assert cost.one(StepShape(1, 1, 0, 0)) > 0.9e-3
+
+
+@pytest.mark.parametrize("slower", [0.6, 1.6])
+def test_a_slower_machine_is_slower_at_everything(slower: float) -> None:
+    """Depths that are not tried meanwhile, too, for the most part, so that they do not look better for it than they
+    are. Those that do differ from the others now are found out once they are tried again."""
+    cost, plain, deep = StepCost(), StepShape(4, 4, 0, 900), StepShape(4, 12, 2, 900)
+    for _ in range(12):
+        cost.note(plain, 2e-3)
+        cost.note(deep, 3e-3)
+    for _ in range(60):
+        cost.note(plain, slower * 2e-3)
+    assert cost.one(plain) == pytest.approx(slower * 2e-3, rel=0.05)
+    assert 0.5 < math.log(cost.one(deep) / 3e-3) / math.log(slower) <= 1
+    for _ in range(8):
+        cost.note(deep, 3e-3)
+        cost.note(plain, slower * 2e-3)
+    assert cost.one(deep) == pytest.approx(3e-3, rel=0.1)
+
+
+def test_what_runs_often_does_not_look_cheap() -> None:
+    """Where steps are delayed at random, the delays of a depth that always runs count as those of one that seldom
+    does."""
+    ratios = []
+    for seed in range(20):
+        rng, cost = random.Random(seed), StepCost()
+        for step in range(300):
+            shape, seconds = (StepShape(4, 12, 2, 900), 3e-3) if step % 150 < 2 else (StepShape(4, 4, 0, 900), 2e-3)
+            cost.note(shape, seconds * math.exp(abs(rng.gauss(0, 0.8))))
+        ratios.append(cost.one(StepShape(4, 12, 2, 900)) / cost.one(StepShape(4, 4, 0, 900)))
+    assert statistics.median(ratios) == pytest.approx(1.5, rel=0.1)
