@@ -1,5 +1,5 @@
-"""On a GPU: the kernels that lay out the rows of a step and of a head, those for prompt lookup, and those
-that choose what drafts."""
+"""On a GPU: the kernels that lay out the rows of a step and of a head and set some aside, those for prompt lookup, and
+those that choose what drafts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_kernel import check_place, check_sources
+from support.checks.set_aside import check_set_aside
 from support.checks.source_choice import check_source_choice
 
 pytestmark = NEEDS_GPU
@@ -32,6 +33,11 @@ def test_place() -> None:
 def test_sources() -> None:
     for seed in range(40):
         check_sources(seed, "cuda")
+
+
+def test_set_aside() -> None:
+    for seed in range(40):
+        check_set_aside(seed, "cuda", TritonStepOps())
 
 
 def test_sources_of_drafts() -> None:

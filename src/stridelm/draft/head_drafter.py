@@ -12,11 +12,11 @@ of them gives the first guess:
 A head catches up when a step is observed: the step's hidden states are available then, and every row that is kept has
 its next token. The last entry's output gives the first guess, so catching up is the first forward pass of a chain and
 not an extra one. Guesses get entries too, after those of known tokens; the next catch-up overwrites them. While nothing
-is drafted a row's features may be kept instead (tail.py), and one pass makes the entries of several.
+is drafted what a row's features are made of is kept instead (tail.py), and one pass makes the entries of several.
 
 A head is one module applied repeatedly, or several applied in turn: module k computes its entry i from module k - 1's
 output there and token i + k. Its entries end k - 1 tokens earlier; those computed from guesses are computed again when
-the tokens are known, for which the features of the last rows are kept too.
+the tokens are known, for which the same is kept of the last rows.
 
 Legend: R requests of the group, N rows of a catch-up, H hidden width, S slots, T modules.
 """
@@ -67,7 +67,7 @@ class HeadDrafter(HeadWeights):
         """[S, max(1, T - 1), H] each module's output at its newest entry; with T > 1 without the last module's."""
         self._ready = torch.zeros(slots, dtype=torch.bool, device=target.device)
         """[S] whether `_hidden` is set."""
-        self._tail = Tail(slots, num_modules - 1, runtime.patience, width, runtime.dtype, target.device)
+        self._tail = Tail(slots, num_modules - 1, runtime.patience, self.head.taken_width, runtime.dtype, target.device)
 
     @property
     def reads_every_row(self) -> bool:
@@ -155,12 +155,11 @@ class HeadDrafter(HeadWeights):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        tail_rows = self._tail.rows(group.slots)
         if group.spans[0].waits:  # each request has one row
-            row_R = batch.geometry.firsts[group.indices].to(torch.int64)
-            self._tail.add(group.slots, self.head.features(logits.states, row_R))
-            self._ready[group.slots] = tail_rows < 0  # no number, which would be copied from the host
+            firsts, sources = batch.geometry.firsts, self.head.read(logits.states)
+            self.runtime.ops.set_aside(*self._tail.all, self._ready, group.slots, firsts, group.indices, sources)
             return
+        tail_rows = self._tail.rows(group.slots)
         new_rows = batch.reals[group.indices] + verdict.kept[group.indices]
         bounds = tuple(self._tail.again + span.behind + span.real + min(span.draft, span.depth) for span in group.spans)
         counts = new_rows + tail_rows
@@ -169,11 +168,11 @@ class HeadDrafter(HeadWeights):
         # The last module's output at a row is not read by another module: only its KV entries are needed, and with one
         # module its output at the row that the next draft grows from.
         last_rows = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, max_end)
-        features = self.head.features(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
+        taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
         if self._tail.is_used:
-            features = self._tail.first(group.slots, rows, features)
-            self._tail.keep(group.slots, rows, features, counts)
-        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, features)
+            taken_NW = self._tail.first(group.slots, rows, taken_NW)
+            self._tail.keep(group.slots, rows, taken_NW, counts)
+        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, self.head.features(taken_NW))
         # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
         self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
 

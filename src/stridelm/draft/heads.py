@@ -44,7 +44,7 @@ class DraftHead(LoadableModule):
     spec: DecoderSpec
     """Describes its blocks."""
     taps: tuple[int, ...] = ()
-    """Layers of the target whose inputs `features` reads, besides the final hidden states."""
+    """Layers of the target whose inputs it `read`s, besides the final hidden states."""
     num_modules: int = 1
     """T modules; if there are several, each is applied once, in turn."""
 
@@ -53,10 +53,22 @@ class DraftHead(LoadableModule):
         """One layer per module."""
         return self.spec.states()
 
-    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H] what the first module reads of the target's hidden states at these rows: by default the one after the
-        target's final norm."""
-        return states.final.index_select(0, rows_N)
+    @property
+    def taken_width(self) -> int:
+        """W numbers of a row that `taken` returns."""
+        return self.spec.hidden_size
+
+    def read(self, states: States) -> tuple[torch.Tensor, ...]:
+        """The target's hidden states that are needed, of one width each: by default those after its final norm."""
+        return (states.final,)
+
+    def taken(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
+        """[N, W] these of some rows, side by side."""
+        return torch.cat([source.index_select(0, rows_N) for source in self.read(states)], dim=-1)
+
+    def features(self, taken_NW: torch.Tensor) -> torch.Tensor:
+        """[N, H] what the first module reads: by default just that."""
+        return taken_NW
 
     def forward(
         self,

@@ -174,6 +174,25 @@ class StepOps(Protocol):
         have no source (any index is returned), then its real rows, then the rows of its accepted path."""
         ...
 
+    def set_aside(
+        self,
+        kept_SPW: torch.Tensor,
+        rows_S: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        firsts_B: torch.Tensor,
+        indices_R: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+    ) -> None:
+        """Append a row to those that are kept of each request: the first row of its span in a step of B requests, from
+        each of the sources, side by side. The request is not ready then.
+
+        kept_SPW: contiguous; of them the first `rows` [S] of each slot are in use, and there is room. ready_S: bool.
+        indices_R: which of the step's requests they are, and firsts_B, int32, where the rows of each begin. sources:
+        contiguous, of one shape and of the dtype of `kept`; they have W columns in all.
+        """
+        ...
+
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Add to each request's length, in place. slots_R: distinct except for padding, which adds nothing."""
         ...

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from stridelm.kernels.aside import set_aside
 from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.draw import confidence, draw, draw_weighted
 from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
@@ -26,6 +27,7 @@ class TritonStepOps:
     place = staticmethod(place)
     place_live = staticmethod(place_live)  # waits for the device, as do the attention backends that it is for
     sources = staticmethod(sources)
+    set_aside = staticmethod(set_aside)
     advance = staticmethod(advance)
     followers = staticmethod(followers)
     choose_sources = staticmethod(choose_sources)

@@ -89,7 +89,7 @@ def unrolled(head: DraftHead, states: States, rows_BL: torch.Tensor, first: int,
     mix = ChainMix(batch, first)
     own = (torch.arange(batch, device=device)[:, None] * length + torch.arange(entries, device=device)).flatten()
     ids, positions = rows_BL[:, 1 : 1 + entries], flat_positions(batch, entries, device)
-    out = head.forward(0, ids.flatten(), head.features(states, own), positions, mix)
+    out = head.forward(0, ids.flatten(), head.features(head.taken(states, own)), positions, mix)
     hidden = out.unflatten(0, (batch, entries))[:, first:]
     yield hidden
     for step in range(2, depth + 1):

@@ -14,6 +14,7 @@ from stridelm.kernels.plain_step import PlainStepOps
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_live import check_place_live
+from support.checks.set_aside import check_set_aside
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 
 OURS, PLAIN = HostTables(), PlainStepOps()
@@ -50,3 +51,8 @@ def test_place_live() -> None:
     """Requests without rows, without entries, that are padding, and that begin below 0."""
     for seed in range(50):
         check_place_live(seed, OURS)
+
+
+def test_set_aside() -> None:
+    for seed in range(30):
+        check_set_aside(seed, "cpu", OURS)

@@ -1,4 +1,4 @@
-"""The kernels that place a head's rows, run by Triton's interpreter: against their torch twins."""
+"""The kernels that place a head's rows and set some aside, run by Triton's interpreter: against their torch twins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.place_kernel import check_place, check_sources
+from support.checks.set_aside import check_set_aside
 from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
@@ -20,3 +22,8 @@ def test_place() -> None:
 def test_sources() -> None:
     for seed in range(12):
         check_sources(seed, "cpu")
+
+
+def test_set_aside() -> None:
+    for seed in range(12):
+        check_set_aside(seed, "cpu", TritonStepOps())

@@ -121,9 +121,17 @@ class Eagle3Head(EagleHead):
         self.head = Linear(width, draft_vocab)
         self.register_buffer("ids", torch.empty(draft_vocab, dtype=torch.int64), persistent=False)
 
-    def features(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, H]: the projection of the tapped layers' inputs."""
-        return self.join(torch.cat([states.inputs[layer].index_select(0, rows_N) for layer in self.taps], dim=-1))
+    @property
+    def taken_width(self) -> int:
+        return self.join.stack.in_features
+
+    def read(self, states: States) -> tuple[torch.Tensor, ...]:
+        """The tapped layers' inputs."""
+        return tuple(states.inputs[layer] for layer in self.taps)
+
+    def features(self, taken_NW: torch.Tensor) -> torch.Tensor:
+        """[N, H] the projection of the tapped layers' inputs."""
+        return self.join(taken_NW)
 
     def forward(
         self,

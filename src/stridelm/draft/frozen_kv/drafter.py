@@ -147,7 +147,7 @@ class FrozenKVDrafter(HeadWeights):
         return TargetMix(self._reads, self.head.sources, self.runtime, self.head.ops, rows)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        self._states[group.slots] = self.head.features(logits.states, leaf_rows(group, batch, verdict))
+        self._states[group.slots] = self.head.taken(logits.states, leaf_rows(group, batch, verdict))
         self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
 
 

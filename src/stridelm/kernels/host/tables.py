@@ -7,6 +7,7 @@ Legend: as in kernels/step_ops.py.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -61,6 +62,21 @@ class HostTables(PlainStepOps):
             slots[group] = torch.from_numpy(_place_live(*of_rows, array(pages_SP), page_size)[1])
         return laid, slots, about, last_R
 
+    def set_aside(
+        self,
+        kept_SPW: torch.Tensor,
+        rows_S: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        firsts_B: torch.Tensor,
+        indices_R: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+    ) -> None:
+        where = _arrays(rows_S, slots_R, firsts_B, indices_R)
+        for number, source in enumerate(sources):
+            _copy_rows(array(kept_SPW), *where, array(source), number * source.shape[1])
+        _note_rows(*_arrays(rows_S, ready_S, slots_R))
+
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         _advance(*_arrays(lengths_S, slots_R, rows_R))
 
@@ -105,6 +121,9 @@ def compile_tables() -> None:
     flags, pages = two.astype(bool), two.astype(np.int32)
     _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
     _place_live(one, one, one, _ALL, pages, 1)
+    for kind in (np.uint16, np.float32):
+        _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, two.astype(kind), 0)
+    _note_rows(one, flags.ravel(), one)
     _advance(one, one, one)
     _followers(one, one, two, one, one, one, 1)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
@@ -183,6 +202,24 @@ def _place_live(slots_R, starts_R, counts_R, stays_R, pages_SP, page_size):
             n += 1
         last[i] = max(n - 1, 0)
     return laid, pool_slots, about, last
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _copy_rows(kept_SPW, rows_S, slots_R, firsts_B, indices_R, source_NH, at):
+    """From one source, to these columns on."""
+    width = source_NH.shape[1]
+    for i in range(len(slots_R)):
+        slot = slots_R[i]
+        if slot >= 0:
+            kept_SPW[slot, rows_S[slot], at : at + width] = source_NH[firsts_B[indices_R[i]]]
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _note_rows(rows_S, ready_S, slots_R):
+    for slot in slots_R:
+        if slot >= 0:
+            rows_S[slot] += 1
+            ready_S[slot] = False
 
 
 @nb.njit(cache=True, error_model="numpy")
