@@ -127,7 +127,8 @@ class Drafter:
     @property
     def reads_every_row(self) -> bool:
         """Whether `observe` reads the states of all rows that are kept, and not only of the one from which the next
-        step grows (`leaf_rows`). Of a model whose last layers store nothing, others have none (run/onward.py)."""
+        step grows (StepOps.keep_leaves). Of a model whose last layers store nothing, others have none
+        (run/onward.py)."""
         return False
 
     @property
@@ -265,13 +266,6 @@ def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:
     if len(set(values)) == 1:
         return torch.full((len(values),), values[0], dtype=torch.int64, device=device)
     return upload(values, device)
-
-
-def leaf_rows(group: Group, batch: ForwardBatch, verdict: Verdict) -> torch.Tensor:
-    """[R] int64 the row of the step from which each request's next step grows; arbitrary for padding."""
-    node_R = verdict.leaf[group.indices] + 1
-    decision_R = batch.decision_index[group.indices].gather(1, node_R[:, None])[:, 0]
-    return batch.decisions[decision_R.clamp(min=0)]
 
 
 def point_masses(tokens_RW: torch.Tensor, vocab_size: int) -> torch.Tensor:

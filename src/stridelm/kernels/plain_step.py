@@ -37,6 +37,21 @@ def place_live(
     return laid, slots, about, (ends_R - 1).clamp(min=0)
 
 
+def keep_leaves(
+    kept_SW: torch.Tensor,
+    ready_S: torch.Tensor,
+    slots_R: torch.Tensor,
+    indices_R: torch.Tensor,
+    leaf_B: torch.Tensor,
+    index_BK: torch.Tensor,
+    decisions_M: torch.Tensor,
+    source_NW: torch.Tensor,
+) -> None:
+    decision_R = index_BK[indices_R].gather(1, leaf_B[indices_R][:, None] + 1)[:, 0]
+    kept_SW[slots_R] = source_NW.index_select(0, decisions_M[decision_R.clamp(min=0)])
+    ready_S[slots_R] = decision_R >= -1  # no number, which would be copied from the host
+
+
 class PlainStepOps:
     forbid_words = staticmethod(plain_logits.forbid_words)
     add_bias = staticmethod(plain_logits.add_bias)
@@ -116,6 +131,7 @@ class PlainStepOps:
         return storage_N, own_N, slots, about, (firsts_R + counts_R - 1).clamp(min=0)
 
     place_live = staticmethod(place_live)
+    keep_leaves = staticmethod(keep_leaves)
 
     def sources(
         self,

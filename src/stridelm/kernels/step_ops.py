@@ -193,6 +193,25 @@ class StepOps(Protocol):
         """
         ...
 
+    def keep_leaves(
+        self,
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        indices_R: torch.Tensor,
+        leaf_B: torch.Tensor,
+        index_BK: torch.Tensor,
+        decisions_M: torch.Tensor,
+        source_NW: torch.Tensor,
+    ) -> None:
+        """Keep of each request the row of the source from which its next step grows: that of node `leaf` of its draft,
+        or of the last real row for -1. Then the request is ready.
+
+        kept_SW: contiguous. ready_S: bool. indices_R: which of a step's B requests they are. index_BK, decisions_M: of
+        the step, see `lay_out`. A request that decides nothing gets any row.
+        """
+        ...
+
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Add to each request's length, in place. slots_R: distinct except for padding, which adds nothing."""
         ...

@@ -15,7 +15,7 @@ from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
 from stridelm.kernels.layout import lay_out
 from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
-from stridelm.kernels.plain_step import place_live
+from stridelm.kernels.plain_step import keep_leaves, place_live
 from stridelm.kernels.sources import choose_sources, learn_sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.truncate import truncate
@@ -28,6 +28,7 @@ class TritonStepOps:
     place_live = staticmethod(place_live)  # waits for the device, as do the attention backends that it is for
     sources = staticmethod(sources)
     set_aside = staticmethod(set_aside)
+    keep_leaves = staticmethod(keep_leaves)
     advance = staticmethod(advance)
     followers = staticmethod(followers)
     choose_sources = staticmethod(choose_sources)

@@ -59,8 +59,11 @@ class Readers:
     known: Known
     places_R: np.ndarray
     """Where what is known of them is."""
-    weights_R: np.ndarray
-    """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
+
+    @property
+    def weights_R(self) -> np.ndarray:
+        """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
+        return _weights(self.known.requests_P, self.places_R)
 
     def write(self, depths: Levels) -> None:
         """Note the levels that they are to draft."""
@@ -86,7 +89,7 @@ class Acceptance:
         places_R = self.known.places(requests)
         if len(self._variance_K) < len(self.known.drafters) or self._right_KD.shape[1] < self.known.levels:
             self._extend(len(self.known.drafters), self.known.levels)
-        return Readers(self.known, places_R, _weights(self.known.requests_P, places_R))
+        return Readers(self.known, places_R)
 
     def learn(self, readers: Readers, accepted: Levels, reached: Levels) -> None:
         """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""

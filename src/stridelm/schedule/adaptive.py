@@ -108,6 +108,8 @@ class Adaptive:
         """For which requests depths were decided last, which, and the one that is probed."""
         self._beside: tuple[int, float] | None = None
         """The choice that the latest plan made for a step that goes on with a prompt."""
+        self._young = False
+        """Whether a request was planned whose depth had not been decided on by a landing."""
         self._latest = DEEPEST
         """The choice made last: what is done with a number of requests that is new."""
 
@@ -140,6 +142,7 @@ class Adaptive:
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
         if young:
+            self._young = True
             assert load is not None
             undecided = [place for place, depth in enumerate(depths) if depth == UNDECIDED]
             readers = self.acceptance.read([requests[place] for place in undecided])
@@ -173,15 +176,19 @@ class Adaptive:
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.knows_decodes:
             expected = self.cost.one(step), self._tokens(readers, depths_R)
             self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
-        # A level that there was room for and that nothing was drafted for failed like one that was refused.
-        self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
+        before = load.choice
+        if drafted:
+            # A level that there was room for and that nothing was drafted for failed like one that was refused.
+            self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
         if seconds is not None:
             if known.paced:
                 self._keep_paces(requests, accepted, seconds)
             first = self.cost.untried(count, deepest) is not None
             self.cost.note(step, seconds, tried)
             self._consider(load, readers, step.context, tried if tried == load.awaited else None, first=first)
-        readers.write(self.acceptance.allowed(readers, *load.choice))
+        if drafted or self._young or known.paced or load.choice != before:
+            readers.write(self.acceptance.allowed(readers, *load.choice))
+            self._young = False
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
         """Whether the step only decodes, and the policy has a say in all of its depths."""

@@ -56,3 +56,25 @@ def test_place_live() -> None:
 def test_set_aside() -> None:
     for seed in range(30):
         check_set_aside(seed, "cpu", OURS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_keep_leaves(dtype: torch.dtype) -> None:
+    """Of drafts and of plain steps, with requests that decide nothing and padding."""
+    for seed in range(30):
+        rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        step, nodes, width = rng.randint(1, 6), rng.randint(1, 5), 24
+        chosen = torch.tensor(rng.sample(range(step), rng.randint(1, step)))
+        slots = torch.tensor([-1 if rng.random() < 0.2 else slot for slot in rng.sample(range(9), len(chosen))])
+        leaf = torch.tensor([rng.randrange(-1, nodes - 1) for _ in range(step)])
+        decides = torch.rand(step, 1, generator=generator) < 0.8
+        index = torch.where(decides, torch.arange(step * nodes).view(step, nodes), -1)
+        decisions = torch.randint(0, 40, (step * nodes,), generator=generator)
+        source = torch.randn(40, width, generator=generator).to(dtype)
+        results = []
+        for ops in (OURS, PLAIN):
+            kept, ready = torch.zeros(10, width, dtype=dtype), torch.zeros(10, dtype=torch.bool)
+            ops.keep_leaves(kept, ready, slots, chosen, leaf, index, decisions, source)
+            results.append((kept[:-1], ready[:-1]))  # of padding's slot nothing is read
+        assert all(map(torch.equal, *results))
+        assert results[0][1].sum() == (slots >= 0).sum()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Group, TargetInfo, leaf_rows
+from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.frozen_kv.head import FrozenKVHead
 from stridelm.draft.frozen_kv.layout import Layout, layout_of, spec_of
@@ -147,8 +147,10 @@ class FrozenKVDrafter(HeadWeights):
         return TargetMix(self._reads, self.head.sources, self.runtime, self.head.ops, rows)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        self._states[group.slots] = self.head.taken(logits.states, leaf_rows(group, batch, verdict))
-        self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
+        of_step = verdict.leaf, batch.decision_index, batch.decisions
+        self.runtime.ops.keep_leaves(
+            self._states, self._ready, group.slots, group.indices, *of_step, logits.states.final
+        )
 
 
 def _layout(target: TargetInfo) -> Layout:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, leaf_rows
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
 from stridelm.draft.guess import Chain, Guessing, branching_rows
@@ -36,6 +36,7 @@ class MedusaDrafter(Drafter):
         """Raises ValueError for weights that do not fit their layout."""
         super().__init__(target, sampler, runtime)
         assert runtime is not None
+        self._ops = runtime.ops
         heads = _empty(target)
         layout, slots = heads.layout, target.max_num_seqs + 1
         self.heads = load_head(heads, _source(target, layout), runtime)
@@ -110,8 +111,8 @@ class MedusaDrafter(Drafter):
         return branching.grow(states, depth, scores, grow, ready, group.arena)
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        self._states[group.slots] = logits.states.final.index_select(0, leaf_rows(group, batch, verdict))
-        self._ready[group.slots] = torch.ones_like(group.slots, dtype=torch.bool)
+        of_step = verdict.leaf, batch.decision_index, batch.decisions
+        self._ops.keep_leaves(self._states, self._ready, group.slots, group.indices, *of_step, logits.states.final)
 
 
 def _layout(target: TargetInfo) -> MedusaLayout | None:

@@ -77,6 +77,20 @@ class HostTables(PlainStepOps):
             _copy_rows(array(kept_SPW), *where, array(source), number * source.shape[1])
         _note_rows(*_arrays(rows_S, ready_S, slots_R))
 
+    @staticmethod
+    def keep_leaves(
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        indices_R: torch.Tensor,
+        leaf_B: torch.Tensor,
+        index_BK: torch.Tensor,
+        decisions_M: torch.Tensor,
+        source_NW: torch.Tensor,
+    ) -> None:
+        of_step = _arrays(slots_R, indices_R, leaf_B, index_BK, decisions_M)
+        _keep_leaves(array(kept_SW), array(ready_S), *of_step, array(source_NW.contiguous()))
+
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         _advance(*_arrays(lengths_S, slots_R, rows_R))
 
@@ -123,6 +137,7 @@ def compile_tables() -> None:
     _place_live(one, one, one, _ALL, pages, 1)
     for kind in (np.uint16, np.float32):
         _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, two.astype(kind), 0)
+        _keep_leaves(two.astype(kind), flags.ravel(), one, one, one, two, one, two.astype(kind))
     _note_rows(one, flags.ravel(), one)
     _advance(one, one, one)
     _followers(one, one, two, one, one, one, 1)
@@ -220,6 +235,15 @@ def _note_rows(rows_S, ready_S, slots_R):
         if slot >= 0:
             rows_S[slot] += 1
             ready_S[slot] = False
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _keep_leaves(kept_SW, ready_S, slots_R, indices_R, leaf_B, index_BK, decisions_M, source_NW):
+    for i in range(len(slots_R)):
+        slot, place = slots_R[i], indices_R[i]
+        if slot >= 0:
+            kept_SW[slot] = source_NW[decisions_M[max(0, index_BK[place, leaf_B[place] + 1])]]
+            ready_S[slot] = True
 
 
 @nb.njit(cache=True, error_model="numpy")
