@@ -45,8 +45,10 @@ SPREAD = 0.02
 """Weight of the latest step in the variance."""
 MOST = 6.0
 """Largest log-odds."""
-HOPE = 0.25
-"""Standard deviations by which what is little known is hoped to be better."""
+HOPE, YOUNG = 0.25, 32.0
+"""Standard deviations by which what is little known is hoped to be better, once a drafter's first level was checked
+more often than YOUNG. Before that it is up to a whole one, since what is learnt then serves all requests to come, and a
+few refusals at the start must not end all drafting."""
 
 Levels = Sequence[int] | np.ndarray
 """[R] of each request."""
@@ -98,11 +100,11 @@ class Acceptance:
     def chances(self, readers: Readers, depth: int, *, hoped: bool = True) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
         Falls from level to level. hoped: what is little known is hoped to be better."""
-        return _chances(*self._of(readers), depth, HOPE * hoped)
+        return _chances(*self._of(readers), depth, float(hoped))
 
     def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> np.ndarray:
         """[R] levels that requests are to draft: up to `depth`, while their weighted chances are at least `least`."""
-        return _allowed(*self._of(readers), readers.weights_R, depth, least, HOPE * hoped)
+        return _allowed(*self._of(readers), readers.weights_R, depth, least, float(hoped))
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
         return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
@@ -164,7 +166,7 @@ def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth, hope)
     chances_RD = np.zeros((len(places_R), depth))
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
-        better = _better(request, variance_K, hope)
+        better = _better(request, variance_K, _hope(checks_KD, request.drafter, hope))
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better
             chance *= odds / (1.0 + odds)
@@ -178,7 +180,7 @@ def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, d
     allowed_R = np.zeros(len(places_R), dtype=np.int64)
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
-        better = _better(request, variance_K, hope)
+        better = _better(request, variance_K, _hope(checks_KD, request.drafter, hope))
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better
             chance *= odds / (1.0 + odds)
@@ -197,17 +199,24 @@ def _better(request, variance_K, hope):
 @nb.njit(cache=True)
 def _all_log_odds(right_KD, checks_KD, hope):
     """Of the means, which are hoped to be larger than is known, by half as many standard deviations as fortunes are.
-    hope: those of fortunes."""
+    hope: 1, or 0 for none."""
     odds_KD = np.empty_like(right_KD)
     for k in range(right_KD.shape[0]):
-        mean, worth = FIRST, WORTH[0]
+        mean, worth, of_all = FIRST, WORTH[0], 0.5 * _hope(checks_KD, k, hope)
         for level in range(right_KD.shape[1]):
             checks = checks_KD[k, level] + worth
             mean = (right_KD[k, level] + worth * mean) / checks
-            hoped = min(max(mean + 0.5 * hope * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
+            hoped = min(max(mean + of_all * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
             odds_KD[k, level] = min(max(math.log(hoped / (1.0 - hoped)), -MOST), MOST)
             worth = WORTH[1]
     return odds_KD
+
+
+@nb.njit(cache=True)
+def _hope(checks_KD, drafter, hope):
+    """Standard deviations. hope: 1, or 0 for none."""
+    checks = checks_KD[drafter, 0] if checks_KD.shape[1] else 0.0
+    return hope * (HOPE + (1.0 - HOPE) * YOUNG**2 / (YOUNG**2 + checks**2))
 
 
 @nb.njit(cache=True)
