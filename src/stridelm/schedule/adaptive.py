@@ -51,6 +51,8 @@ PAUSE = 8
 """Steps between two choices."""
 DEEPEST = (1 << 30, 0.0)
 """The choice of all levels."""
+MANY = 32
+"""Requests from which on steps of which only a part drafts are tried, too."""
 FILLED = 0.95
 """Share of the rows up to a stair that a choice is to fill: chances change until the next choice."""
 
@@ -91,11 +93,14 @@ class Adaptive:
         self._stairs: dict[tuple[int, int], Sequence[int]] = {}
         self._tables: dict[tuple[int, int], np.ndarray] = {}
         self._fillings: dict[tuple[int, int], np.ndarray] = {}
+        self._parted: set[int] = set()
+        """Numbers of requests, as stairs, of which only a part was once tried to draft."""
         self.acceptance = Acceptance()
         self.keep_costs()
 
     def clear(self) -> None:
         self.cost.clear()
+        self._parted.clear()
         self.keep_costs()
 
     def keep_costs(self) -> None:
@@ -122,6 +127,8 @@ class Adaptive:
         depths, probe = self._decide(requests, others)
         if probe is not None and not any(request.behind for request in requests):
             load = self._load(len(requests))
+            if self.cost.untried(len(requests), probe) is None:
+                self._parted.add(stair(len(requests)))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
         return depths
@@ -141,6 +148,8 @@ class Adaptive:
             probe = None if others.asked else self._probe(load, len(requests), deepest, others.reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
+        if probe is not None and self._parts(len(requests), deepest):
+            depths[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2]).tolist()
         if young:
             self._young = True
             assert load is not None
@@ -235,12 +244,20 @@ class Adaptive:
         drafters' KV is behind, asking for a draft brings that up to date, and the probe is still due in the next
         step."""
         untried = self.cost.untried(count, deepest)
+        if self._parts(count, deepest):
+            untried = deepest
         interval = load.interval if untried is None else 1
         if reads:
             interval = max(SOONEST, 2 * interval)
         if load.unprobed + 1 < interval:
             return None
         return load.due(deepest) if untried is None else untried
+
+    def _parts(self, count: int, deepest: int) -> bool:
+        """Whether it is time to have every second request draft to the deepest depth: once, after each depth was tried
+        by all. As long as all draft, a level always comes with as many rows as there are requests, and nobody can tell
+        what each of the two takes."""
+        return count >= MANY and stair(count) not in self._parted and self.cost.untried(count, deepest) is None
 
     def _tokens(self, readers: Readers, depths_R: np.ndarray) -> float:
         """Expected of a step with drafts of these depths."""

@@ -63,10 +63,12 @@ SPREAD = 0.1
 """Steps whose prompt rows deviate by less than this share of their mean say nothing of a base."""
 CHEAPEST = 0.1
 """A prompt row takes at least this share of what rows take on average."""
-RIDGE = 1e-6
+RIDGE, OF_REQUESTS = 1e-6, 3e-3
+"""What holds coefficients down, and more so that of requests: where only one number of them was seen, what they take is
+taken to be the step's own."""
 SWEEPS = 100
 """Over the coefficients, at each fit; each fit starts from the last one."""
-FEATURES = 5
+FEATURES = 6
 STAIRS = (40, 64, 17)
 """Classes of requests, of rows and of depths that are told apart."""
 NEAR = 4
@@ -226,10 +228,10 @@ def _place(step):
 
 @nb.njit(cache=True)
 def _features(step):
-    """What a step's time, but for the tokens read, is linear in: a step, its rows, whether it drafts, the levels that
-    are drafted one after another, and those times the requests."""
+    """What a step's time, but for the tokens read, is linear in: a step, its requests, its rows, whether it drafts, the
+    levels that are drafted one after another, and those times the requests."""
     requests, rows, depth = step[0], step[1], step[2]
-    return np.array([1.0, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
+    return np.array([1.0, requests, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
 
 
 @nb.njit(cache=True)
@@ -322,7 +324,8 @@ def _fit(moments_FF, target_F, weights_F):
             for g in range(FEATURES):
                 if g != f:
                     rest -= moments_FF[f, g] * weights_F[g]
-            weights_F[f] = max(0.0, rest / (moments_FF[f, f] * (1.0 + RIDGE) + 1e-30))
+            ridge = OF_REQUESTS if f == 1 else RIDGE
+            weights_F[f] = max(0.0, rest / (moments_FF[f, f] * (1.0 + ridge) + 1e-30))
 
 
 @nb.njit(cache=True)

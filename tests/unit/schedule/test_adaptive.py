@@ -286,6 +286,27 @@ def test_trying_each_depth_once_does_not_make_probes_rare() -> None:
     assert any(step > DEPTH for step in drafting)
 
 
+def test_levels_are_told_apart_from_rows() -> None:
+    """As long as all draft, each level comes with a row of every request. On a card rows may be dear and levels cheap,
+    and then it pays that only those draft deep whose drafts are accepted."""
+    stairs = (320, 384, 512, 640, 768, 1024, 1280)
+
+    def rows_are_dear(requests: int, rows: int, depth: int) -> float:
+        padded = next(stair for stair in (*range(256), *stairs) if stair >= rows)
+        return 6e-3 + 25e-6 * requests + 21e-6 * max(0, padded - 64) + (0.3e-3 + 0.45e-3 * depth if depth else 0)
+
+    policy = Adaptive()
+    policy.row_stairs = lambda requests, depth: stairs if requests == 256 else ()
+    for streams in (1, 4, 16, 64, 256):
+        Simulation(policy, [0.0] * streams, rows_are_dear).run(24)  # as the warm-up of an engine does
+    policy.keep_costs()
+    mixed = Simulation(policy, [(0.17, 0.54, 0.92)[i % 3] for i in range(256)], rows_are_dear, life=math.inf).run(100)
+    before = mixed.tokens, mixed.seconds
+    mixed.run(100)
+    rate = (mixed.tokens - before[0]) / (mixed.seconds - before[1])
+    assert rate > 1.12 * best_fixed(mixed.chances, rows_are_dear)
+
+
 def test_who_joins_a_step_follows_the_choice_of_all() -> None:
     """One request alone drafts, and one that ends its prompt beside 256 does not: all share a step's cost."""
     policy = Adaptive()
@@ -421,7 +442,7 @@ def test_what_is_explained_is_what_was_chosen_beside_prompts() -> None:
     """A step that decodes, reads one prompt and ends another, for which the policy is asked apart: were any of their
     depths not the policy's, rows would seem to be short."""
     policy = Adaptive()
-    Simulation(policy, [0.5] * 32, linear).run(300)
+    Simulation(policy, [0.5] * 32, lambda requests, rows, depth: linear(requests, rows, 3 * depth)).run(300)
     queue, pages = Queue(32), Ledger({"full": 1000}, 16, prefix_caching=False)
     planner = Planner(Budget(100, 32), policy)
     for number, length in enumerate((4, 4, 30, 300)):
