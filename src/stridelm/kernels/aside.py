@@ -51,6 +51,7 @@ def copy_rows(
             tl.store(to + width + offset, tl.load(two + row * width + offset, mask=here), mask=here)
         if SOURCES > 2:
             tl.store(to + 2 * width + offset, tl.load(three + row * width + offset, mask=here), mask=here)
+    tl.debug_barrier()  # a warp that has not read the column yet must not see the next one
     tl.store(rows + slot, column + 1)
     tl.store(ready + slot, tl.zeros([], tl.uint8))
 
