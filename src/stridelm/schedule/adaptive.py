@@ -127,7 +127,7 @@ class Adaptive:
         depths, probe = self._decide(requests, others)
         if probe is not None and not any(request.behind for request in requests):
             load = self._load(len(requests))
-            if self.cost.untried(len(requests), probe) is None:
+            if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))
             load.awaited, load.unprobed = probe, 0
         self._decided = requests, depths, probe
