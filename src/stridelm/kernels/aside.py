@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from stridelm.kernels import plain_step
 from stridelm.kernels.index_kernel import row_kernel
-from stridelm.kernels.plain_step import PlainStepOps
 
 MOST = 3
 """Sources that the kernel takes: as many layers as EAGLE-3 reads."""
@@ -66,7 +66,7 @@ def set_aside(
     sources: Sequence[torch.Tensor],
 ) -> None:
     if len(sources) > MOST:
-        PlainStepOps().set_aside(kept_SPW, rows_S, ready_S, slots_R, firsts_B, indices_R, sources)
+        plain_step.set_aside(kept_SPW, rows_S, ready_S, slots_R, firsts_B, indices_R, sources)
         return
     assert all(source.is_contiguous() and source.shape == sources[0].shape for source in sources)
     copy_rows[(len(slots_R),)](

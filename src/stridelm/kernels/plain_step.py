@@ -37,6 +37,21 @@ def place_live(
     return laid, slots, about, (ends_R - 1).clamp(min=0)
 
 
+def set_aside(
+    kept_SPW: torch.Tensor,
+    rows_S: torch.Tensor,
+    ready_S: torch.Tensor,
+    slots_R: torch.Tensor,
+    firsts_B: torch.Tensor,
+    indices_R: torch.Tensor,
+    sources: Sequence[torch.Tensor],
+) -> None:
+    row_R, column_R = firsts_B[indices_R].to(torch.int64), rows_S[slots_R]
+    kept_SPW[slots_R, column_R] = torch.cat([source.index_select(0, row_R) for source in sources], dim=-1)
+    rows_S[slots_R] = torch.where(slots_R < 0, 0, column_R + 1)  # of padding nothing is kept
+    ready_S[slots_R] = column_R < 0  # no number, which would be copied from the host
+
+
 def keep_leaves(
     kept_SW: torch.Tensor,
     ready_S: torch.Tensor,
@@ -131,6 +146,7 @@ class PlainStepOps:
         return storage_N, own_N, slots, about, (firsts_R + counts_R - 1).clamp(min=0)
 
     place_live = staticmethod(place_live)
+    set_aside = staticmethod(set_aside)
     keep_leaves = staticmethod(keep_leaves)
 
     def sources(
@@ -155,21 +171,6 @@ class PlainStepOps:
         node = path_BW[place_N, beyond.clamp(0, path_BW.shape[1] - 1)]
         decision = index_BK[place_N, node + 1].clamp(min=0)
         return torch.where(beyond < 0, real, decisions_M[decision])
-
-    def set_aside(
-        self,
-        kept_SPW: torch.Tensor,
-        rows_S: torch.Tensor,
-        ready_S: torch.Tensor,
-        slots_R: torch.Tensor,
-        firsts_B: torch.Tensor,
-        indices_R: torch.Tensor,
-        sources: Sequence[torch.Tensor],
-    ) -> None:
-        row_R, column_R = firsts_B[indices_R].to(torch.int64), rows_S[slots_R]
-        kept_SPW[slots_R, column_R] = torch.cat([source.index_select(0, row_R) for source in sources], dim=-1)
-        rows_S[slots_R] = torch.where(slots_R < 0, 0, column_R + 1)  # of padding nothing is kept
-        ready_S[slots_R] = column_R < 0  # no number, which would be copied from the host
 
     def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         lengths_S.index_put_((slots_R,), torch.where(slots_R < 0, 0, lengths_S[slots_R] + rows_R))

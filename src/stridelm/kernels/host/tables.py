@@ -62,8 +62,8 @@ class HostTables(PlainStepOps):
             slots[group] = torch.from_numpy(_place_live(*of_rows, array(pages_SP), page_size)[1])
         return laid, slots, about, last_R
 
+    @staticmethod
     def set_aside(
-        self,
         kept_SPW: torch.Tensor,
         rows_S: torch.Tensor,
         ready_S: torch.Tensor,
