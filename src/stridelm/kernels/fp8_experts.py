@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
-from stridelm.kernels.fp8 import scales_of_block, scales_of_outputs
+from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.products import Tile, store_tile
 from stridelm.kernels.quantise import quantise

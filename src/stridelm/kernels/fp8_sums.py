@@ -1,0 +1,170 @@
+"""What a program sums in products of eight-bit floats (fp8.py): a tile over some columns, block by block, with scales.
+
+Legend: as in fp8.py.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stridelm.kernels.plain_fp8 import BLOCK
+
+_BLOCK = tl.constexpr(BLOCK)
+
+
+@triton.jit
+def sums_by_block(
+    x, x_at_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, blocks, start, end,
+    B: tl.constexpr, R: tl.constexpr, BY_BLOCK: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a tile over the columns from `start` to `end`, and if GATED those of the outputs from `up_first` on: a
+    block's product after another. x: a descriptor."""
+    sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
+    up_sums = sums
+    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, start // _BLOCK)
+    after_R, after_B, up_after_B = scale_R, scale_B, up_scale_B
+    for k in range(start, end, _BLOCK):
+        if BY_BLOCK:
+            after = k // _BLOCK + 1
+            after_R, after_B, up_after_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
+        x_RK = x.load([first_row, k])
+        made = _multiplied(weight.load([first, k]), x_RK, TALL)
+        if BY_BLOCK:
+            made *= factors(scale_B, scale_R, TALL)
+        sums += made
+        if GATED:
+            made = _multiplied(weight.load([up_first, k]), x_RK, TALL)
+            if BY_BLOCK:
+                made *= factors(up_scale_B, scale_R, TALL)
+            up_sums += made
+        if BY_BLOCK:
+            scale_R, scale_B, up_scale_B = after_R, after_B, up_after_B
+    return sums, up_sums
+
+
+@triton.jit
+def sums_of_several(
+    x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, blocks, start, end,
+    B: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BY_BLOCK: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The same, bit for bit, by one product for D = K / BLOCK blocks: it has S = D R columns, in which the rows of one
+    block after another stand, with zeros in place of the other blocks. So the tensor cores, which few rows leave idle,
+    make D sums at once, and D blocks share the wait for them. x: a pointer."""
+    D: tl.constexpr = K // _BLOCK
+    block_S = tl.arange(0, D * R) // R
+    row_S = first_row + tl.arange(0, D * R) % R
+    exists_S = row_S < rows
+    input_K = tl.arange(0, K)
+    x_at_SK = x + row_S.to(tl.int64)[:, None] * inputs + input_K[None, :]
+    reads_SK = exists_S[:, None] & (input_K[None, :] // _BLOCK == block_S[:, None])
+    x_at_S, at_B1, up_at_B1 = x_scales + row_S, at_B[:, None], up_at_B[:, None]
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    block_S += start // _BLOCK
+    scale_S, scale_BS, up_scale_BS = _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S)
+    after_S, after_BS, up_after_BS = scale_S, scale_BS, up_scale_BS
+    for k in range(start, end, K):
+        if BY_BLOCK:
+            block_S += D
+            after_S, after_BS, up_after_BS = _scales_of_several(
+                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S
+            )
+        mask_SK = reads_SK & (k + input_K < inputs)[None, :]
+        x_KS = tl.load(x_at_SK + k, mask=mask_SK, other=0.0).T
+        made_BS = tl.dot(weight.load([first, k]), x_KS)
+        if BY_BLOCK:
+            made_BS *= scale_BS * scale_S[None, :]
+        sum_BR = _added_in_turn(sum_BR, made_BS, B, R, D)
+        if GATED:
+            made_BS = tl.dot(weight.load([up_first, k]), x_KS)
+            if BY_BLOCK:
+                made_BS *= up_scale_BS * scale_S[None, :]
+            up_BR = _added_in_turn(up_BR, made_BS, B, R, D)
+        if BY_BLOCK:
+            scale_S, scale_BS, up_scale_BS = after_S, after_BS, up_after_BS
+    return sum_BR, up_BR
+
+
+@triton.jit
+def _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S):
+    """As scales_of_block, for several blocks; past the last one nothing is multiplied."""
+    block_S = tl.minimum(block_S, blocks - 1)
+    scale_S = tl.load(x_at_S + block_S * rows, mask=exists_S, other=0.0)
+    return scale_S, tl.load(at_B1 + block_S[None, :]), tl.load(up_at_B1 + block_S[None, :])
+
+
+@triton.jit
+def _added_in_turn(sum_BR, made_BS, B: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
+    """The sum with D blocks' products, first to last."""
+    made_BRD = tl.permute(tl.reshape(made_BS, [B, D, R]), (0, 2, 1))
+    if D == 2:
+        even_BR, odd_BR = tl.split(made_BRD)
+        sum_BR = sum_BR + even_BR + odd_BR
+    else:
+        tl.static_assert(D == 4)
+        even_BR2, odd_BR2 = tl.split(tl.reshape(made_BRD, [B, R, 2, 2]))
+        first_BR, third_BR = tl.split(even_BR2)
+        second_BR, fourth_BR = tl.split(odd_BR2)
+        sum_BR = sum_BR + first_BR + second_BR + third_BR + fourth_BR
+    return sum_BR
+
+
+@triton.jit
+def _multiplied(weight_BK, x_RK, TALL: tl.constexpr):
+    """[B, R], or [R, B] if tall."""
+    if TALL:
+        made = tl.dot(x_RK, weight_BK.T)
+    else:
+        made = tl.dot(weight_BK, x_RK.T)
+    return made
+
+
+@triton.jit
+def factors(scale_B, scale_R, TALL: tl.constexpr):
+    """What such products are multiplied by."""
+    if TALL:
+        factors = scale_B[None, :] * scale_R[:, None]
+    else:
+        factors = scale_B[:, None] * scale_R[None, :]
+    return factors
+
+
+@triton.jit
+def is_last_of(arrivals, tile, PARTS: tl.constexpr):
+    """Whether the other programs of a tile have stored their parts, which this one may then read."""
+    tl.debug_barrier()  # all threads' stores come before the one thread's count, which releases them
+    is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+    if is_last:
+        tl.store(arrivals + tile, 0)
+    return is_last
+
+
+@triton.jit
+def sum_of_parts(at_BR, exists_BR, stride, PARTS: tl.constexpr):
+    """First to last, whoever came last; parts lie `stride` numbers apart. Read from the cache that processors share."""
+    sum_BR = tl.zeros(at_BR.shape, tl.float32)
+    for part in tl.static_range(PARTS):
+        sum_BR += tl.load(at_BR + part * stride, mask=exists_BR, other=0.0, cache_modifier=".cg")
+    return sum_BR
+
+
+@triton.jit
+def scales_of_outputs(scales, first, end, blocks, B: tl.constexpr, G: tl.constexpr):
+    """[1 or B]: where the scales of the tile of outputs from `first` on begin, one for all of them if they lie in one
+    group. Outputs past `end` get those of the last."""
+    if G % B == 0:
+        output_B = first + tl.arange(0, 1)
+    else:
+        output_B = tl.minimum(first + tl.arange(0, B), end - 1)
+    return scales + output_B.to(tl.int64) // G * blocks
+
+
+@triton.jit
+def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
+    """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices. Kernels load them
+    a block ahead, before the products of that block: after these, the next block's would be begun only once the scales
+    have come, since the compiler multiplies both at once. Past the last block they are the last's."""
+    block = tl.minimum(block, blocks - 1)
+    return tl.load(x_at_R + block * rows, mask=exists_R, other=0.0), tl.load(at_B + block), tl.load(up_at_B + block)
