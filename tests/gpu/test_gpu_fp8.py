@@ -13,12 +13,15 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels import fp8_library
 from stridelm.kernels.fp8 import no_arrivals, parts_of, product
+from stridelm.kernels.quantise import quantise
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts, chosen_fp8_experts
 from support.checkpoints.fp8 import BLOCK, FORMS, write_fp8
 from support.checks.fp8 import (
+    ROW_FORMS,
     Case,
     ExpertsCase,
     check_gated,
@@ -146,6 +149,45 @@ def test_bits_of_any_number_of_rows(outs: tuple[int, ...], inputs: int, form: st
     check_row_bits(lambda x: run(x, case.weight, case.scale, None), case.x, counts=counts)
     case.x = case.x[:33]
     check_product(case)
+
+
+LIBRARY = [*PUBLISHED, ((1536, 576), 7168), ((128, 72), 512), ((24,), 1024)]
+
+
+@by_form
+@pytest.mark.parametrize("count", [65, 66, 67, 100, 300])
+@pytest.mark.parametrize(("outs", "inputs"), LIBRARY)
+def test_library(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
+    """Many rows, any number of them, of weights that the library multiplies by; the others are left to our kernel."""
+    case = Case(count, inputs, outs, form, torch.bfloat16, "cuda")
+    run = chosen(case.weight, case.scale, case.bias, deterministic=False)
+    check_product(case, run)
+    for bias in (None, case.bias):
+        runs = fp8_library.can_multiply(case.weight, case.scale, bias)
+        x = quantise(case.x, ROW_FORMS[form])
+        agrees = runs and fp8_library.agrees(x, case.weight, case.scale, bias)
+        print(outs, inputs, count, form, "biased" if bias is not None else "", "runs:", runs, "agrees:", agrees)
+        if agrees:
+            ours = product(x, case.weight, case.scale, bias)
+            assert torch.equal(fp8_library.multiply(x, case.weight, case.scale, bias), ours)
+    assert fp8_library.can_multiply(case.weight, case.scale, None) or (outs, inputs) not in PUBLISHED
+
+
+@by_form
+@pytest.mark.parametrize("count", [100, 129])
+def test_captured_library(count: int, form: str) -> None:
+    """A replay reads the rows that are there then."""
+    case = Case(count, 4096, (1024,), form, torch.bfloat16, "cuda")
+    run, x = chosen(case.weight, case.scale, deterministic=False), case.x.clone()
+    run(x, case.weight, case.scale, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(x, case.weight, case.scale, None)
+    for rows in (case.x.flip(0), case.x):
+        x.copy_(rows)
+        graph.replay()
+        assert torch.equal(out, run(rows, case.weight, case.scale, None))
 
 
 @by_form

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.ahead import only_compiles
+from stridelm.kernels.agreement import agree
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.triton_rows import gated
@@ -197,20 +197,12 @@ def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -
     return Tile(64, height, 128, warps=4, stages=8 if height == 16 else 6)
 
 
-_AGREED: dict[tuple[torch.Size, torch.dtype, bool, int, torch.device], bool] = {}
-
-
 def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
-    """Whether the library's product of this shape gives this kernel's bits: tried once per shape, on random numbers.
+    """Whether the library's product of this shape gives this kernel's bits: tried once per shape, on random numbers."""
 
-    Nothing can be tried while a graph is being captured or kernels are only compiled; a shape that has not been tried
-    counts as disagreeing.
-    """
-    key = (weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device)
-    if key not in _AGREED:
-        if only_compiles() or torch.cuda.is_current_stream_capturing():
-            return False
+    def drawn() -> torch.Tensor:
         numbers = torch.Generator(x_NI.device).manual_seed(0)
-        x = torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=x_NI.device)
-        _AGREED[key] = torch.equal(F.linear(x, weight_OI, bias_O), product(x, weight_OI, bias_O))
-    return _AGREED[key]
+        return torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=x_NI.device)
+
+    key = weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device
+    return agree(key, lambda: product(drawn(), weight_OI, bias_O), lambda: F.linear(drawn(), weight_OI, bias_O))

@@ -163,7 +163,7 @@ def quantised_block(form: str) -> Block:
         scale = linear.get_parameter("weight_scale").data
         linear.weight.data.copy_(noise(seed, *linear.weight.shape, dtype=torch.float32, device="cpu"))
         scale.copy_(0.05 + 0.05 * noise(seed, *scale.shape, dtype=torch.float32, device="cpu").abs())
-        linear.product = FP8Product(form_of(scale), None)
+        linear.product = FP8Product(form_of(scale), None, library=False)
     for seed, norm in enumerate((block.mixer_norm, block.mlp_norm)):
         assert norm is not None
         norm.data.copy_(noise(9 + seed, 256, dtype=torch.float32, device="cpu"))

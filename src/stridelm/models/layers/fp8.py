@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, plain_product
-from stridelm.kernels.row_forms import RowForm, Rows
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
@@ -89,7 +89,7 @@ class FP8Format:
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
         assert not shared
-        return chosen(layer.weight, layer.get_parameter("weight_scale"), deterministic=deterministic)
+        return chosen(layer.weight, layer.get_parameter("weight_scale"), layer.bias, deterministic=deterministic)
 
     def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
         return FP8Experts(layer)
@@ -102,22 +102,27 @@ BY_BLOCK = FP8Format("FP8 by block", "weight_scale_inv", by_block=True)
 BY_CHANNEL = FP8Format("FP8 by channel", "weight_scale", by_block=False)
 
 
-def chosen(weight_OI: torch.Tensor, scale_QS: torch.Tensor, *, deterministic: bool) -> Product:
+def chosen(
+    weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None = None, *, deterministic: bool
+) -> Product:
     """The fastest product for the weight's device."""
     if weight_OI.is_cuda:
-        from stridelm.kernels.fp8 import can_multiply, no_arrivals
+        from stridelm.kernels import fp8, fp8_library
 
-        if can_multiply(weight_OI, torch.bfloat16):
-            return FP8Product(form_of(scale_QS), None if deterministic else no_arrivals(weight_OI.device))
+        if fp8.can_multiply(weight_OI, torch.bfloat16):
+            arrivals = None if deterministic else fp8.no_arrivals(weight_OI.device)
+            return FP8Product(form_of(scale_QS), arrivals, fp8_library.can_multiply(weight_OI, scale_QS, bias_O))
     return partial(plain_product, by=tiled_product) if deterministic else plain_product
 
 
 class FP8Product:
-    """Our kernels (kernels/fp8.py). Unless they are the fast ones, a row's bits do not depend on the rows beside it."""
+    """Our kernels (kernels/fp8.py), and for many rows the library's (kernels/fp8_library.py). Unless they are the fast
+    ones, a row's bits do not depend on the rows beside it: then the library's run where they were seen to agree."""
 
-    def __init__(self, row_form: RowForm, arrivals: torch.Tensor | None) -> None:
-        """arrivals: of the fast ones. Each layer has its own, since two layers may run on different streams."""
-        self.row_form, self.arrivals = row_form, arrivals
+    def __init__(self, row_form: RowForm, arrivals: torch.Tensor | None, library: bool) -> None:
+        """arrivals: of the fast ones. Each layer has its own, since two layers may run on different streams. library:
+        whether it multiplies by this weight."""
+        self.row_form, self.arrivals, self.library = row_form, arrivals, library
 
     def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
@@ -132,11 +137,16 @@ class FP8Product:
         bias: torch.Tensor | None,
         activation: str | None = None,
     ) -> torch.Tensor:
-        from stridelm.kernels.fp8 import product
+        from stridelm.kernels import fp8, fp8_library
+        from stridelm.kernels.quantise import quantise
 
         if x.dtype == torch.float64:
             return plain_product(x, weight, scale, bias, by=tiled_product)
-        return product(x, weight, scale, bias, activation, arrivals=self.arrivals)
+        if self.library and x.shape[0] >= fp8_library.FASTER_FROM and x.dtype == torch.bfloat16 and activation is None:
+            x = x if isinstance(x, QuantisedRows) else quantise(x, self.row_form)
+            if self.arrivals is not None or fp8_library.agrees(x, weight, scale, bias):
+                return fp8_library.multiply(x, weight, scale, bias)
+        return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals)
 
     def gated_rows(
         self,

@@ -1,0 +1,95 @@
+"""Products of eight-bit floats by the library (torch's scaled_mm: cuBLASLt, CUTLASS), for many rows.
+
+It keeps Hopper's tensor cores twice as busy as the kernel of fp8.py. By block it adds in the same order, 128 columns
+after another, and gave the same bits wherever its kernel does not split the sum; it takes a multiple of four rows.
+
+Legend: as in fp8.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from stridelm.kernels.agreement import agree
+from stridelm.kernels.ahead import only_compiles
+from stridelm.kernels.fp8 import FEW_ROWS, product
+from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, rows_per_scale
+from stridelm.kernels.quantise import quantise
+from stridelm.kernels.row_forms import QuantisedRows, RowForm
+
+FASTER_FROM = FEW_ROWS + 1
+"""Rows from which it is faster than our kernel."""
+CAPABILITY = (9, 0)
+"""The one card that it has blocks of 128 for."""
+EACH = 4
+"""Scales of a block's rows, and of a weight's rows, come by so many: they are read 16 bytes at a time."""
+_RUNS: dict[tuple[object, ...], bool] = {}
+
+
+def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
+    """Whether the library multiplies by this weight with bfloat16 results: tried once per shape."""
+    outputs, inputs = weight_OI.shape
+    by_block = form_of(scale_QS) is RowForm.BLOCKS
+    if not weight_OI.is_cuda or torch.cuda.get_device_capability(weight_OI.device) != CAPABILITY:
+        return False
+    if by_block and (rows_per_scale(outputs, scale_QS.shape[0]) != BLOCK or inputs % (EACH * BLOCK)):
+        return False
+    if only_compiles():
+        return True
+    key = weight_OI.shape, scale_QS.shape, bias_O is None, weight_OI.device
+    if key not in _RUNS:
+        x = quantise(torch.zeros(BLOCK, inputs, dtype=torch.bfloat16, device=weight_OI.device), form_of(scale_QS))
+        try:
+            multiply(x, weight_OI, scale_QS, bias_O)
+        except (RuntimeError, ValueError):  # what torch raises depends on who refuses
+            _RUNS[key] = False
+        else:
+            _RUNS[key] = True
+    return _RUNS[key]
+
+
+def multiply(
+    x_NI: QuantisedRows, weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    """x W^T + b: [N, O] in x's dtype, which is bfloat16. Needs `can_multiply`."""
+    rows, outputs = x_NI.shape[0], weight_OI.shape[0]
+    if only_compiles():
+        return scale_QS.new_empty(rows, outputs, dtype=x_NI.dtype)
+    if x_NI.form is RowForm.WHOLE:
+        recipes, scales = (F.ScalingType.RowWise, F.ScalingType.RowWise), scale_QS.t()
+    else:
+        x_NI, scales = padded(x_NI, EACH), scale_QS.t()
+        recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+    y = F.scaled_mm(
+        x_NI.q_NI,
+        weight_OI.t(),
+        x_NI.scales_SN.t(),
+        recipes[0],
+        scales,
+        recipes[1],
+        bias=bias_O,
+        output_dtype=x_NI.dtype,
+    )
+    return y[:rows]
+
+
+def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
+    """Whether the library's product of so many rows gives our kernel's bits: tried once, on random numbers."""
+    device, asked = weight_OI.device, (weight_OI, scale_QS, bias_O)
+
+    def drawn() -> QuantisedRows:
+        numbers = torch.Generator(device).manual_seed(0)
+        return quantise(torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=device), x_NI.form)
+
+    key = "fp8", weight_OI.shape, scale_QS.shape, bias_O is None, -(-x_NI.shape[0] // EACH), device
+    return agree(key, lambda: product(drawn(), *asked), lambda: multiply(drawn(), *asked))
+
+
+def padded(x_NI: QuantisedRows, multiple: int) -> QuantisedRows:
+    """With rows of zeros below, up to a multiple of so many."""
+    more = -x_NI.shape[0] % multiple
+    if not more:
+        return x_NI
+    q_NI = F.pad(x_NI.q_NI.view(torch.uint8), (0, 0, 0, more)).view(E4M3)
+    return QuantisedRows(q_NI, F.pad(x_NI.scales_SN, (0, more)), x_NI.dtype, x_NI.form)
