@@ -1,12 +1,15 @@
 """Products of eight-bit floats by the library (torch's scaled_mm: cuBLASLt, CUTLASS), for many rows.
 
 It keeps Hopper's tensor cores twice as busy as the kernel of fp8.py. By block it adds in the same order, 128 columns
-after another, and gave the same bits wherever its kernel does not split the sum; it takes a multiple of four rows.
+after another, and gave the same bits wherever its kernel does not split the sum; it takes a multiple of four rows. By
+channel a few numbers in a million round to their other neighbour.
 
 Legend: as in fp8.py.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -75,15 +78,31 @@ def multiply(
 
 
 def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
-    """Whether the library's product of so many rows gives our kernel's bits: tried once, on random numbers."""
-    device, asked = weight_OI.device, (weight_OI, scale_QS, bias_O)
+    """Whether the library's product of so many rows gives our kernel's bits: tried once, on numbers whose products
+    cancel, so that of each sum only the rounding is left, which shows in what order it was added. By channel both
+    scales are multiplied in another order, which few numbers show."""
+    if x_NI.form is RowForm.WHOLE:
+        return False
+    rows, device = x_NI.shape[0], weight_OI.device
+    key = "fp8", weight_OI.shape, bias_O is None, -(-rows // EACH), device
 
-    def drawn() -> QuantisedRows:
-        numbers = torch.Generator(device).manual_seed(0)
-        return quantise(torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=device), x_NI.form)
+    def by(multiplied: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: multiplied(*_cancelling(rows, weight_OI.shape, device), bias_O)
 
-    key = "fp8", weight_OI.shape, scale_QS.shape, bias_O is None, -(-x_NI.shape[0] // EACH), device
-    return agree(key, lambda: product(drawn(), *asked), lambda: multiply(drawn(), *asked))
+    return agree(key, by(product), by(multiply))
+
+
+def _cancelling(rows: int, shape: torch.Size, device: torch.device) -> tuple[QuantisedRows, torch.Tensor, torch.Tensor]:
+    """Rows, and a weight by block with its scales, whose second half of columns takes away what the first adds."""
+    outputs, half = shape[0], shape[1] // 2
+    numbers = torch.Generator(device).manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=numbers, dtype=torch.bfloat16, device=device)
+
+    weight, scale = drawn(outputs, half), drawn(-(-outputs // BLOCK), half // BLOCK).float().abs()
+    x = quantise(drawn(rows, half).repeat(1, 2), RowForm.BLOCKS)
+    return x, torch.cat([weight.to(E4M3), weight.neg_().to(E4M3)], 1), scale.repeat(1, 2)
 
 
 def padded(x_NI: QuantisedRows, multiple: int) -> QuantisedRows:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import agreement, fp8_library
+from stridelm.kernels.fp8 import product
 from stridelm.kernels.plain_fp8 import form_of, plain_product, quantise, widened_rows
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.models.layers.fp8 import FP8Product
@@ -54,6 +55,24 @@ class Library:
         form = RowForm.BLOCKS if blocks else RowForm.WHOLE
         rows = QuantisedRows(a_MK, a_scale.t().contiguous(), output_dtype, form)
         return plain_product(rows, b_KN.t(), b_scale.t().contiguous(), bias) + self.error
+
+
+def in_order(a_MK: Any, b_KN: Any, a_scale: Any, _: Any, b_scale: Any, *__: Any, bias: Any, output_dtype: Any) -> Any:
+    """The library by block, which here adds as the kernel does, since it is the kernel."""
+    rows = QuantisedRows(a_MK, a_scale.t().contiguous(), output_dtype, RowForm.BLOCKS)
+    return product(rows, b_KN.t(), b_scale.t().contiguous(), bias)
+
+
+def flipped(
+    x: QuantisedRows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[QuantisedRows, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The same product, whose blocks are added last to first."""
+
+    def by_block(q: torch.Tensor) -> torch.Tensor:
+        return q.view(torch.uint8).unflatten(1, (-1, BLOCK)).flip(1).flatten(1).view(q.dtype)
+
+    rows = QuantisedRows(by_block(x.q_NI), x.scales_SN.flip(0), x.dtype, x.form)
+    return rows, by_block(weight), scale.flip(1), bias
 
 
 @pytest.fixture
@@ -106,12 +125,31 @@ def test_many_rows_alone_take_the_library(library: Library, form: str) -> None:
 
 
 @INTERPRETED
-@by_form
-def test_equal_bits_are_tried(library: Library, form: str) -> None:
+def test_equal_bits_are_tried(library: Library) -> None:
     """If bits must not depend on the number of rows, the library runs where it gives the kernel's, as tried once."""
-    case = Case(66, 512, (128,), form, torch.bfloat16)
-    run, asked = FP8Product(ROW_FORMS[form], None, library=True), (case.weight, case.scale, None)
-    ours = FP8Product(ROW_FORMS[form], None, library=False)(case.x, *asked)
+    case = Case(66, 1024, (128,), "block", torch.bfloat16)
+    run, asked = FP8Product(RowForm.BLOCKS, None, library=True), (case.weight, case.scale, None)
+    ours = FP8Product(RowForm.BLOCKS, None, library=False)(case.x, *asked)
     library.error = 0.5
     assert torch.equal(run(case.x, *asked), ours) and library.calls == 1
     assert torch.equal(run(case.x, *asked), ours) and library.calls == 1
+
+
+@INTERPRETED
+def test_a_sum_in_another_order_is_noticed(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it matters only to the rounding."""
+    case = Case(66, 1024, (128,), "block", torch.bfloat16)
+    x = quantise(case.x, RowForm.BLOCKS)
+    monkeypatch.setattr(F, "scaled_mm", in_order)
+    assert fp8_library.agrees(x, case.weight, case.scale, None)
+    monkeypatch.setattr(agreement, "_AGREED", {})
+    monkeypatch.setattr(fp8_library, "product", lambda x, *asked: product(*flipped(x, *asked)))
+    assert not fp8_library.agrees(x, case.weight, case.scale, None)
+
+
+@INTERPRETED
+def test_by_channel_never_agrees(library: Library) -> None:
+    case = Case(66, 1024, (128,), "channel", torch.bfloat16)
+    run, asked = FP8Product(RowForm.WHOLE, None, library=True), (case.weight, case.scale, None)
+    assert torch.equal(run(case.x, *asked), FP8Product(RowForm.WHOLE, None, library=False)(case.x, *asked))
+    assert library.calls == 0
