@@ -46,11 +46,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         shape.write(folder)
         engine = open_engine(folder, write_heads(Path(folder), settings), args.mode, settings)
-    console = Console(width=150)
-    for batch in settings.batch:
-        with decoding_requests(engine, args.decoding, batch, settings):
-            activities = trace_steps(engine, STEPS)
-        console.print(as_table(activities, f"{shape.title}, batch {batch}, {args.decoding}, {args.mode}"))
+        console = Console(width=150)
+        for batch in settings.batch:
+            with decoding_requests(engine, args.decoding, batch, settings):  # the first loads its head
+                activities = trace_steps(engine, STEPS)
+            console.print(as_table(activities, f"{shape.title}, batch {batch}, {args.decoding}, {args.mode}"))
     return 0
 
 
