@@ -16,6 +16,7 @@ from stridelm.kernels import noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence, draw
 from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.search import FEW_ROWS
 from stridelm.kernels.step_ops import Cut
 from stridelm.kernels.truncate import truncate
 from stridelm.kernels.walk import walk
@@ -166,6 +167,30 @@ def test_cuts_do_not_depend_on_their_neighbours() -> None:
         cut = cut_of(logits[part], slots[part], table)
         for field in fields(Cut):
             assert torch.equal(getattr(cut, field.name), getattr(whole, field.name)[part]), (field.name, rows)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 7, 16])
+def test_searches_at_once(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch, whose programs wait for each other, finds what a launch for each digit finds: again and again, and
+    while other launches on another stream do the same."""
+    table = table_of(TRUNCATED, VOCAB, "cuda")
+    slots = [(3 * row + 5) % len(TRUNCATED) for row in range(rows)]
+    logits = make_logits(rows, VOCAB, dtype, "cuda", step=0.125)
+    assert rows <= FEW_ROWS
+    with monkeypatch.context() as patch:
+        patch.setattr("stridelm.kernels.truncate.FEW_ROWS", 0)
+        wanted = cut_of(logits, slots, table)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(50):
+        with torch.cuda.stream(side):
+            beside = cut_of(logits, slots, table)
+        cut = cut_of(logits, slots, table)
+        side.synchronize()
+        for field in fields(Cut):
+            for got in (cut, beside):
+                assert torch.equal(getattr(got, field.name), getattr(wanted, field.name)), field.name
 
 
 # In a captured graph

@@ -143,7 +143,11 @@ def check_logits(logits_MV: torch.Tensor) -> tuple[int, int]:
 @cache
 def splits_of(rows: int, vocab: int, device: torch.device) -> int:
     """How many programs share a row."""
+    return splits_up_to(-(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows), vocab)
+
+
+def splits_up_to(wanted: int, vocab: int) -> int:
+    """So many splits, or as few as have no more tiles each."""
     tiles = -(-vocab // TILE.value)
-    wanted = -(-PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows)
     share = -(-tiles // min(wanted, tiles, MAX_SPLITS.value))
     return -(-tiles // share)

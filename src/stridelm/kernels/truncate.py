@@ -7,9 +7,9 @@ Three searches, one after another, each for the smallest key up to which a row's
     DEPTHS   bits of depth = largest - own logit      mass     top_p of the mass                the nucleus's edge
     IDS      token id, of those at the edge           1        how many of them are needed      the last of them
 
-Masses are mass.py's integers, so sums do not depend on their order. A key is found digit by digit from the highest
-(radix selection): `weigh` adds up the weights of the tokens that share the digits found so far, by their next digit;
-`settle` adds the splits together and takes the digit at which the limit is reached.
+Masses are mass.py's integers, so sums do not depend on their order. A key is found digit by digit (digits.py): `weigh`
+adds up the weights of the tokens that share the digits found so far, by their next digit; `settle` adds the splits
+together and takes the digit at which the limit is reached. Few rows are searched in one launch (search.py).
 
 Legend: M rows, V vocabulary, S slots of the request table, P splits, T tokens of a tile, D values of a digit.
 """
@@ -21,6 +21,19 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.digits import (
+    BITS,
+    DEPTHS,
+    DIGITS,
+    IDS,
+    LOGITS,
+    depth_of_prefix,
+    logit_of_prefix,
+    needed_at_edge,
+    next_digit,
+    nucleus_of,
+    weights_by_digit,
+)
 from stridelm.kernels.index_kernel import index_kernel, row_kernel
 from stridelm.kernels.logit_rows import (
     KEY_BITS,
@@ -29,26 +42,14 @@ from stridelm.kernels.logit_rows import (
     WARPS,
     check_logits,
     find_peaks,
-    load_tile,
-    mass_of,
     my_entry,
     my_tiles,
-    order_key,
     row_entries,
     row_peak,
     splits_of,
 )
+from stridelm.kernels.search import FEW_ROWS, MAX_REGISTERS, programs_of, search
 from stridelm.kernels.step_ops import Cut
-
-LOGITS = tl.constexpr(0)
-DEPTHS = tl.constexpr(1)
-IDS = tl.constexpr(2)
-
-BITS = tl.constexpr(4)
-"""Bits of a digit."""
-DIGITS = tl.constexpr(16)
-"""D."""
-
 
 # Device code
 
@@ -69,6 +70,7 @@ def begin(
     lows,
     edges,
     lasts,
+    arrivals,
     stride_temperature,
     stride_sampled,
     stride_min_p,
@@ -91,6 +93,8 @@ def begin(
     tl.store(lows + row, tl.where(relative == float("-inf"), float("-inf"), peak + relative))
     tl.store(edges + row, float("inf"))
     tl.store(lasts + row, tl.full([], LAST, tl.int64))
+    if arrivals is not None:
+        tl.store(arrivals + row, 0)
     if top_k is not None:
         count = tl.load(top_k + slot * stride_top_k, mask=asks, other=0)
         tl.store(top_ks + row, tl.where((count > 0) & (count < vocab), count, 0))
@@ -105,14 +109,6 @@ def _searches(row, top_ks, top_ps, KEY: tl.constexpr):
         return tl.load(top_ks + row) > 0
     else:
         return tl.load(top_ps + row) < 1.0
-
-
-@triton.jit
-def _logit_of_prefix(prefix, shift):
-    """The logit whose key begins with these digits; its bits under `shift` are 0."""
-    bits = (prefix << shift).to(tl.int32)
-    bits = tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF)
-    return (bits >> shift << shift).to(tl.float32, bitcast=True)
 
 
 @row_kernel("logits", "sums", "stride_m", "vocab")
@@ -141,36 +137,13 @@ def weigh(
     peak = tl.load(peaks + row)
     low = tl.load(lows + row)
     edge = tl.load(edges + row)
+    prefix = tl.zeros([], tl.int64)
     if not FIRST:
-        prefix = tl.load(prefixes + row).to(tl.uint32)
-    digit_D = tl.arange(0, DIGITS)
-    sum_D = tl.zeros([DIGITS], tl.int64)
+        prefix = tl.load(prefixes + row)
     first, last = my_tiles(vocab)
-    for tile in range(first, last):
-        token_T, logit_T = load_tile(logits + row.to(tl.int64) * stride_m, tile, vocab)
-        if KEY == LOGITS:
-            counts_T = token_T < vocab
-            key_T = order_key(logit_T)
-        else:
-            logit_T = tl.div_rn(logit_T, heat)
-            depth_T = peak - logit_T
-            counts_T = logit_T >= low
-            if KEY == DEPTHS:
-                key_T = depth_T.to(tl.uint32, bitcast=True)
-            else:
-                counts_T &= depth_T == edge
-                key_T = token_T.to(tl.uint32)
-        if not FIRST:
-            counts_T &= (key_T >> (shift + BITS).to(tl.uint32)) == prefix
-        # After the first digits, few tiles still hold a token that counts.
-        if tl.max(counts_T.to(tl.int32)) != 0:
-            if KEY == DEPTHS:
-                weight_T = tl.where(counts_T, mass_of(depth_T), 0)
-            else:
-                weight_T = counts_T.to(tl.int64)
-            own_T = ((key_T >> shift.to(tl.uint32)) & (DIGITS - 1)).to(tl.int32)
-            sum_D += tl.sum(tl.where(own_T[None, :] == digit_D[:, None], weight_T[None, :], 0), 1)
-    tl.store(sums + my_entry() * DIGITS + digit_D, sum_D)
+    logits += row.to(tl.int64) * stride_m
+    sum_D = weights_by_digit(logits, first, last, vocab, heat, peak, low, edge, prefix, shift, KEY)
+    tl.store(sums + my_entry() * DIGITS + tl.arange(0, DIGITS), sum_D)
 
 
 @row_kernel("sums")
@@ -200,31 +173,27 @@ def settle(
     digit_D = tl.arange(0, DIGITS)
     entry_P, exists_P = row_entries(splits)
     sum_PD = tl.load(sums + entry_P[:, None] * DIGITS + digit_D[None, :], mask=exists_P[:, None], other=0)
-    upto_D = tl.cumsum(tl.sum(sum_PD, 0), 0)
+    sum_D = tl.sum(sum_PD, 0)
     if FIRST:
         prefix = tl.zeros([], tl.int64)
         if KEY == LOGITS:
             rest = tl.load(top_ks + row)
         elif KEY == DEPTHS:
-            share = tl.max(upto_D).to(tl.float64) * tl.load(top_ps + row).to(tl.float64)
-            rest = tl.ceil(share).to(tl.int64)
+            rest = nucleus_of(sum_D, tl.load(top_ps + row))
         else:
-            # Keep as many of the equals at the edge as are needed: the mass before the last of them is below the limit.
-            rest = tl.cdiv(tl.load(rests + row), tl.maximum(mass_of(tl.load(edges + row)), 1))
+            rest = needed_at_edge(tl.load(rests + row), tl.load(edges + row))
     else:
         prefix = tl.load(prefixes + row)
         rest = tl.load(rests + row)
-    under_D = upto_D < rest
-    digit = tl.minimum(tl.sum(under_D.to(tl.int64)), DIGITS - 1)
-    prefix = (prefix << BITS) + digit
+    prefix, rest = next_digit(sum_D, prefix, rest)
     tl.store(prefixes + row, prefix)
-    tl.store(rests + row, rest - tl.max(tl.where(under_D, upto_D, 0)))
+    tl.store(rests + row, rest)
     if LAST_DIGIT:
         if KEY == LOGITS:
-            low = tl.div_rn(_logit_of_prefix(prefix, shift), tl.load(heats + row))
+            low = tl.div_rn(logit_of_prefix(prefix, shift), tl.load(heats + row))
             tl.store(lows + row, tl.maximum(low, tl.load(lows + row)))
         elif KEY == DEPTHS:
-            tl.store(edges + row, prefix.to(tl.int32).to(tl.float32, bitcast=True))
+            tl.store(edges + row, depth_of_prefix(prefix))
         else:
             tl.store(lasts + row, prefix)
 
@@ -248,15 +217,34 @@ def truncate(
     cut = Cut(peaks, lows, edges, lasts)
     if rows == 0:
         return cut
-    splits = splits_of(rows, vocab, logits_MV.device)
+    few = rows <= FEW_ROWS
+    splits = programs_of(rows, vocab, logits_MV.device) if few else splits_of(rows, vocab, logits_MV.device)
     stride = logits_MV.stride(0)
     split_peaks = torch.empty(rows, splits, dtype=torch.float32, device=logits_MV.device)
-    sums = torch.empty(rows, splits, DIGITS.value, dtype=torch.int64, device=logits_MV.device)
+    sums = torch.empty(1 + few, rows, splits, DIGITS.value, dtype=torch.int64, device=logits_MV.device)
+    arrivals = torch.empty(rows, dtype=torch.int32, device=logits_MV.device) if few else None
     find_peaks[(rows, splits)](logits_MV, split_peaks, None, None, stride, 0, vocab, num_warps=WARPS)
     columns = (temperature_S, sampled_S.view(torch.uint8), log_min_p_S, top_k_S, top_p_S)
     strides = (0 if each is None else each.stride(0) for each in columns)
     results = (heats, top_ks, top_ps, peaks, lows, edges, lasts)
-    begin[(rows,)](split_peaks, slots_M, *columns, *results, *strides, splits, vocab, num_warps=1)
+    begin[(rows,)](split_peaks, slots_M, *columns, *results, arrivals, *strides, splits, vocab, num_warps=1)
+    if few:
+        search[(rows, splits)](
+            logits_MV,
+            sums,
+            arrivals,
+            *results,
+            stride,
+            vocab,
+            KEY_BITS[logits_MV.dtype],
+            _id_digits(vocab),
+            top_k_S is not None,
+            top_p_S is not None,
+            splits > 1,
+            num_warps=WARPS,
+            **({"maxnreg": MAX_REGISTERS} if logits_MV.is_cuda else {}),
+        )
+        return cut
     limits, bounds = (heats, top_ks, top_ps), (lows, edges, lasts)
     for key, shifts in _searches_of(logits_MV.dtype, vocab, top_k_S is not None, top_p_S is not None):
         for shift in shifts:
@@ -269,6 +257,10 @@ def truncate(
     return cut
 
 
+def _id_digits(vocab: int) -> int:
+    return max(1, -(-(vocab - 1).bit_length() // BITS.value))
+
+
 def _searches_of(dtype: torch.dtype, vocab: int, top_k: bool, top_p: bool) -> list[tuple[int, range]]:
     """(key, shifts of its digits from the highest) of each search, in order."""
     step = BITS.value
@@ -276,7 +268,6 @@ def _searches_of(dtype: torch.dtype, vocab: int, top_k: bool, top_p: bool) -> li
     if top_k:
         searches.append((LOGITS.value, range(32 - step, 32 - KEY_BITS[dtype] - 1, -step)))
     if top_p:
-        id_digits = max(1, -(-(vocab - 1).bit_length() // step))
         searches.append((DEPTHS.value, range(32 - step, -1, -step)))
-        searches.append((IDS.value, range((id_digits - 1) * step, -1, -step)))
+        searches.append((IDS.value, range((_id_digits(vocab) - 1) * step, -1, -step)))
     return searches
