@@ -23,6 +23,7 @@ from support.checks.experts import (
     check_combine,
     check_experts,
     check_route,
+    check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
 )
@@ -52,6 +53,7 @@ def test_route(routing: str) -> None:
 
 def test_route_at_the_limits() -> None:
     check_route_shared(TritonOps(), "cuda")
+    check_route_scaled(TritonOps(), "cuda")
     check_ties_and_nan(TritonOps(), "cuda")
 
 

@@ -87,6 +87,8 @@ class Routing:
     """Divide the weights of the chosen experts by their sum."""
     routed_scaling_factor: float = 1.0
     """Multiplies the weights in the end."""
+    logit_scale: float = 1.0
+    """Multiplies the logits in the beginning. No expert is shared then."""
 
     def __post_init__(self) -> None:
         experts, chosen, groups, kept = self.num_experts, self.num_experts_per_tok, self.n_group, self.topk_group
@@ -94,6 +96,7 @@ class Routing:
             if not isinstance(count := getattr(self, name), int) or count < 1:
                 raise ValueError(f"{name} must be at least 1, and a whole number; got {count!r}")
         number("routed_scaling_factor", self.routed_scaling_factor, 0, LARGEST, open_low=True)
+        number("logit_scale", self.logit_scale, 0, LARGEST, open_low=True)
         if chosen > experts:
             raise ValueError(f"num_experts_per_tok {chosen} exceeds the {experts} experts")
         if experts % groups:
@@ -191,13 +194,17 @@ class Ops(Protocol):
         ...
 
     def route(
-        self, logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+        self,
+        logits_NL: torch.Tensor,
+        routing: Routing,
+        bias_E: torch.Tensor | None = None,
+        scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(each row's experts [N, K] int64, the best first, and of equal ones the first; their weights [N, K] float32).
 
         logits: float32. If there is one more of them than experts, it is a shared expert's, and its sigmoid is one more
-        weight: [N, K + 1]. bias: float32, added to the scores for the choice only. Chosen experts exist even if logits
-        are NaN; their weights are NaN then.
+        weight: [N, K + 1]. bias: float32, added to the scores for the choice only. scale: of each expert, multiplies
+        its weight; no expert is shared then. Chosen experts exist even if logits are NaN; their weights are NaN then.
         """
         ...
 

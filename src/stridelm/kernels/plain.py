@@ -35,11 +35,15 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def route(
-    logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    logits_NL: torch.Tensor,
+    routing: Routing,
+    bias_E: torch.Tensor | None = None,
+    scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
     experts = routing.num_experts
     logits_NE, shared_NS = logits_NL.split((experts, logits_NL.shape[1] - experts), dim=1)
+    logits_NE = logits_NE * routing.logit_scale
     scores_NE = logits_NE.softmax(-1) if routing.scoring == "softmax" else _sigmoid(logits_NE)
     choice_NE = scores_NE if bias_E is None else scores_NE + bias_E
     if routing.n_group > 1:
@@ -56,7 +60,10 @@ def route(
         for k in range(1, weights_NK.shape[1]):
             total_N1 = total_N1 + weights_NK[:, k : k + 1]
         weights_NK = weights_NK / (total_N1 + 1e-20)
-    return chosen_NK, torch.cat((weights_NK * routing.routed_scaling_factor, _sigmoid(shared_NS)), dim=1)
+    weights_NK = weights_NK * routing.routed_scaling_factor
+    if scale_E is not None:
+        weights_NK = weights_NK * scale_E[chosen_NK]
+    return chosen_NK, torch.cat((weights_NK, _sigmoid(shared_NS)), dim=1)
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,10 @@ COMBINE_COLUMNS = 1024
 def _route_kernel(
     logits,
     bias,
+    own_scale,
     chosen,
     weights,
+    logit_scale,
     scale,
     L: tl.constexpr,
     E: tl.constexpr,
@@ -47,6 +49,7 @@ def _route_kernel(
     expert_GM = group_G[:, None] * M + member_M[None, :]
     exists_GM = (group_G < G)[:, None] & (member_M < M)[None, :]
     logit_GM = tl.load(logits + row * L + expert_GM, mask=exists_GM, other=float("-inf"))
+    logit_GM *= logit_scale
     if SIGMOID:
         score_GM = tl.where(exists_GM, 1.0 / (1.0 + tl.exp(-logit_GM)), 0.0)
     else:
@@ -68,6 +71,7 @@ def _route_kernel(
         choice_GM = tl.where((tl.sum(better_GG.to(tl.int32), 1) < KEPT)[:, None], choice_GM, float("-inf"))
     k_K = tl.arange(0, BLOCK_K)
     weight_K = tl.zeros([BLOCK_K], tl.float32)
+    own_K = weight_K
     total = 0.0
     for k in range(K):
         best = tl.max(tl.max(choice_GM, 1), 0)
@@ -76,11 +80,15 @@ def _route_kernel(
         weight = tl.sum(tl.sum(tl.where(expert_GM == expert, tl.where(exists_GM, score_GM, 0.0), 0.0), 1), 0)
         total += weight
         weight_K = tl.where(k_K == k, weight, weight_K)
+        if own_scale is not None:
+            own_K = tl.where(k_K == k, tl.load(own_scale + expert).to(tl.float32), own_K)
         choice_GM = tl.where((expert_GM == expert) & exists_GM, float("-inf"), choice_GM)
         tl.store(chosen + row * K + k, expert.to(tl.int64))
     if RENORMALISES:
         weight_K = weight_K / (total + 1e-20)
     weight_K = weight_K * scale
+    if own_scale is not None:
+        weight_K = weight_K * own_K
     if L > E:
         shared = tl.load(logits + row * L + E)
         weight_K = tl.where(k_K == K, 1.0 / (1.0 + tl.exp(-shared)), weight_K)
@@ -89,11 +97,15 @@ def _route_kernel(
 
 
 def route(
-    logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    logits_NL: torch.Tensor,
+    routing: Routing,
+    bias_E: torch.Tensor | None = None,
+    scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
     rows, logits = logits_NL.shape
     experts, each = routing.num_experts, routing.num_experts_per_tok
+    assert logits == experts or (scale_E is None and routing.logit_scale == 1)
     chosen_NK = logits_NL.new_empty(rows, each, dtype=torch.int64)
     weights_NW = logits_NL.new_empty(rows, each + logits - experts)
     block_g = triton.next_power_of_2(routing.n_group)
@@ -101,8 +113,10 @@ def route(
     _route_kernel[(rows,)](
         logits_NL.contiguous(),
         bias_E,
+        scale_E,
         chosen_NK,
         weights_NW,
+        routing.logit_scale,
         routing.routed_scaling_factor,
         logits,
         experts,

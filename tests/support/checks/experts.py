@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,6 +99,17 @@ def check_route_shared(ops: Ops, device: str) -> None:
     exact = logits[:, -1].double().sigmoid().float()
     # exp(-x) is as far off as x was rounded: 100 times 2^-24
     torch.testing.assert_close(weights[:, -1], exact, rtol=6e-6, atol=1e-37)
+
+
+def check_route_scaled(ops: Ops, device: str) -> None:
+    """Logits are scaled before the choice, and each expert's weight by a number of its own after it."""
+    routing = ROUTINGS["renormalised"]
+    logits = noise(1, 9, routing.num_experts, dtype=torch.float32, device=device) * 40
+    own = noise(2, routing.num_experts, dtype=torch.bfloat16, device=device).abs() + 0.5
+    chosen, weights = ops.route(logits * 0.05, routing)
+    got, scaled = ops.route(logits, replace(routing, logit_scale=0.05), scale_E=own)
+    assert torch.equal(got, chosen)
+    torch.testing.assert_close(scaled, weights * own[chosen].float(), rtol=1e-5, atol=1e-9)
 
 
 def check_ties_and_nan(ops: Ops, device: str) -> None:

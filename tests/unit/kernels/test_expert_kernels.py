@@ -23,6 +23,7 @@ from support.checks.experts import (
     check_combine,
     check_experts,
     check_route,
+    check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
 )
@@ -41,6 +42,7 @@ def test_route(routing: str) -> None:
 @INTERPRETED
 def test_route_at_the_limits() -> None:
     check_route_shared(TritonOps(), "cpu")
+    check_route_scaled(TritonOps(), "cpu")
     check_ties_and_nan(TritonOps(), "cpu")
 
 

@@ -11,7 +11,14 @@ from stridelm.kernels import OPS, ops_for
 from stridelm.kernels.host import rows
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.ops import ACTIVATIONS
-from support.checks.experts import ROUTINGS, check_combine, check_route, check_route_shared, check_ties_and_nan
+from support.checks.experts import (
+    ROUTINGS,
+    check_combine,
+    check_route,
+    check_route_scaled,
+    check_route_shared,
+    check_ties_and_nan,
+)
 from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     HEADS,
@@ -87,6 +94,7 @@ def test_route(name: str, routing: str) -> None:
 @SETS
 def test_route_at_the_limits(name: str) -> None:
     check_route_shared(OPS.get(name)(), "cpu")
+    check_route_scaled(OPS.get(name)(), "cpu")
     check_ties_and_nan(OPS.get(name)(), "cpu")
 
 

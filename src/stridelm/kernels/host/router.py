@@ -124,11 +124,17 @@ _NO_BIAS = np.empty(0, np.float32)
 
 
 def route(
-    logits_NL: torch.Tensor, routing: Routing, bias_E: torch.Tensor | None = None
+    logits_NL: torch.Tensor,
+    routing: Routing,
+    bias_E: torch.Tensor | None = None,
+    scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
     rows, logits = logits_NL.shape
     experts, each = routing.num_experts, routing.num_experts_per_tok
+    if routing.logit_scale != 1:
+        assert logits == experts
+        logits_NL = logits_NL * routing.logit_scale
     chosen_NK = torch.empty(rows, each, dtype=torch.int64)
     weights_NW = torch.empty(rows, each + logits - experts)
     follow_torch()
@@ -143,6 +149,9 @@ def route(
         array(chosen_NK),
         array(weights_NW),
     )
+    if scale_E is not None:
+        assert logits == experts
+        weights_NW *= scale_E[chosen_NK]
     return chosen_NK, weights_NW
 
 

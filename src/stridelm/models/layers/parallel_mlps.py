@@ -70,7 +70,7 @@ class ParallelMLPs(ModelPart):
         chosen_NK, weights_NK = self.router(stream_NH, ops)
         parts_NKH = self.experts(ops.norm(stream_NH, self.before_experts, self.eps), chosen_NK, ops)
         mixed_NH = self.shard.sum(ops.combine(parts_NKH, weights_NK))
-        return dense_NH + ops.norm(mixed_NH, self.after_experts, self.eps)
+        return ops.add_normed(dense_NH, mixed_NH, self.after_experts, self.eps)[0]
 
     def slots(self, theirs: str = "") -> Slots:
         block = theirs.removesuffix(f"{self.spec.name}.")  # only the MLP has a name of its own there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -69,16 +70,15 @@ class NormedRouter(ModelPart):
 
     def __init__(self, width: int, routing: Routing, eps: float) -> None:
         super().__init__()
-        self.routing, self.eps = routing, eps
+        self.routing, self.eps = replace(routing, logit_scale=width**-0.5), eps
         self.norm = nn.Parameter(torch.empty(width))
         self.scores = Linear(width, {"proj": routing.num_experts}, weight_format=WIDE)
         self.expert_scale = nn.Parameter(torch.empty(routing.num_experts))
 
     def forward(self, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
         """x [N, width] -> (experts, weights), as `Ops.route` returns them."""
-        logits = self.scores(ops.norm(x, self.norm, self.eps)) * x.shape[1] ** -0.5
-        chosen_NK, weights_NK = ops.route(logits, self.routing)
-        return chosen_NK, weights_NK * self.expert_scale[chosen_NK]
+        logits = self.scores(ops.norm(x, self.norm, self.eps))
+        return ops.route(logits, self.routing, scale_E=self.expert_scale)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("scores", theirs)
