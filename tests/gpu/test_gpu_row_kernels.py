@@ -19,7 +19,15 @@ from stridelm.models.layers.rope import Rope, RopeSpec
 from support.checks import row_ops
 from support.checks.compaction import check_compact, moves, pool
 from support.checks.part_logits import SIZES, check_part_logits
-from support.checks.row_ops import check_gate, check_nan, check_normed_sums, check_norms, check_turn, check_values
+from support.checks.row_ops import (
+    check_gate,
+    check_nan,
+    check_normed_sums,
+    check_norms,
+    check_soft_cap,
+    check_turn,
+    check_values,
+)
 from support.gpu import NEEDS_GPU
 
 pytestmark = [
@@ -41,6 +49,11 @@ def test_norms(dtype: torch.dtype, width: int) -> None:
     for rows in (17, 4096):
         check_norms(TritonOps(), rows, width, dtype, "cuda")
         check_normed_sums(TritonOps(), rows, width, dtype, "cuda")
+
+
+@every_dtype
+def test_soft_cap(dtype: torch.dtype) -> None:
+    check_soft_cap(TritonOps(), 33, 262144, dtype, "cuda")
 
 
 @every_dtype

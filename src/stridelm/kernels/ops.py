@@ -237,6 +237,10 @@ class Ops(Protocol):
         """What `gate` returns, quantised."""
         ...
 
+    def soft_cap(self, logits_MV: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap * tanh(logits / cap). logits may be overwritten."""
+        ...
+
     def part_logits(
         self, x_MH: torch.Tensor, scores_MC: torch.Tensor, weight_VH: torch.Tensor, ids_CS: torch.Tensor, best: int
     ) -> torch.Tensor:

@@ -71,6 +71,11 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return (1 / (1 + torch.exp(-x.double()))).to(x.dtype)
 
 
+def soft_cap(logits_MV: torch.Tensor, cap: float) -> torch.Tensor:
+    """`Ops.soft_cap`."""
+    return torch.tanh(logits_MV / cap) * cap
+
+
 def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None) -> torch.Tensor:
     """`Ops.combine`."""
     count = parts_NKC.shape[1]
@@ -181,6 +186,7 @@ class PlainOps(QuantisesAfterwards):
     route = staticmethod(route)
     combine = staticmethod(combine)
     part_logits = staticmethod(part_logits)
+    soft_cap = staticmethod(soft_cap)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

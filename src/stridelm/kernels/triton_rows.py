@@ -25,6 +25,7 @@ from stridelm.kernels.part_logits import part_logits
 from stridelm.kernels.plain_fp8 import LARGEST
 from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+from stridelm.kernels.soft_cap import soft_cap
 from stridelm.kernels.triton_norms import (
     add_normed,
     combine_norm,
@@ -252,6 +253,7 @@ class TritonOps:
     combine = staticmethod(combine)
     combine_norm = staticmethod(combine_norm)
     part_logits = staticmethod(part_logits)
+    soft_cap = staticmethod(soft_cap)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

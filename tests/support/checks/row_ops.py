@@ -48,6 +48,18 @@ def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str
     check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
 
 
+def check_soft_cap(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    """Small, large and infinite numbers; one that is not a number stays so."""
+    x = noise(1, rows, width, dtype=dtype, device=device) * 40
+    x.view(-1)[:4] = torch.tensor([float("inf"), float("-inf"), 0.0, float("nan")], dtype=dtype)
+    wanted = 30 * (x.double() / 30).tanh()
+    got = ops.soft_cap(x.clone(), 30.0)
+    assert got.dtype == dtype and got.shape == x.shape
+    room = 30 * CLOSE[dtype] / 4
+    torch.testing.assert_close(got.double(), wanted, rtol=torch.finfo(dtype).eps, atol=room, equal_nan=True)
+    assert ops.soft_cap(x[:0].clone(), 30.0).shape == (0, width)
+
+
 def check_normed_sums(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
     """x and the norm of a delta, with and without a factor of the sum, and a norm of it."""
     x, delta = (noise(seed, rows, width, dtype=dtype, device=device) for seed in (1, 2))

@@ -26,6 +26,7 @@ from support.checks.row_ops import (
     check_nan,
     check_normed_sums,
     check_norms,
+    check_soft_cap,
     check_turn,
     check_values,
     noise,
@@ -43,6 +44,12 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms(dtype: torch.dtype, width: int) -> None:
     check_norms(TritonOps(), 5, width, dtype, "cpu")
     check_normed_sums(TritonOps(), 5, width, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+def test_soft_cap(dtype: torch.dtype) -> None:
+    check_soft_cap(TritonOps(), 5, 1030, dtype, "cpu")
 
 
 def test_layer_ends_on_hopper(tmp_path: Path) -> None:

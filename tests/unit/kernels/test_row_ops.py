@@ -27,6 +27,7 @@ from support.checks.row_ops import (
     check_nan,
     check_normed_sums,
     check_norms,
+    check_soft_cap,
     check_turn,
     check_values,
     sets,
@@ -41,6 +42,11 @@ every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
     check_norms(OPS.get(name)(), 17, width, dtype, "cpu")
     check_normed_sums(OPS.get(name)(), 17, width, dtype, "cpu")
+
+
+@every_set
+def test_soft_cap(name: str, dtype: torch.dtype) -> None:
+    check_soft_cap(OPS.get(name)(), 5, 1030, dtype, "cpu")
 
 
 @every_set

@@ -27,6 +27,7 @@ class HostOps(QuantisesAfterwards):
     route = staticmethod(route)
     combine = staticmethod(combine)
     part_logits = staticmethod(plain.part_logits)
+    soft_cap = staticmethod(plain.soft_cap)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

@@ -158,7 +158,7 @@ class Decoder(ModelPart):
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         logits_MV, cap = self.head(hidden_MH), self.spec.logit_cap
-        return logits_MV if cap is None else torch.tanh(logits_MV / cap) * cap
+        return logits_MV if cap is None else self.ops.soft_cap(logits_MV, cap)
 
     @property
     def layer_states(self) -> LayerStates:
