@@ -1,9 +1,11 @@
-"""All searches of a row's cut in one launch, for few rows: a launch for each digit takes longer than what it does.
+"""The searches of truncate.py, all in one launch.
 
-The programs that share a row go through its searches together, and wait for each other after every digit. So all must
-be running at once, which the number of programs ensures. All find the same digits, from the same sums.
+A key is found digit by digit from the highest (radix selection): each program adds up the weights of the tokens that
+share the digits found so far, by their next digit; the digit is the one at which the limit is reached. The programs of
+a row wait for each other after every digit, and all find the same ones, from the same sums. So they must be running at
+once, which their number ensures.
 
-Legend: as in truncate.py.
+Legend: as in truncate.py; D values of a digit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,29 +17,110 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.digits import (
-    BITS,
-    DEPTHS,
-    DIGITS,
-    IDS,
-    LOGITS,
-    depth_of_prefix,
-    logit_of_prefix,
-    needed_at_edge,
-    next_digit,
-    nucleus_of,
-    weights_by_digit,
-)
 from stridelm.kernels.index_kernel import row_kernel
-from stridelm.kernels.logit_rows import my_tiles, row_entries, splits_up_to
+from stridelm.kernels.logit_rows import load_tile, mass_of, my_tiles, order_key, row_entries, splits_up_to
 from stridelm.kernels.processors import multiprocessors
 
-FEW_ROWS = 16
-"""Rows up to which one launch is faster."""
+LOGITS = tl.constexpr(0)
+DEPTHS = tl.constexpr(1)
+IDS = tl.constexpr(2)
+
+BITS = tl.constexpr(4)
+"""Bits of a digit."""
+DIGITS = tl.constexpr(16)
+"""D."""
+MOST_BITS = tl.constexpr(64)
+"""Of `alive`."""
 PROGRAMS_PER_PROCESSOR = 2
 MAX_REGISTERS = 128
 """Of a thread: a processor then has room for twice as many programs, so that launches on two streams do not wait for
 each other's."""
+
+
+@triton.jit
+def _everywhere():
+    """`alive` before a search: all tiles may have a token that counts."""
+    return tl.full([], -1, tl.int64)
+
+
+@triton.jit
+def _weights_by_digit(logits, first, last, alive, vocab, heat, peak, low, edge, prefix, shift, KEY: tl.constexpr):
+    """([D] the weights of the tokens whose higher digits are `prefix`, by their digit at `shift`, in a row's tiles from
+    `first` to `last`; alive).
+
+    alive: a bit for each few of these tiles, 0 if none of their tokens counted at an earlier digit, and so none does at
+    this one. After the first digits, few tiles are read. prefix: int64.
+    """
+    digit_D = tl.arange(0, DIGITS)
+    sum_D = tl.zeros([DIGITS], tl.int64)
+    each = tl.maximum(tl.cdiv(last - first, MOST_BITS), 1)
+    left = alive
+    for bit in range(tl.cdiv(last - first, each)):
+        if ((alive >> bit) & 1) != 0:
+            start = first + bit * each
+            counted = 0
+            for tile in range(start, tl.minimum(start + each, last)):
+                token_T, logit_T = load_tile(logits, tile, vocab)
+                if KEY == LOGITS:
+                    counts_T = token_T < vocab
+                    key_T = order_key(logit_T)
+                else:
+                    logit_T = tl.div_rn(logit_T, heat)
+                    depth_T = peak - logit_T
+                    counts_T = logit_T >= low
+                    if KEY == DEPTHS:
+                        key_T = depth_T.to(tl.uint32, bitcast=True)
+                    else:
+                        counts_T &= depth_T == edge
+                        key_T = token_T.to(tl.uint32)
+                counts_T &= (key_T.to(tl.int64) >> (shift + BITS)) == prefix
+                counts = tl.max(counts_T.to(tl.int32))
+                if counts != 0:
+                    if KEY == DEPTHS:
+                        weight_T = tl.where(counts_T, mass_of(depth_T), 0)
+                    else:
+                        weight_T = counts_T.to(tl.int64)
+                    own_T = ((key_T >> shift.to(tl.uint32)) & (DIGITS - 1)).to(tl.int32)
+                    sum_D += tl.sum(tl.where(own_T[None, :] == digit_D[:, None], weight_T[None, :], 0), 1)
+                counted += counts
+            if counted == 0:
+                left &= ~(tl.full([], 1, tl.int64) << bit)
+    return sum_D, left
+
+
+@triton.jit
+def _next_digit(sum_D, prefix, rest):
+    """(prefix with one digit more, the limit minus the weights of all tokens before it)"""
+    upto_D = tl.cumsum(sum_D, 0)
+    under_D = upto_D < rest
+    digit = tl.minimum(tl.sum(under_D.to(tl.int64)), DIGITS - 1)
+    return (prefix << BITS) + digit, rest - tl.max(tl.where(under_D, upto_D, 0))
+
+
+@triton.jit
+def _nucleus_of(sum_D, top_p):
+    """The limit of a row's masses."""
+    return tl.ceil(tl.sum(sum_D).to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def _needed_at_edge(rest, edge):
+    """How many of the equals at the edge are needed: the mass before the last of them is below the limit."""
+    return tl.cdiv(rest, tl.maximum(mass_of(edge), 1))
+
+
+@triton.jit
+def _logit_of_prefix(prefix, shift):
+    """The logit whose key begins with these digits; its bits under `shift` are 0."""
+    bits = (prefix << shift).to(tl.int32)
+    bits = tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF)
+    return (bits >> shift << shift).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _depth_of_prefix(prefix):
+    """The depth whose key is these digits."""
+    return prefix.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -97,35 +180,41 @@ def search(
     turn = 0
     if TOP_K:
         if asks_k:
-            prefix = tl.zeros([], tl.int64)
+            prefix, alive = tl.zeros([], tl.int64), _everywhere()
             rest = tl.load(top_ks + row)
             for digit in range(KEY_BITS // BITS):
                 shift = 32 - (digit + 1) * BITS
-                sum_D = weights_by_digit(logits, first, last, vocab, heat, peak, low, no_edge, prefix, shift, LOGITS)
-                prefix, rest = next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
+                sum_D, alive = _weights_by_digit(
+                    logits, first, last, alive, vocab, heat, peak, low, no_edge, prefix, shift, LOGITS
+                )
+                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
                 turn += 1
-            low = tl.maximum(tl.div_rn(logit_of_prefix(prefix, 32 - KEY_BITS), heat), low)
+            low = tl.maximum(tl.div_rn(_logit_of_prefix(prefix, 32 - KEY_BITS), heat), low)
             if tl.program_id(1) == 0:
                 tl.store(lows + row, low)
     if TOP_P:
         if asks_p:
-            prefix = tl.zeros([], tl.int64)
+            prefix, alive = tl.zeros([], tl.int64), _everywhere()
             rest = tl.zeros([], tl.int64)
             for digit in range(32 // BITS):
                 shift = 32 - (digit + 1) * BITS
-                sum_D = weights_by_digit(logits, first, last, vocab, heat, peak, low, no_edge, prefix, shift, DEPTHS)
+                sum_D, alive = _weights_by_digit(
+                    logits, first, last, alive, vocab, heat, peak, low, no_edge, prefix, shift, DEPTHS
+                )
                 sum_D = _added(sum_D, sums, arrivals, turn, SHARED)
                 if digit == 0:
-                    rest = nucleus_of(sum_D, tl.load(top_ps + row))
-                prefix, rest = next_digit(sum_D, prefix, rest)
+                    rest = _nucleus_of(sum_D, tl.load(top_ps + row))
+                prefix, rest = _next_digit(sum_D, prefix, rest)
                 turn += 1
-            edge = depth_of_prefix(prefix)
-            rest = needed_at_edge(rest, edge)
+            edge = _depth_of_prefix(prefix)
+            rest = _needed_at_edge(rest, edge)
             prefix = tl.zeros([], tl.int64)
             for digit in range(ID_DIGITS):
                 shift = (ID_DIGITS - 1 - digit) * BITS
-                sum_D = weights_by_digit(logits, first, last, vocab, heat, peak, low, edge, prefix, shift, IDS)
-                prefix, rest = next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
+                sum_D, alive = _weights_by_digit(
+                    logits, first, last, alive, vocab, heat, peak, low, edge, prefix, shift, IDS
+                )
+                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
                 turn += 1
             if tl.program_id(1) == 0:
                 tl.store(edges + row, edge)

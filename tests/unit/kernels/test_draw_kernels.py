@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels import logit_rows, noise, plain_logits, truncate
+from stridelm.kernels import logit_rows, noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence
 from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.step_ops import Cut
@@ -177,13 +177,6 @@ def test_padding() -> None:
 # Truncation
 
 
-@pytest.fixture(params=["by digit", "at once"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of searching, whatever the number of rows."""
-    monkeypatch.setattr(truncate, "FEW_ROWS", 0 if request.param == "by digit" else 1000)
-
-
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("vocab", "step"), [(3, 0.5), (61, 0.0), (61, 4.0), (1300, 0.0), (1300, 0.5)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_truncation_keeps(vocab: int, dtype: torch.dtype, step: float) -> None:
@@ -195,7 +188,6 @@ def test_what_truncation_keeps(vocab: int, dtype: torch.dtype, step: float) -> N
     check_kept(logits, slots, table)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("first", [0.0, -0.0])
 def test_zeros_of_both_signs_are_equal(first: float) -> None:
     """Also as the largest logits, from which depths are measured."""
@@ -207,7 +199,6 @@ def test_zeros_of_both_signs_are_equal(first: float) -> None:
     check_kept(logits, slots, table)
 
 
-@pytest.mark.usefixtures("way")
 def test_near_zero_depths_round_to_equals() -> None:
     """Different logits whose depths are equal are ties: those of lowest id are kept."""
     table = table_of(TRUNCATED, 300)
@@ -217,7 +208,6 @@ def test_near_zero_depths_round_to_equals() -> None:
     check_kept(logits, slots, table)
 
 
-@pytest.mark.usefixtures("way")
 def test_truncated_tokens_are_the_samplers() -> None:
     """Drawn from what is kept; beside rows without truncation, padding and greedy rows."""
     table = table_of(TRUNCATED, 1100)
@@ -232,7 +222,7 @@ def test_truncated_tokens_are_the_samplers() -> None:
     assert torch.equal(again[::2], got[::2]) and set(again[1::2].tolist()) == {PADDING}
 
 
-@pytest.mark.usefixtures("few_splits", "way")
+@pytest.mark.usefixtures("few_splits")
 def test_cuts_do_not_depend_on_the_launch() -> None:
     table = table_of(TRUNCATED, 2100)
     slots = list(range(len(TRUNCATED)))
@@ -245,7 +235,6 @@ def test_cuts_do_not_depend_on_the_launch() -> None:
     assert cut_of(logits[:0], [], table).low_M.shape == (0,)
 
 
-@pytest.mark.usefixtures("way")
 def test_searches_that_no_row_asks_for_may_be_left_out() -> None:
     for kinds, option in (((*TRUNCATED[:4], TRUNCATED[8]), "top_p_S"), ((TRUNCATED[1], *TRUNCATED[4:7]), "top_k_S")):
         table = table_of(kinds, 500)
