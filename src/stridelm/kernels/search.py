@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.index_kernel import row_kernel
-from stridelm.kernels.logit_rows import load_tile, mass_of, my_tiles, order_key, row_entries, splits_up_to
+from stridelm.kernels.logit_rows import TILE, mass_of, my_tiles, order_key, row_entries, splits_up_to
 from stridelm.kernels.processors import multiprocessors
 
 LOGITS = tl.constexpr(0)
@@ -29,6 +29,10 @@ BITS = tl.constexpr(4)
 """Bits of a digit."""
 DIGITS = tl.constexpr(16)
 """D."""
+LANES = tl.constexpr(256)
+"""Tokens that are looked at together; sums are added up for each lane, and over lanes in the end."""
+PARTS = tl.constexpr(TILE.value // LANES.value)
+"""Of a tile."""
 MOST_BITS = tl.constexpr(64)
 """Of `alive`."""
 PROGRAMS_PER_PROCESSOR = 2
@@ -52,40 +56,40 @@ def _weights_by_digit(logits, first, last, alive, vocab, heat, peak, low, edge, 
     this one. After the first digits, few tiles are read. prefix: int64.
     """
     digit_D = tl.arange(0, DIGITS)
-    sum_D = tl.zeros([DIGITS], tl.int64)
+    sum_DL = tl.zeros([DIGITS, LANES], tl.int64 if KEY == DEPTHS else tl.int32)
     each = tl.maximum(tl.cdiv(last - first, MOST_BITS), 1)
     left = alive
     for bit in range(tl.cdiv(last - first, each)):
         if ((alive >> bit) & 1) != 0:
             start = first + bit * each
-            counted = 0
-            for tile in range(start, tl.minimum(start + each, last)):
-                token_T, logit_T = load_tile(logits, tile, vocab)
+            counted_L = tl.zeros([LANES], tl.int32)
+            for part in range(start * PARTS, tl.minimum(start + each, last) * PARTS):
+                token_L = part * LANES + tl.arange(0, LANES)
+                exists_L = token_L < vocab
+                logit_L = tl.load(logits + token_L, mask=exists_L, other=float("-inf")).to(tl.float32)
                 if KEY == LOGITS:
-                    counts_T = token_T < vocab
-                    key_T = order_key(logit_T)
+                    counts_L = exists_L
+                    key_L = order_key(logit_L)
                 else:
-                    logit_T = tl.div_rn(logit_T, heat)
-                    depth_T = peak - logit_T
-                    counts_T = logit_T >= low
+                    logit_L = tl.div_rn(logit_L, heat)
+                    depth_L = peak - logit_L
+                    counts_L = logit_L >= low
                     if KEY == DEPTHS:
-                        key_T = depth_T.to(tl.uint32, bitcast=True)
+                        key_L = depth_L.to(tl.uint32, bitcast=True)
                     else:
-                        counts_T &= depth_T == edge
-                        key_T = token_T.to(tl.uint32)
-                counts_T &= (key_T.to(tl.int64) >> (shift + BITS)) == prefix
-                counts = tl.max(counts_T.to(tl.int32))
-                if counts != 0:
-                    if KEY == DEPTHS:
-                        weight_T = tl.where(counts_T, mass_of(depth_T), 0)
-                    else:
-                        weight_T = counts_T.to(tl.int64)
-                    own_T = ((key_T >> shift.to(tl.uint32)) & (DIGITS - 1)).to(tl.int32)
-                    sum_D += tl.sum(tl.where(own_T[None, :] == digit_D[:, None], weight_T[None, :], 0), 1)
-                counted += counts
-            if counted == 0:
+                        counts_L &= depth_L == edge
+                        key_L = token_L.to(tl.uint32)
+                counts_L &= (key_L.to(tl.int64) >> (shift + BITS)) == prefix
+                if KEY == DEPTHS:
+                    weight_L = tl.where(counts_L, mass_of(depth_L), 0)
+                else:
+                    weight_L = counts_L.to(tl.int32)
+                own_L = ((key_L >> shift.to(tl.uint32)) & (DIGITS - 1)).to(tl.int32)
+                sum_DL += tl.where(own_L[None, :] == digit_D[:, None], weight_L[None, :], 0)
+                counted_L |= counts_L.to(tl.int32)
+            if tl.max(counted_L) == 0:
                 left &= ~(tl.full([], 1, tl.int64) << bit)
-    return sum_D, left
+    return tl.sum(sum_DL.to(tl.int64), 1), left
 
 
 @triton.jit
@@ -226,4 +230,4 @@ def programs_of(rows: int, vocab: int, device: torch.device) -> int:
     """How many programs share a row. The interpreter runs one after another, so that none may wait there."""
     if device.type != "cuda":
         return 1
-    return splits_up_to(PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows, vocab)
+    return splits_up_to(max(1, PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows), vocab)
