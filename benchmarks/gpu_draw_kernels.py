@@ -17,6 +17,8 @@ replays; GB/s is the logits read once over that time.
   bias           temperature 0.8, 300 logit biases
   all edits      both, with 10 bad words and a minimum of tokens
   confidence     the largest probability of the raw softmax
+  cut: ...       only where top-k and top-p cut the rows, as every captured step computes it: for greedy rows, which ask
+                 for nothing, and as above
 """
 
 from __future__ import annotations
@@ -148,7 +150,22 @@ def _work(logits: list[torch.Tensor]) -> list[tuple[str, Calls, Calls]]:
     work = [(name, *_draws(logits, mixture)) for name, mixture in MIXTURES.items()]
     ours: Calls = [partial(confidence, each) for each in logits]
     theirs: Calls = [partial(plain_logits.confidence, each) for each in logits]
-    return [*work, ("confidence", ours, theirs)]
+    cuts = [(f"cut: {name}", *_cuts(logits, MIXTURES[name][0])) for name in ("greedy", "top-p", "top-k, top-p")]
+    return [*work, ("confidence", ours, theirs), *cuts]
+
+
+def _cuts(logits: list[torch.Tensor], params: dict[str, Any]) -> tuple[Calls, Calls]:
+    from stridelm.kernels.triton_step import TritonStepOps
+
+    count, vocab = logits[0].shape
+    table = SamplingTable(1, vocab, "cuda")
+    table.set(0, Request("0", [0], SamplingParams(**params), Speculation(), seed=0), [0, 1])
+    slots_M = torch.zeros(count, dtype=torch.int64, device="cuda")
+    sampled = torch.tensor([params["temperature"] > 0], device="cuda")
+    asked = slots_M, table.temperature, sampled, table.log_min_p, table.top_k, table.top_p
+    ours: Calls = [partial(TritonStepOps.truncate, each, *asked) for each in logits]
+    theirs: Calls = [partial(PlainStepOps.truncate, each, *asked) for each in logits]
+    return ours, theirs
 
 
 def _draws(logits: list[torch.Tensor], mixture: tuple[dict[str, Any], ...]) -> tuple[Calls, Calls]:

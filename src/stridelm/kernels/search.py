@@ -36,9 +36,9 @@ PARTS = tl.constexpr(TILE.value // LANES.value)
 MOST_BITS = tl.constexpr(64)
 """Of `alive`."""
 PROGRAMS_PER_PROCESSOR = 2
-MAX_REGISTERS = 128
-"""Of a thread: a processor then has room for twice as many programs, so that launches on two streams do not wait for
-each other's."""
+WARPS, MAX_REGISTERS = 8, 64
+"""Of a program, and of a thread: a processor then has room for twice as many programs, so that launches on two streams
+do not wait for each other's."""
 
 
 @triton.jit

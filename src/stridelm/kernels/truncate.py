@@ -21,6 +21,7 @@ import triton.language as tl
 from stridelm.kernels.index_kernel import index_kernel
 from stridelm.kernels.logit_rows import KEY_BITS, LAST, LOWEST, WARPS, check_logits, find_peaks, row_peak, splits_of
 from stridelm.kernels.search import BITS, DIGITS, MAX_REGISTERS, programs_of, search
+from stridelm.kernels.search import WARPS as SEARCH_WARPS
 from stridelm.kernels.step_ops import Cut
 
 # Device code
@@ -115,7 +116,7 @@ def truncate(
         top_k_S is not None,
         top_p_S is not None,
         programs > 1,
-        num_warps=WARPS,
+        num_warps=SEARCH_WARPS,
         **({"maxnreg": MAX_REGISTERS} if logits_MV.is_cuda else {}),
     )
     return cut
