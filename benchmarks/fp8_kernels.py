@@ -36,11 +36,14 @@ def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor
 
 
 def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[..., Any]]]:
-    """Calls over copies of the weight that exceed the cache: ours, with the rows' quantisation and with rows that are
-    quantised already, as norms and gates make them; that quantisation alone; and bfloat16's."""
-    from stridelm.kernels.fp8 import FUSED_ROWS, gated_product, no_arrivals, product
+    """Calls over copies of the weight that exceed the cache: as served, with the rows' quantisation and with rows that
+    are quantised already, as norms and gates make them; that quantisation alone; and bfloat16's. options: of our
+    kernel, which then runs for any number of rows."""
+    from stridelm.kernels.fp8 import FUSED_ROWS, gated_product, no_arrivals
+    from stridelm.kernels.fp8 import product as by_our_kernel
     from stridelm.kernels.quantise import quantise
     from stridelm.kernels.triton_rows import TritonOps
+    from stridelm.models.layers.fp8 import chosen
     from stridelm.models.layers.products import InOrderProduct
 
     outputs, inputs, activation = FP8_SHAPES[shape]
@@ -50,6 +53,14 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()
     asked = {"arrivals": no_arrivals(x.device), **options}  # on one stream, all calls may share it
     quantised = quantise(x, RowForm.BLOCKS)
+    served = chosen(*weights[0], deterministic=False)
+
+    def product(
+        x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: None, *gate: Any, **trial: Any
+    ) -> torch.Tensor:
+        if options or rows <= FUSED_ROWS:
+            return by_our_kernel(x, weight, scale, bias, *gate, **trial)
+        return served(x, weight, scale, bias)
 
     def ours(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         if activation is None or rows <= FUSED_ROWS:
