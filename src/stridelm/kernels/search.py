@@ -3,9 +3,10 @@
 A key is found digit by digit from the highest (radix selection): each program adds up the weights of the tokens that
 share the digits found so far, by their next digit; the digit is the one at which the limit is reached. The programs of
 a row wait for each other after every digit, and all find the same ones, from the same sums. So they must be running at
-once, which their number ensures.
+once: there are so few that two such launches fit on the processors together. Three that run at once, of engines that
+share a card by MPS, could wait for ever.
 
-Legend: as in truncate.py; D values of a digit.
+Legend: as in truncate.py; P programs of a row, D values of a digit, L lanes.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -37,8 +38,7 @@ MOST_BITS = tl.constexpr(64)
 """Of `alive`."""
 PROGRAMS_PER_PROCESSOR = 2
 WARPS, MAX_REGISTERS = 8, 64
-"""Of a program, and of a thread: a processor then has room for twice as many programs, so that launches on two streams
-do not wait for each other's."""
+"""Of a program, and of a thread: a processor then has room for twice as many programs."""
 
 
 @triton.jit
@@ -128,11 +128,11 @@ def _depth_of_prefix(prefix):
 
 
 @triton.jit
-def _added(sum_D, sums, arrivals, turn, SHARED: tl.constexpr):
+def _added(sum_D, sums, arrivals, turn):
     """The sums of all of a row's programs. turn: how often it was called before. Sums of two turns are kept, since some
     programs still read those of one while others store the next one's."""
-    if SHARED:
-        row, splits = tl.program_id(0), tl.num_programs(1)
+    row, splits = tl.program_id(0), tl.num_programs(1)
+    if splits > 1:
         sums += (turn % 2) * tl.num_programs(0) * splits * DIGITS
         digit_D = tl.arange(0, DIGITS)
         tl.store(sums + (row * splits + tl.program_id(1)) * DIGITS + digit_D, sum_D)
@@ -166,9 +166,12 @@ def search(
     ID_DIGITS: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
-    SHARED: tl.constexpr,
 ):
-    """Grid (M, P). KEY_BITS: that distinguish two logits. arrivals: zeros."""
+    """Write where the rows that ask for it are cut: to lows, edges and lasts, which `begin` has filled in. Grid (M, P);
+    all programs of a row must be running at once.
+
+    sums: [2, M, P, D] int64, of any contents. arrivals: [M] int32, zeros. KEY_BITS: that distinguish two logits.
+    """
     row = tl.program_id(0)
     asks_k, asks_p = False, False
     if TOP_K:
@@ -191,7 +194,7 @@ def search(
                 sum_D, alive = _weights_by_digit(
                     logits, first, last, alive, vocab, heat, peak, low, no_edge, prefix, shift, LOGITS
                 )
-                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
+                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn), prefix, rest)
                 turn += 1
             low = tl.maximum(tl.div_rn(_logit_of_prefix(prefix, 32 - KEY_BITS), heat), low)
             if tl.program_id(1) == 0:
@@ -205,7 +208,7 @@ def search(
                 sum_D, alive = _weights_by_digit(
                     logits, first, last, alive, vocab, heat, peak, low, no_edge, prefix, shift, DEPTHS
                 )
-                sum_D = _added(sum_D, sums, arrivals, turn, SHARED)
+                sum_D = _added(sum_D, sums, arrivals, turn)
                 if digit == 0:
                     rest = _nucleus_of(sum_D, tl.load(top_ps + row))
                 prefix, rest = _next_digit(sum_D, prefix, rest)
@@ -218,7 +221,7 @@ def search(
                 sum_D, alive = _weights_by_digit(
                     logits, first, last, alive, vocab, heat, peak, low, edge, prefix, shift, IDS
                 )
-                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn, SHARED), prefix, rest)
+                prefix, rest = _next_digit(_added(sum_D, sums, arrivals, turn), prefix, rest)
                 turn += 1
             if tl.program_id(1) == 0:
                 tl.store(edges + row, edge)
@@ -227,7 +230,7 @@ def search(
 
 @cache
 def programs_of(rows: int, vocab: int, device: torch.device) -> int:
-    """How many programs share a row. The interpreter runs one after another, so that none may wait there."""
+    """P, so that two launches fit on the device at once. The interpreter runs one after another, so none may wait."""
     if device.type != "cuda":
         return 1
     return splits_up_to(max(1, PROGRAMS_PER_PROCESSOR * multiprocessors(device) // rows), vocab)

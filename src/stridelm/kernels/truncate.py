@@ -9,7 +9,7 @@ Three searches, one after another, each for the smallest key up to which a row's
 
 Masses are mass.py's integers, so sums do not depend on their order. search.py says how a key is found.
 
-Legend: M rows, V vocabulary, S slots of the request table, P programs of a row, T tokens of a tile.
+Legend: M rows, V vocabulary, S slots of the request table.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -115,7 +115,6 @@ def truncate(
         max(1, -(-(vocab - 1).bit_length() // BITS.value)),
         top_k_S is not None,
         top_p_S is not None,
-        programs > 1,
         num_warps=SEARCH_WARPS,
         **({"maxnreg": MAX_REGISTERS} if logits_MV.is_cuda else {}),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.kernels import logit_rows, noise, plain_logits
 from stridelm.kernels.draw import PADDING, confidence
 from stridelm.kernels.plain_logits import argmax
+from stridelm.kernels.search import PROGRAMS_PER_PROCESSOR
 from stridelm.kernels.step_ops import Cut
+from support.checks.compiled import compiled
 from support.checks.draw_kernels import (
     KINDS,
     TRUNCATED,
@@ -243,6 +246,22 @@ def test_searches_that_no_row_asks_for_may_be_left_out() -> None:
         positions = torch.arange(len(slots))
         cut = cut_of(logits, slots, table, **{option: None})
         assert torch.equal(drawn(logits, slots, positions, table, cut=cut), twin(logits, slots, positions, table))
+
+
+def test_several_tiles_for_a_bit() -> None:
+    """A program remembers where no token counts by 64 bits, and may have more tiles."""
+    table = table_of(TRUNCATED, 70001)
+    slots = [4, 7, 9]
+    logits = make_logits(len(slots), 70001, torch.bfloat16, step=0.5)
+    check_kept(logits, slots, table)
+
+
+def test_two_launches_fit_at_once(tmp_path: Path) -> None:
+    """On a processor of Hopper: the programs of a row wait for each other, so all must be running."""
+    for kernel in compiled("search_compiles", tmp_path):
+        assert kernel["releases"] > 0  # they do wait
+        programs = min(65536 // (kernel["registers"] * kernel["threads"]), (227 << 10) // (kernel["shared"] + 1024))
+        assert min(programs, 2048 // kernel["threads"]) >= 2 * PROGRAMS_PER_PROCESSOR
 
 
 # Confidence
