@@ -73,7 +73,8 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 def soft_cap(logits_MV: torch.Tensor, cap: float) -> torch.Tensor:
     """`Ops.soft_cap`."""
-    return torch.tanh(logits_MV / cap) * cap
+    wide = torch.promote_types(logits_MV.dtype, torch.float32)
+    return (torch.tanh(logits_MV.to(wide) / cap) * cap).to(logits_MV.dtype)
 
 
 def combine(parts_NKC: torch.Tensor, weights_NW: torch.Tensor, shared_NC: torch.Tensor | None = None) -> torch.Tensor:

@@ -55,8 +55,8 @@ def check_soft_cap(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: 
     wanted = 30 * (x.double() / 30).tanh()
     got = ops.soft_cap(x.clone(), 30.0)
     assert got.dtype == dtype and got.shape == x.shape
-    room = 30 * CLOSE[dtype] / 4
-    torch.testing.assert_close(got.double(), wanted, rtol=torch.finfo(dtype).eps, atol=room, equal_nan=True)
+    rounding = 0.51 * torch.finfo(dtype).eps  # once
+    torch.testing.assert_close(got.double(), wanted, rtol=max(rounding, 1e-6), atol=1e-5, equal_nan=True)
     assert ops.soft_cap(x[:0].clone(), 30.0).shape == (0, width)
 
 
