@@ -162,19 +162,17 @@ def test_library(outs: tuple[int, ...], inputs: int, count: int, form: str) -> N
     case = Case(count, inputs, outs, form, torch.bfloat16, "cuda")
     run = chosen(case.weight, case.scale, case.bias, deterministic=False)
     check_product(case, run)
-    agreed = []
+    x, agreed = quantise(case.x, ROW_FORMS[form]), []
     for bias in (None, case.bias):
         runs = fp8_library.can_multiply(case.weight, case.scale, bias)
-        x = quantise(case.x, ROW_FORMS[form])
-        agrees = runs and fp8_library.agrees(x, case.weight, case.scale, bias)
-        print(outs, inputs, count, form, "biased" if bias is not None else "", "runs:", runs, "agrees:", agrees)
-        if agrees:
+        if runs and fp8_library.agrees(x, case.weight, bias):
             ours = product(x, case.weight, case.scale, bias)
-            assert torch.equal(fp8_library.multiply(x, case.weight, case.scale, bias), ours)
+            assert torch.equal(fp8_library.multiply(x, case.weight, case.scale, bias, fp8_library.TRIED), ours)
             agreed.append(bias)
+        print(outs, inputs, count, form, "without bias" if bias is None else "biased", "runs" if runs else "is refused")
     if form == "channel":
         assert not agreed
-    elif (outs, inputs) in PUBLISHED and inputs == 4096:  # longer sums may be split
+    elif isinstance(run, FP8Product) and run.library and inputs == 4096:  # longer sums may be split
         assert len(agreed) == 2
 
 
@@ -184,6 +182,9 @@ def test_captured_library(count: int, form: str) -> None:
     """A replay reads the rows that are there then."""
     case = Case(count, 4096, (1024,), form, torch.bfloat16, "cuda")
     run, x = chosen(case.weight, case.scale, deterministic=False), case.x.clone()
+    assert isinstance(run, FP8Product)
+    if not run.library:
+        pytest.skip("the library has no such product for this card")
     run(x, case.weight, case.scale, None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

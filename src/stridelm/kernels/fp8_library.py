@@ -9,7 +9,7 @@ Legend: as in fp8.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,18 @@ from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, rows_per_scale
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
 
+logger = logging.getLogger(__name__)
+
 FASTER_FROM = FEW_ROWS + 1
 """Rows from which it is faster than our kernel."""
 CAPABILITY = (9, 0)
-"""The one card that it has blocks of 128 for."""
+"""The cards that it has been measured on, and the only ones for which it has blocks of 128."""
 EACH = 4
-"""Scales of a block's rows, and of a weight's rows, come by so many: they are read 16 bytes at a time."""
+"""By block, rows and a row's blocks come in multiples of this, since scales are read 16 bytes at a time."""
+TRIED = 64
+"""Where equal bits are promised, rows come in multiples of this, so that few numbers of them have to be tried."""
 _RUNS: dict[tuple[object, ...], bool] = {}
+"""Whether the library took the product of a shape."""
 
 
 def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
@@ -45,7 +50,10 @@ def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.
         x = quantise(torch.zeros(BLOCK, inputs, dtype=torch.bfloat16, device=weight_OI.device), form_of(scale_QS))
         try:
             multiply(x, weight_OI, scale_QS, bias_O)
-        except (RuntimeError, ValueError):  # what torch raises depends on who refuses
+        except torch.OutOfMemoryError:
+            return False
+        except (RuntimeError, ValueError) as error:  # what torch raises depends on who refuses
+            logger.info("our kernel multiplies many rows by a weight of %s in eight bits: %s", [*key[0]], error)
             _RUNS[key] = False
         else:
             _RUNS[key] = True
@@ -53,23 +61,27 @@ def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.
 
 
 def multiply(
-    x_NI: QuantisedRows, weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None
+    x_NI: QuantisedRows,
+    weight_OI: torch.Tensor,
+    scale_QS: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    multiple: int = EACH,
 ) -> torch.Tensor:
-    """x W^T + b: [N, O] in x's dtype, which is bfloat16. Needs `can_multiply`."""
-    rows, outputs = x_NI.shape[0], weight_OI.shape[0]
-    if only_compiles():
-        return scale_QS.new_empty(rows, outputs, dtype=x_NI.dtype)
+    """x W^T + b: [N, O] in x's dtype, which is bfloat16. Needs `can_multiply`. multiple: up to which rows are filled up
+    by block."""
+    rows = x_NI.shape[0]
+    if only_compiles():  # our kernel, in case the library turns out not to take it
+        return product(x_NI, weight_OI, scale_QS, bias_O)
     if x_NI.form is RowForm.WHOLE:
-        recipes, scales = (F.ScalingType.RowWise, F.ScalingType.RowWise), scale_QS.t()
+        recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
     else:
-        x_NI, scales = padded(x_NI, EACH), scale_QS.t()
-        recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+        x_NI, recipes = padded(x_NI, multiple), (F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128)
     y = F.scaled_mm(
         x_NI.q_NI,
         weight_OI.t(),
         x_NI.scales_SN.t(),
         recipes[0],
-        scales,
+        scale_QS.t(),
         recipes[1],
         bias=bias_O,
         output_dtype=x_NI.dtype,
@@ -77,19 +89,22 @@ def multiply(
     return y[:rows]
 
 
-def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
-    """Whether the library's product of so many rows gives our kernel's bits: tried once, on numbers whose products
-    cancel, so that of each sum only the rounding is left, which shows in what order it was added. By channel both
-    scales are multiplied in another order, which few numbers show."""
+def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
+    """Whether the library's product with a multiple of TRIED rows gives our kernel's bits: tried once, on numbers whose
+    products cancel, so that of each sum only the rounding is left, which shows in what order it was added. By channel
+    both scales are multiplied in another order, which few numbers show.
+
+    A trial takes three times the weight's memory for a moment.
+    """
     if x_NI.form is RowForm.WHOLE:
         return False
-    rows, device = x_NI.shape[0], weight_OI.device
-    key = "fp8", weight_OI.shape, bias_O is None, -(-rows // EACH), device
+    rows, device = -(-x_NI.shape[0] // TRIED) * TRIED, weight_OI.device
 
-    def by(multiplied: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return lambda: multiplied(*_cancelling(rows, weight_OI.shape, device), bias_O)
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        asked = *_cancelling(rows, weight_OI.shape, device), bias_O
+        return product(*asked), multiply(*asked)
 
-    return agree(key, by(product), by(multiply))
+    return agree(("fp8", weight_OI.shape, bias_O is None, rows, device), both)
 
 
 def _cancelling(rows: int, shape: torch.Size, device: torch.device) -> tuple[QuantisedRows, torch.Tensor, torch.Tensor]:

@@ -200,9 +200,9 @@ def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -
 def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
     """Whether the library's product of this shape gives this kernel's bits: tried once per shape, on random numbers."""
 
-    def drawn() -> torch.Tensor:
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
         numbers = torch.Generator(x_NI.device).manual_seed(0)
-        return torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=x_NI.device)
+        x = torch.randn(x_NI.shape, generator=numbers, dtype=x_NI.dtype, device=x_NI.device)
+        return product(x, weight_OI, bias_O), F.linear(x, weight_OI, bias_O)
 
-    key = weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device
-    return agree(key, lambda: product(drawn(), weight_OI, bias_O), lambda: F.linear(drawn(), weight_OI, bias_O))
+    return agree((weight_OI.shape, weight_OI.dtype, bias_O is None, x_NI.shape[0], x_NI.device), both)

@@ -141,10 +141,10 @@ def test_a_sum_in_another_order_is_noticed(library: Library, monkeypatch: pytest
     case = Case(66, 1024, (128,), "block", torch.bfloat16)
     x = quantise(case.x, RowForm.BLOCKS)
     monkeypatch.setattr(F, "scaled_mm", in_order)
-    assert fp8_library.agrees(x, case.weight, case.scale, None)
+    assert fp8_library.agrees(x, case.weight, None)
     monkeypatch.setattr(agreement, "_AGREED", {})
     monkeypatch.setattr(fp8_library, "product", lambda x, *asked: product(*flipped(x, *asked)))
-    assert not fp8_library.agrees(x, case.weight, case.scale, None)
+    assert not fp8_library.agrees(x, case.weight, None)
 
 
 @INTERPRETED

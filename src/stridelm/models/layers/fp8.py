@@ -144,8 +144,10 @@ class FP8Product:
             return plain_product(x, weight, scale, bias, by=tiled_product)
         if self.library and x.shape[0] >= fp8_library.FASTER_FROM and x.dtype == torch.bfloat16 and activation is None:
             x = x if isinstance(x, QuantisedRows) else quantise(x, self.row_form)
-            if self.arrivals is not None or fp8_library.agrees(x, weight, scale, bias):
+            if self.arrivals is not None:
                 return fp8_library.multiply(x, weight, scale, bias)
+            if fp8_library.agrees(x, weight, bias):
+                return fp8_library.multiply(x, weight, scale, bias, fp8_library.TRIED)
         return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals)
 
     def gated_rows(
