@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from expert_kernels import EACH, EXPERT_CALLS, EXPERTS, INNER, WIDTH, expert_tiles_table
 from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
 from rich.table import Table
@@ -26,6 +27,7 @@ FP8_SHAPES = {
 }
 """Outputs, inputs, and the activation of a gated product."""
 FP8_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+MANY_ROWS = (64, 128, 192, 256, 512, 1024, 2048, 4096)
 
 
 def drawn_fp8(outputs: int, inputs: int, group: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +62,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     ) -> torch.Tensor:
         if options or rows <= FUSED_ROWS:
             return by_our_kernel(x, weight, scale, bias, *gate, **trial)
+        assert trial.keys() <= asked.keys()
         return served(x, weight, scale, bias)
 
     def ours(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -141,6 +144,33 @@ def fp8_table(found: list[dict[str, Any]]) -> Table:
             f"{row['tflop_per_s']:.0f}",
         )
     return table
+
+
+def fp8_many(settings: Settings) -> Section:
+    from stridelm.kernels.fp8 import no_arrivals, product
+    from stridelm.kernels.fp8_library import can_multiply, multiply
+    from stridelm.kernels.quantise import quantise
+
+    found: list[dict[str, Any]] = []
+    table = right_table("fp8_many", "product", "rows", "kernel us", "library us", "bfloat16 us", "ratio", "TFLOP/s")
+    for shape, rows in itertools.product(FP8_SHAPES, MANY_ROWS):
+        outputs, inputs, _ = FP8_SHAPES[shape]
+        weights = [drawn_fp8(outputs, inputs) for _ in range(min(8, max(3, -(-L2_BYTES // (outputs * inputs)))))]
+        if not can_multiply(*weights[0], None):
+            continue
+        x = torch.randn(rows, inputs, device="cuda").bfloat16()
+        quantised, arrivals = quantise(x, RowForm.BLOCKS), no_arrivals(x.device)
+        ways: dict[str, list[Callable[[], object]]] = {
+            "kernel": [partial(product, quantised, *pair, None, arrivals=arrivals) for pair in weights],
+            "library": [partial(multiply, quantised, *pair, None) for pair in weights],
+            "bfloat16": [partial(F.linear, x, weight.bfloat16()) for weight, _ in weights],
+        }
+        us = {name: graph_us(calls, settings.replays) for name, calls in ways.items()}
+        rate = 2 * rows * outputs * inputs / us["library"] / 1e6
+        found.append({"shape": shape, "rows": rows, "us": us, "tflop_per_s": rate})
+        times = (f"{us[name]:.1f}" for name in ways)
+        table.add_row(shape, str(rows), *times, f"{us['bfloat16'] / us['library']:.2f}x", f"{rate:.0f}")
+    return Section([table], found)
 
 
 def fp8_tiles(settings: Settings) -> Section:

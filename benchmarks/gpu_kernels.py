@@ -49,6 +49,9 @@ quantisation in a launch of its own, with rows that norms and gates have quantis
 rows, inputs, warps, stages) and parts of sums: products of one block, two and four at once. Tiles that do not give the
 bits of the first with as many parts are counted and named.
 
+fp8_many, the dense products of many rows, quantised already and without a gate, in microseconds: by our kernel, by the
+library, and in bfloat16 by the library; `ratio` is bfloat16 over the library.
+
 fp8_tiles, the dense products of `fp8` with other tiles (outputs, rows, inputs, warps, stages): the default choice and
 the five best.
 
@@ -68,7 +71,7 @@ from typing import Any
 import torch
 from attention_kernels import attention, attention_eight_bits, shapes
 from expert_kernels import expert_tiles, experts
-from fp8_kernels import fp8, fp8_steps, fp8_tiles
+from fp8_kernels import fp8, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_eight_bits, latent_shapes
@@ -89,6 +92,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "expert_tiles": expert_tiles,
     "latent_shapes": latent_shapes,
     "fp8_steps": fp8_steps,
+    "fp8_many": fp8_many,
     "fp8_tiles": fp8_tiles,
 }
 

@@ -1,12 +1,13 @@
 """How long a re-split takes: memory that moves between page groups while requests run, as traffic changes.
 
     python benchmarks/resplit_time.py --json results/h100.jsonl
-    python benchmarks/resplit_time.py --tiny
+    python benchmarks/resplit_time.py --tiny --memory 0.001
 
 Random weights in the shape of a Gemma 4, random prompts, plain decoding, no prefix cache. Waves of requests follow each
 other in one engine, each more than its memory holds at once: short contexts, long ones, short ones again. A re-split's
 time is the host's, from when no step is in flight until the next one can be planned; what the requests wait for is that
-and the step that it could not overlap. `share` is all of them over the wave's time. --tiny is a small shape on a CPU.
+and the step that it could not overlap. `share` is all of them over the wave's time. --tiny is a small shape on a CPU,
+with shorter contexts; how little memory makes pages move depends on the machine.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 
 GIB = 2**30
+
+
+WAVES = {False: ("2048,32768,2048", "256,16,256", 32), True: ("200,2000,200", "40,4,40", 8)}
+"""Tiny or not: prompt tokens and requests of each wave, and output tokens."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +91,20 @@ class Watched:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHARING, default=SHARING[-1], help="whose shape")
-    parser.add_argument("--lengths", default="2048,32768,2048", help="prompt tokens of each wave")
-    parser.add_argument("--requests", default="256,16,256", help="requests of each wave")
-    parser.add_argument("--output", type=int, default=32, help="output tokens")
+    parser.add_argument("--lengths", help=f"prompt tokens of each wave (default: {WAVES[False][0]})")
+    parser.add_argument("--requests", help=f"requests of each wave (default: {WAVES[False][1]})")
+    parser.add_argument("--output", type=int, help=f"output tokens (default: {WAVES[False][2]})")
     parser.add_argument("--memory", type=float, default=0.2, help="share of free memory that KV takes")
     parser.add_argument("--tiny", action="store_true", help="a small shape on a CPU, in float32")
     parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     args = parser.parse_args()
-    lengths, requests = (tuple(map(int, text.split(","))) for text in (args.lengths, args.requests))
+    texts = (args.lengths or WAVES[args.tiny][0], args.requests or WAVES[args.tiny][1])
+    lengths, requests = (tuple(map(int, text.split(","))) for text in texts)
     if len(lengths) != len(requests):
         parser.error(f"{len(lengths)} lengths and {len(requests)} counts of requests: give one of each for every wave")
     if not args.tiny and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device here: give --tiny for a small shape on a CPU")
-    settings = Settings(args.model, lengths, requests, args.output, args.memory, args.tiny)
+    settings = Settings(args.model, lengths, requests, args.output or WAVES[args.tiny][2], args.memory, args.tiny)
     shape = tiny(SHAPES[args.model]) if settings.tiny else SHAPES[args.model]
     with tempfile.TemporaryDirectory() as folder:
         shape.write(folder)
