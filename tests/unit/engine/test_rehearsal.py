@@ -79,7 +79,7 @@ def test_a_start_is_rehearsed(
     if options["drafter"] in ("eagle", "hybrid"):
         head = {"drafter_model": str(write_eagle(tmp_path / "head", target, "eagle3"))}
     found = rehearse(tmp_path, {"model": str(target), **options, **head})
-    assert found["launched"] > 40
+    assert found["launched"] > 25
     assert found["left"] == 0
 
 
@@ -90,7 +90,7 @@ def test_a_mixture_is_rehearsed(
     """Which experts are chosen is not known, and nothing asks."""
     options = {"drafter": "none", "deterministic": True, "quantization": quantization}
     found = rehearse(tmp_path, {"model": str(checkpoint(kind)), **options})
-    assert found["launched"] > 40
+    assert found["launched"] > 25
     assert found["left"] == 0
 
 
@@ -114,7 +114,7 @@ def test_layers_that_share_are_rehearsed(
     head = write_assistant(tmp_path / "head", target)
     options = {"drafter": "frozen_kv", "drafter_model": str(head), "max_num_batched_tokens": rows}
     found = rehearse(tmp_path, {"model": str(target), **options})
-    assert found["launched"] > 40
+    assert found["launched"] > 25
     assert found["left"] == 0
 
 
@@ -125,7 +125,7 @@ def test_a_quantised_checkpoint_is_rehearsed(
     """Its headers say which matrices are in eight bits, although no weights are read."""
     path = write_fp8(tmp_path / "stored", checkpoint("deepseek_v3"), form)
     found = rehearse(tmp_path, {"model": str(path), "drafter": "none"})
-    assert found["launched"] > 40
+    assert found["launched"] > 25
     assert found["left"] == 0
 
 
