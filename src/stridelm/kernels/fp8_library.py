@@ -101,7 +101,8 @@ def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, bias_O: torch.Tensor | 
     rows, device = -(-x_NI.shape[0] // TRIED) * TRIED, weight_OI.device
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
-        asked = *_cancelling(rows, weight_OI.shape, device), bias_O
+        nothing = None if bias_O is None else torch.zeros_like(bias_O)  # beside which a rounding would not show
+        asked = *_cancelling(rows, weight_OI.shape, device), nothing
         return product(*asked), multiply(*asked)
 
     return agree(("fp8", weight_OI.shape, bias_O is None, rows, device), both)

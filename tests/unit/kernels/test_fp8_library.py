@@ -136,15 +136,16 @@ def test_equal_bits_are_tried(library: Library) -> None:
 
 
 @INTERPRETED
-def test_a_sum_in_another_order_is_noticed(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sum_in_another_order_is_noticed(library: Library, monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
     """Where it matters only to the rounding."""
     case = Case(66, 1024, (128,), "block", torch.bfloat16)
-    x = quantise(case.x, RowForm.BLOCKS)
+    x, bias = quantise(case.x, RowForm.BLOCKS), 1000 * case.bias if biased else None
     monkeypatch.setattr(F, "scaled_mm", in_order)
-    assert fp8_library.agrees(x, case.weight, None)
+    assert fp8_library.agrees(x, case.weight, bias)
     monkeypatch.setattr(agreement, "_AGREED", {})
     monkeypatch.setattr(fp8_library, "product", lambda x, *asked: product(*flipped(x, *asked)))
-    assert not fp8_library.agrees(x, case.weight, None)
+    assert not fp8_library.agrees(x, case.weight, bias)
 
 
 @INTERPRETED
