@@ -3,16 +3,17 @@
 In one process, rounds of recording a cost table and of measuring loads take turns, so that a machine that is slow for a
 while is slow for both. Then the loads are simulated with the table.
 
-    python benchmarks/simulated.py --threads 1
+    python benchmarks/simulated.py --threads 1 --json results/cpu-amd-epyc-one-core.jsonl
     python benchmarks/simulated.py --drafters ngram@2,ngram@4,ngram@auto --scenario repetition --rounds 8
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from rich.table import Table
 
 from stridelm.bench.cost.record import Recorder
 from stridelm.bench.cost.settings import CostSettings
+from stridelm.bench.results import append_result
 from stridelm.bench.serving.cells import asks_of
 from stridelm.bench.serving.figures import Figures
 from stridelm.bench.serving.in_process import InProcess
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.record import Run
 from stridelm.bench.serving.settings import ServingSettings
+from stridelm.bench.settings import JSON_HELP
 from stridelm.bench.stand import open_engine
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import sweep
@@ -39,6 +42,17 @@ COMPARED: dict[str, Callable[[Figures], float | None]] = {
 }
 
 
+@dataclass(frozen=True)
+class Settings:
+    model: str | None
+    drafters: str
+    max_concurrency: str
+    scenario: str
+    num_prompts: int
+    rounds: int
+    threads: int | None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint directory (default: the built-in model)")
@@ -48,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of both, after one that is dropped")
     parser.add_argument("--threads", type=int, help="CPU threads to compute with (default: torch's)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -80,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=160, highlight=False)
     console.print(_table(rows))
     console.print(f"tokens/s: off by {statistics.median(off):.1%} in the median and by at most {max(off):.1%}")
-    console.print(json.dumps({"benchmark": "simulated", "settings": vars(options), "rows": rows}), soft_wrap=True)
+    if options.json:
+        kept = {name: value for name, value in vars(options).items() if name != "json"}
+        append_result(options.json, "simulated", Settings(**kept), rows=rows)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
