@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,14 +22,12 @@ from pathlib import Path
 
 import torch
 from gemma_shapes import SHARING
-from model_shapes import SHAPES
 from rich.console import Console
 from rich.table import Table
-from shared_prefill import device_name, tiny
+from shared_prefill import device_name, open_engine
 
 from stridelm.bench.results import append_result
 from stridelm.bench.settings import JSON_HELP
-from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 
@@ -105,10 +102,14 @@ def main() -> None:
     if not args.tiny and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device here: give --tiny for a small shape on a CPU")
     settings = Settings(args.model, lengths, requests, args.output or WAVES[args.tiny][2], args.memory, args.tiny)
-    shape = tiny(SHAPES[args.model]) if settings.tiny else SHAPES[args.model]
-    with tempfile.TemporaryDirectory() as folder:
-        shape.write(folder)
-        engine = open_engine(folder, settings)
+    shape, engine = open_engine(
+        args.model,
+        settings.tiny,
+        max_num_seqs=max(requests),
+        max_num_batched_tokens=8192,
+        max_model_len=131072,
+        kv_memory_fraction=settings.memory,
+    )
     pool = engine.loaded.pool
     if pool.most is None:
         parser.error("all that is of use fits in this memory, so that none needs to move: give a smaller --memory")
@@ -133,24 +134,6 @@ def main() -> None:
     Console(width=120).print(table)
     if args.json:
         append_result(args.json, "resplit_time", settings, kv_bytes=pool.budget, rows=[asdict(row) for row in rows])
-
-
-def open_engine(folder: str, settings: Settings) -> Engine:
-    config = EngineConfig(
-        model=folder,
-        load_format="dummy",
-        dtype="float32" if settings.tiny else "bfloat16",
-        device="cpu" if settings.tiny else "cuda",
-        drafter="none",
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
-        capture="startup" if settings.tiny else "lazy",
-        max_num_seqs=max(settings.requests),
-        max_num_batched_tokens=8192,
-        max_model_len=131072,
-        kv_memory_fraction=settings.memory,
-    )
-    return Engine(config)
 
 
 def wave(watched: Watched, length: int, count: int, output: int) -> Row:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from gemma_shapes import SHARING
@@ -83,10 +84,16 @@ def main() -> None:
     settings = Settings(args.model, args.prompt, batches, args.rows, args.repeats, args.tiny)
     if not settings.tiny and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device here: give --tiny for a small shape on a CPU")
-    with tempfile.TemporaryDirectory() as folder:
-        shape = tiny(SHAPES[args.model]) if settings.tiny else SHAPES[args.model]
-        shape.write(folder)
-        engine = open_engine(folder, settings)
+    largest, length = max(batches), settings.prompt + 1
+    shape, engine = open_engine(
+        args.model,
+        settings.tiny,
+        itl_target_ms=0,  # as many rows per step as there may be
+        max_num_seqs=largest,
+        max_num_batched_tokens=settings.rows,
+        max_model_len=length + 63,
+        num_pages=largest * (-(-(length + 64) // 16) + 1),
+    )
     rows = [measure(engine, batch, settings) for batch in batches]
     table = Table(title=f"{shape.title}, {settings.prompt} prompt tokens, {device_name()}, torch {torch.__version__}")
     for column in ("batch", "all, ms", "some, ms", "all / some", "expected"):
@@ -107,24 +114,23 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def open_engine(folder: str, settings: Settings) -> Engine:
-    largest, length = max(settings.batch), settings.prompt + 1
-    config = EngineConfig(
-        model=folder,
-        load_format="dummy",
-        dtype="float32" if settings.tiny else "bfloat16",
-        device="cpu" if settings.tiny else "cuda",
-        drafter="none",
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
-        capture="startup" if settings.tiny else "lazy",
-        itl_target_ms=0,  # as many rows per step as there may be
-        max_num_seqs=largest,
-        max_num_batched_tokens=settings.rows,
-        max_model_len=length + 63,
-        num_pages=largest * (-(-(length + 64) // 16) + 1),
-    )
-    return Engine(config)
+def open_engine(model: str, is_tiny: bool, **options: Any) -> tuple[ModelShape, Engine]:
+    """Random weights, plain decoding, no prefix cache; on a CPU if tiny. options: others of the engine's."""
+    shape = tiny(SHAPES[model]) if is_tiny else SHAPES[model]
+    with tempfile.TemporaryDirectory() as folder:
+        shape.write(folder)
+        config = EngineConfig(
+            model=folder,
+            load_format="dummy",
+            dtype="float32" if is_tiny else "bfloat16",
+            device="cpu" if is_tiny else "cuda",
+            drafter="none",
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            capture="startup" if is_tiny else "lazy",
+            **options,
+        )
+        return shape, Engine(config)
 
 
 def measure(engine: Engine, batch: int, settings: Settings) -> Row:
