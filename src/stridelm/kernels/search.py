@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.index_kernel import row_kernel
-from stridelm.kernels.logit_rows import TILE, mass_of, my_tiles, order_key, row_entries, splits_up_to
+from stridelm.kernels.logit_rows import TILE, mass_of, my_tiles, order_key, splits_up_to
 from stridelm.kernels.processors import multiprocessors
 
 LOGITS = tl.constexpr(0)
@@ -36,6 +36,8 @@ PARTS = tl.constexpr(TILE.value // LANES.value)
 """Of a tile."""
 MOST_BITS = tl.constexpr(64)
 """Of `alive`."""
+MAX_TURNS = tl.constexpr(24)
+"""Digits of all keys, at most."""
 PROGRAMS_PER_PROCESSOR = 2
 WARPS, MAX_REGISTERS = 8, 64
 """Of a program, and of a thread: a processor then has room for twice as many programs."""
@@ -129,22 +131,19 @@ def _depth_of_prefix(prefix):
 
 @triton.jit
 def _added(sum_D, sums, arrivals, turn):
-    """The sums of all of a row's programs. turn: how often it was called before. Sums of two turns are kept, since some
-    programs still read those of one while others store the next one's."""
+    """The sums of all of a row's programs: of integers, so that it does not matter which adds first. turn: how often it
+    was called before."""
     row, splits = tl.program_id(0), tl.num_programs(1)
     if splits > 1:
-        sums += (turn % 2) * tl.num_programs(0) * splits * DIGITS
-        digit_D = tl.arange(0, DIGITS)
-        tl.store(sums + (row * splits + tl.program_id(1)) * DIGITS + digit_D, sum_D)
-        tl.debug_barrier()  # all threads' stores come before the one thread's count, which releases them
+        at_D = sums + (row * MAX_TURNS + turn) * DIGITS + tl.arange(0, DIGITS)
+        tl.atomic_add(at_D, sum_D, sem="relaxed", scope="gpu")
+        tl.debug_barrier()  # all threads' sums come before the one thread's count, which releases them
         everybody = (turn + 1) * splits
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu") + 1
         while arrived < everybody:
             arrived = tl.atomic_add(arrivals + row, 0, sem="acquire", scope="gpu")
         tl.debug_barrier()
-        entry_P, exists_P = row_entries(splits)
-        at_PD = sums + entry_P[:, None] * DIGITS + digit_D[None, :]
-        sum_D = tl.sum(tl.load(at_PD, mask=exists_P[:, None], other=0, cache_modifier=".cg"), 0)
+        sum_D = tl.load(at_D, cache_modifier=".cg")
     return sum_D
 
 
@@ -170,7 +169,7 @@ def search(
     """Write where the rows that ask for it are cut: to lows, edges and lasts, which `begin` has filled in. Grid (M, P);
     all programs of a row must be running at once.
 
-    sums: [2, M, P, D] int64, of any contents. arrivals: [M] int32, zeros. KEY_BITS: that distinguish two logits.
+    sums: [M, MAX_TURNS, D] int64, zeros. arrivals: [M] int32, zeros. KEY_BITS: that distinguish two logits.
     """
     row = tl.program_id(0)
     asks_k, asks_p = False, False

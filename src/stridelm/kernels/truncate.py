@@ -16,13 +16,17 @@ Legend: M rows, V vocabulary, S slots of the request table.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 
 from stridelm.kernels.index_kernel import index_kernel
 from stridelm.kernels.logit_rows import KEY_BITS, LAST, LOWEST, WARPS, check_logits, find_peaks, row_peak, splits_of
-from stridelm.kernels.search import BITS, DIGITS, MAX_REGISTERS, programs_of, search
+from stridelm.kernels.search import BITS, DIGITS, MAX_REGISTERS, MAX_TURNS, programs_of, search
 from stridelm.kernels.search import WARPS as SEARCH_WARPS
 from stridelm.kernels.step_ops import Cut
+
+SUMS = tl.constexpr(triton.next_power_of_2(MAX_TURNS.value * DIGITS.value))
+"""Lanes for all sums of a row's searches."""
 
 # Device code
 
@@ -43,6 +47,7 @@ def begin(
     lows,
     edges,
     lasts,
+    sums,
     arrivals,
     stride_temperature,
     stride_sampled,
@@ -67,6 +72,8 @@ def begin(
     tl.store(edges + row, float("inf"))
     tl.store(lasts + row, tl.full([], LAST, tl.int64))
     tl.store(arrivals + row, 0)
+    sum_N = tl.arange(0, SUMS)
+    tl.store(sums + row * MAX_TURNS * DIGITS + sum_N, tl.zeros([SUMS], tl.int64), mask=sum_N < MAX_TURNS * DIGITS)
     if top_k is not None:
         count = tl.load(top_k + slot * stride_top_k, mask=asks, other=0)
         tl.store(top_ks + row, tl.where((count > 0) & (count < vocab), count, 0))
@@ -90,6 +97,7 @@ def truncate(
     assert slots_M.shape == (rows,) and slots_M.is_contiguous()
     heats, top_ps, peaks, lows, edges = torch.empty(5, rows, dtype=torch.float32, device=logits_MV.device)
     top_ks, lasts = torch.empty(2, rows, dtype=torch.int64, device=logits_MV.device)
+    sums = torch.empty(rows, MAX_TURNS.value, DIGITS.value, dtype=torch.int64, device=logits_MV.device)
     arrivals = torch.empty(rows, dtype=torch.int32, device=logits_MV.device)
     cut = Cut(peaks, lows, edges, lasts)
     if rows == 0:
@@ -101,9 +109,8 @@ def truncate(
     columns = (temperature_S, sampled_S.view(torch.uint8), log_min_p_S, top_k_S, top_p_S)
     strides = (0 if each is None else each.stride(0) for each in columns)
     results = (heats, top_ks, top_ps, peaks, lows, edges, lasts)
-    begin[(rows,)](split_peaks, slots_M, *columns, *results, arrivals, *strides, splits, vocab, num_warps=1)
+    begin[(rows,)](split_peaks, slots_M, *columns, *results, sums, arrivals, *strides, splits, vocab, num_warps=1)
     programs = programs_of(rows, vocab, logits_MV.device)
-    sums = torch.empty(2, rows, programs, DIGITS.value, dtype=torch.int64, device=logits_MV.device)
     search[(rows, programs)](
         logits_MV,
         sums,
