@@ -41,8 +41,6 @@ from stridelm.kernels.dependent import dependent
 from stridelm.kernels.plain_fp8 import E4M3
 from stridelm.types import MAX_DRAFT_ROWS
 
-MERGED_QUERIES = 4
-"""Query vectors that one program merges."""
 LN_2 = 0.6931471805599453
 
 
@@ -168,6 +166,7 @@ def paged_attention(
         tables_RP.stride(0),
         plan.splits,
         plan.least,
+        plan.merging,
         window or 0,
         factor,
         cap,
@@ -186,7 +185,8 @@ def paged_attention(
         **fixed,
     )
     if plan.splits:
-        runs = -(-rows_per_tile * stack.per_group // MERGED_QUERIES)
+        each = stack.merged_queries
+        runs = -(-rows_per_tile * stack.per_group // each)
         merge[(tiles, stack.groups, runs)](
             out_NHD,
             sums,
@@ -201,10 +201,11 @@ def paged_attention(
             plan.programs,
             plan.splits,
             plan.least,
+            plan.merging,
             window or 0,
             value_scale,
             rows_per_tile,
-            BLOCK_M=MERGED_QUERIES,
+            BLOCK_M=each,
             num_warps=4,
             **fixed,
         )

@@ -144,6 +144,7 @@ def attend(
     table_stride_r,
     splits,
     least,
+    merging,
     window,
     factor,
     cap,
@@ -170,8 +171,8 @@ def attend(
     turned, tails: the parts of queries and keys that meet only one another, of width TAIL, the tails the same for all
     heads; None if there are none. values: None if keys, without their tails, are the values too, and the same for all
     heads; the second dimension of the grid is then groups of HEADS query heads. HEADS: otherwise, query heads per KV
-    head. rows: of a tile. splits: room for splits in the workspace. least: see `splits_of`. PARTIAL: leave splits in
-    the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
+    head. rows: of a tile. splits: room for splits in the workspace. least, merging: see `splits_of`. PARTIAL: leave
+    splits in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
     factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
     """
     wait_for_inputs(DEPENDENT)
@@ -186,7 +187,7 @@ def attend(
     real = tl.load(reals + span).to(tl.int32)
     base = start + real
     low, end, high = tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
-    origin, unit, number = splits_of(low, end, tl.num_programs(2), least, UNIT)
+    origin, unit, number = splits_of(low, end, tl.num_programs(2), least, merging, UNIT)
     share = tl.cdiv(number, tl.num_programs(2))
     first_split = tl.program_id(2) * share
     first_block = tl.maximum(origin + first_split * unit, low)

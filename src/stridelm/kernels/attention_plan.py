@@ -17,11 +17,14 @@ from stridelm.types import MAX_DRAFT_ROWS
 
 SPLIT_KEYS = 256
 """Keys of a split in deterministic mode. Shorter splits keep more processors busy at batch 1, but cost more merging."""
-MIN_KEYS = 128
+MIN_KEYS = 32
 """In other modes, about the fewest keys worth a program of their own while processors are idle."""
 MIN_KEYS_BUSY = 1024
 """The same if one program per tile already keeps half of the processors busy: additional programs share their memory
 bandwidth and must gain more than merging costs."""
+MERGING, MERGING_WIDE = 8, 2
+"""How many keys a program reads in the time in which one split more is merged; of wide heads, whose keys take longer.
+Measured on an H100 over 512, 2,048 and 8,192 keys."""
 SHARING = 2
 """Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
 waits for another to end costs more than sharing gains."""
@@ -68,6 +71,8 @@ class Plan:
     """Floats of workspace."""
     least: int
     """About the fewest key blocks of a program, unless splits are fixed."""
+    merging: float
+    """Key blocks that a program reads in the time in which one split more is merged."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,15 @@ class Stack:
 
     def _shape(self, height: int) -> Shape:
         raise NotImplementedError
+
+    @property
+    def is_wide(self) -> bool:
+        return self.dim > VERY_WIDE
+
+    @property
+    def merged_queries(self) -> int:
+        """Query vectors that one program merges."""
+        return 1 if self.is_wide else 2
 
     def narrowed(self, shape: Shape) -> Shape | None:
         """Slower block by block, but more programs run at once; None if that does not help."""
@@ -132,23 +146,26 @@ class HeadStack(Stack):
     def max_queries(self) -> int:
         # float32 is multiplied without matrix instructions, so a taller stack gains nothing.
         queries = 16 if self.dtype == torch.float32 else 64 if self.deterministic else 128
-        if self.dim > VERY_WIDE and queries > 16:  # as for latents, whose values are as wide
+        if self.is_wide and queries > 16:  # as for latents, whose values are as wide
             queries //= 2
         return max(queries, power_of_two(self.per_group))
 
     def _shape(self, height: int) -> Shape:
-        if self.dim > VERY_WIDE:
+        if self.is_wide:
             if self.dtype == torch.float32:
                 return Shape(height, 16, warps=4, stages=1)
-            return Shape(height, 32, warps=8 if height > 16 else 4, stages=1 if self.deterministic else 2)
+            stages = 1 if self.deterministic else 2 if height > 32 else 3
+            return Shape(height, 32, warps=8 if height > 16 else 4, stages=stages)
         if self.dtype == torch.float32:
             return Shape(height, 32, warps=4, stages=2)
         wide = power_of_two(self.dim) > 128
+        if wide and height <= 32 and not self.deterministic:
+            return Shape(height, 32, warps=4, stages=3)
         warps = 8 if height > 64 or (wide and height == 64) else 4
         return Shape(height, 64, warps=warps, stages=2 if wide else 3)
 
     def narrowed(self, shape: Shape) -> Shape | None:
-        narrows = shape.queries <= 64 and not self.deterministic and self.dim <= VERY_WIDE
+        narrows = shape.keys > 32 and shape.queries <= 64 and not self.deterministic
         return replace(shape, keys=32) if narrows else None
 
     def resident(self, shape: Shape) -> int:
@@ -180,8 +197,9 @@ class LatentStack(Stack):
 
     def _shape(self, height: int) -> Shape:
         """For published rows, which have 576 numbers."""
-        keys = 16 if self.dtype == torch.float32 else 64 if height == 16 else 32
-        return Shape(height, keys, warps=8 if height > 16 else 4, stages=3 if keys == 32 else 2)
+        if self.dtype == torch.float32:
+            return Shape(height, 16, warps=8 if height > 16 else 4, stages=2)
+        return Shape(height, 32, warps=8 if height > 16 else 4, stages=3)
 
     def narrowed(self, shape: Shape) -> Shape | None:
         return None
@@ -212,7 +230,7 @@ def make_plan(
             shape = narrow  # so that no program waits for another to end
     # A tile's keys within its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
-    least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else MIN_KEYS
+    least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else max(MIN_KEYS, shape.keys)
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = groups * rows_per_tile * stack.per_group * (stack.dim + 2)
     if programs is None:
@@ -227,7 +245,8 @@ def make_plan(
     if programs == 1:
         splits = 0
     unit = SPLIT_KEYS // shape.keys if stack.deterministic else 0
-    return Plan(shape, unit, programs, splits, splits * floats, least // shape.keys)
+    merging = (MERGING_WIDE if stack.is_wide else MERGING) / shape.keys
+    return Plan(shape, unit, programs, splits, splits * floats, least // shape.keys, merging)
 
 
 def forms(stack: Stack) -> Iterator[tuple[int, Shape, int]]:

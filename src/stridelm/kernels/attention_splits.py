@@ -20,7 +20,7 @@ PREFETCH = tl.constexpr(8)
 """Splits that `merge` prefetches from memory at once."""
 PLACES = ["tables", "tile_span", "tile_row", "firsts", "counts", "starts", "reals", "ancestors", "positions", "paths"]
 """Parameters whose addresses differ from step to step: compiled for any, as they are read once per tile."""
-NUMBERS = ["table_stride_r", "programs", "splits", "least", "window", "rows"]
+NUMBERS = ["table_stride_r", "programs", "splits", "least", "merging", "window", "rows"]
 """Numbers that differ from step to step: compiled for any, also for 1, of which Triton would make a constant."""
 
 
@@ -39,11 +39,12 @@ def tile_keys(row, rows, count, start, base, window, BLOCK_B: tl.constexpr, WIND
 
 
 @triton.jit
-def splits_of(low, high, programs, least, UNIT: tl.constexpr):
+def splits_of(low, high, programs, least, merging, UNIT: tl.constexpr):
     """(block at which split 0 begins, blocks per split, splits) for the key blocks [low, high).
 
     UNIT > 0: splits begin at multiples of UNIT counted from storage index 0, for every caller. UNIT == 0: the keys are
-    divided evenly, one split per program, among as many programs as get about `least` blocks each.
+    divided evenly, one split per program, among as many programs as get about `least` blocks each, or fewer: splits of
+    U blocks take about U and then merging * blocks / U, which is least where U is the root of merging * blocks.
     """
     if UNIT > 0:
         origin = low // UNIT * UNIT
@@ -51,7 +52,8 @@ def splits_of(low, high, programs, least, UNIT: tl.constexpr):
     else:
         origin = low
         sharing = tl.minimum((high - low + least // 2) // least, programs)
-        unit = tl.cdiv(high - low, tl.maximum(sharing, 1))
+        soonest = (tl.sqrt((high - low) * merging) + 0.5).to(tl.int32)
+        unit = tl.maximum(tl.cdiv(high - low, tl.maximum(sharing, 1)), soonest)
     return origin, unit, tl.cdiv(high - origin, unit)
 
 
@@ -115,6 +117,7 @@ def merge(
     programs,
     splits,
     least,
+    merging,
     window,
     value_scale,
     rows,
@@ -144,7 +147,7 @@ def merge(
     start = tl.load(starts + span).to(tl.int32)
     base = start + tl.load(reals + span).to(tl.int32)
     low, end, _ = tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
-    _, _, number = splits_of(low, end, programs, least, UNIT)
+    _, _, number = splits_of(low, end, programs, least, merging, UNIT)
 
     query_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     dim_D = tl.arange(0, BLOCK_D)

@@ -12,12 +12,16 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+import triton
+import triton.language as tl
+
 from stridelm.attention.host_view import HostView
 from stridelm.attention.paged_step import paths
 from stridelm.attention.triton import TritonAttention
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.kernels import attention_plan
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms, make_plan
+from stridelm.kernels.attention_splits import splits_of
 from support.checks.compiled import compiled
 from support.checks.paged_attention import MODES, FastTriton, launch
 from support.doubles.binaries import recorded
@@ -321,11 +325,35 @@ def test_programs_run_at_once() -> None:
         return made.programs, made.shape.keys
 
     assert [plan(tiles, 1 << 15)[0] for tiles in (1, 2, 8, 16, 17, 256)] == [33, 16, 4, 2, 1, 1]
-    assert plan(1, 513) == (5, 64)
+    assert plan(1, 513) == (9, 64)
     assert [plan(16, keys)[0] for keys in (1024, 1025)] == [1, 2]
     assert [plan(tiles, 1024)[1] for tiles in (33, 34, 66, 67)] == [64, 32, 32, 64]
     assert [plan(tiles, 1024, rows=8)[1] for tiles in (33, 34, 49, 50)] == [64, 32, 32, 64]
     assert plan(48, 1024, deterministic=True) == (1, 64)
+
+
+@triton.jit(do_not_specialize=["blocks", "programs", "least"])
+def _divide(out: Any, blocks: Any, programs: Any, least: Any, merging: Any) -> None:
+    origin, unit, number = splits_of(3, 3 + blocks, programs, least, merging, UNIT=0)
+    tl.store(out, origin)
+    tl.store(out + 1, unit)
+    tl.store(out + 2, number)
+
+
+def test_keys_are_divided_as_is_soonest_done() -> None:
+    """Splits are longer over more keys, since somebody merges them; never more than programs, nor shorter than is worth
+    one."""
+
+    def divided(blocks: int, programs: int = 1000, least: int = 1, merging: float = 0.125) -> tuple[int, int]:
+        out_3 = torch.zeros(3, dtype=torch.int32)
+        _divide[(1,)](out_3, blocks, programs, least, merging)
+        assert out_3[0] == 3
+        return int(out_3[1]), int(out_3[2])
+
+    assert [divided(blocks) for blocks in (1, 9, 33, 129)] == [(1, 1), (1, 9), (2, 17), (4, 33)]
+    assert divided(129, merging=0.03125) == (2, 65)
+    assert divided(129, programs=10) == (13, 10)
+    assert [divided(blocks, least=16) for blocks in (9, 23, 24, 129)] == [(9, 1), (23, 1), (12, 2), (17, 8)]
 
 
 def test_shorter_blocks() -> None:
