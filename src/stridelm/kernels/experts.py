@@ -154,6 +154,10 @@ class Sorted:
         return self.experts.shape[0]
 
     @property
+    def is_sorted(self) -> bool:
+        return self.pairs.shape[0] > 0
+
+    @property
     def places(self) -> int:
         """Rows of a tensor by place."""
         return self.pairs.shape[0] or self.tiles
@@ -196,11 +200,11 @@ def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.devic
     height = order.height
     if height == 128:
         return Tile(128, height, 64, warps=8, stages=3 if is_gated else 4)
-    narrow = order.tiles * triton.cdiv(outputs, 64) < multiprocessors(device)  # tiles of 64 would leave some idle
-    if height == 16 and narrow:
-        return Tile(32, height, 128, warps=4, stages=6)
     if height == 16:
-        return Tile(64, height, 128, warps=4, stages=3 if is_gated else 4)
+        # Matrices of few rows are waited for by several programs on a processor, if there are so many.
+        many = order.tiles * triton.cdiv(outputs, 64) > multiprocessors(device)
+        several = is_gated and many and not order.is_sorted
+        return Tile(64, height, 128, warps=4, stages=2 if several else 4)
     return Tile(64, height, 64, warps=4, stages=4)
 
 
@@ -251,7 +255,7 @@ def multiply(
         tile.outputs,
         tile.rows,
         tile.inputs,
-        order.pairs.shape[0] > 0,
+        order.is_sorted,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -170,10 +170,10 @@ def product(
 
 
 def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Tensor:
-    """x W^T in float32, for a router: so few outputs that tiles of many would occupy two processors."""
+    """x W^T in float32, for a router."""
     height = tile_height(x_NI.shape[0])
-    few, many = Tile(16, height, 256, warps=4, stages=4), Tile(64, height, 64, warps=4, stages=4)
-    return product(x_NI, weight_OI, None, tile=few if height < 64 else many, dtype=torch.float32)
+    tile = Tile(64, height, 256 if height < 64 else 64, warps=4, stages=4)
+    return product(x_NI, weight_OI, None, tile=tile, dtype=torch.float32)
 
 
 def tile_height(rows: int) -> int:
@@ -183,7 +183,7 @@ def tile_height(rows: int) -> int:
 
 @cache
 def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """The fastest tile measured on an H200 (benchmarks/gpu_products.py). All give the same bits."""
+    """The fastest tile measured on an H200 or H100 (benchmarks/gpu_products.py). All give the same bits."""
     height = tile_height(rows)
     many = outputs >= 128 * multiprocessors(device)  # with fewer, tiles of 128 outputs would leave processors idle
     if height == 128 and is_gated:
@@ -194,7 +194,9 @@ def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device) -
         return Tile(64, height, 128, warps=4, stages=4)
     if many:  # with few rows and three stages, two programs fit on a processor
         return Tile(128, height, 128, warps=4, stages=3 if height < 64 else 4)
-    return Tile(64, height, 128, warps=4, stages=8 if height == 16 else 6)
+    if height < 64:
+        return Tile(64, height, 256, warps=4, stages=4)
+    return Tile(64, height, 128, warps=4, stages=6)
 
 
 def library_agrees(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
