@@ -19,7 +19,7 @@ from stridelm.kernels.dependent import dependent, wait_for_inputs
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 OUTPUTS = 64
-"""Outputs of a tile, and inputs of a block: a matrix instruction of a warp group is 64 high."""
+"""Of a tile: a matrix instruction of a warp group is as high."""
 FEW_ROWS, MANY_ROWS = 16, 64
 """Rows of a tile."""
 
@@ -91,10 +91,10 @@ def head_products(x_NHA: torch.Tensor, weight_HAO: torch.Tensor) -> torch.Tensor
         heads,
         OUTPUTS,
         height,
-        OUTPUTS,
+        128 if inputs > 128 and not wide else 64,
         "ieee" if wide else "tf32",
         num_warps=4,
-        num_stages=3,
+        num_stages=4,
         **dependent(x_NHA.device),
     )
     return y_NHO
