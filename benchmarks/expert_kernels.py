@@ -40,7 +40,7 @@ class ExpertLayer:
     def _launches(self, rows: int, skewed: bool) -> tuple[dict[str, Callable[[], object]], int]:
         from stridelm.kernels.experts import expert_parts, multiply, sort_pairs
         from stridelm.kernels.ops import Routing
-        from stridelm.kernels.products import scores
+        from stridelm.kernels.router_scores import scores
         from stridelm.kernels.triton_router import combine, route
 
         routing = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)

@@ -13,7 +13,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import ops_for
 from stridelm.kernels.ops import ACTIVATIONS
-from stridelm.kernels.products import product, scores
+from stridelm.kernels.plain import whole_logits
+from stridelm.kernels.products import product
+from stridelm.kernels.router_scores import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import EveryExpert, ExpertsInput, GroupedExperts, chosen_experts
 from support.checks.expert_tiles import check_sorted, check_tiles
@@ -23,6 +25,7 @@ from support.checks.experts import (
     check_combine,
     check_experts,
     check_route,
+    check_route_parts,
     check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
@@ -54,6 +57,7 @@ def test_route(routing: str) -> None:
 def test_route_at_the_limits() -> None:
     check_route_shared(TritonOps(), "cuda")
     check_route_scaled(TritonOps(), "cuda")
+    check_route_parts(TritonOps(), "cuda")
     check_ties_and_nan(TritonOps(), "cuda")
 
 
@@ -69,10 +73,12 @@ def test_scores(width: int, experts: int, dtype: torch.dtype) -> None:
     """A router's product is not rounded to 16 bits, and has the same bits at any number of rows."""
     weight, _ = weights(0, width, experts, dtype, "cuda")
     x = rows(0, 300, width, dtype, "cuda")
-    got = scores(x, weight, None)
+    got = whole_logits(scores(x, weight, None))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=1e-4, atol=1e-4)
-    check_row_bits(lambda part: scores(part, weight, None), x, counts=(1, 2, 16, 17, 33, 64, 65, 129, 300))
+    check_row_bits(
+        lambda part: whole_logits(scores(part, weight, None)), x, counts=(1, 2, 16, 17, 33, 64, 65, 129, 300)
+    )
 
 
 # Products

@@ -195,16 +195,17 @@ class Ops(Protocol):
 
     def route(
         self,
-        logits_NL: torch.Tensor,
+        logits: torch.Tensor,
         routing: Routing,
         bias_E: torch.Tensor | None = None,
         scale_E: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(each row's experts [N, K] int64, the best first, and of equal ones the first; their weights [N, K] float32).
 
-        logits: float32. If there is one more of them than experts, it is a shared expert's, and its sigmoid is one more
-        weight: [N, K + 1]. bias: float32, added to the scores for the choice only. scale: of each expert, multiplies
-        its weight; no expert is shared then. Chosen experts exist even if logits are NaN; their weights are NaN then.
+        logits: float32, [N, L], or [N, P, L], whose P parts are to be added first to last. If there is one more of them
+        than experts, it is a shared expert's, and its sigmoid is one more weight: [N, K + 1]. bias: float32, added to
+        the scores for the choice only. scale: of each expert, multiplies its weight; no expert is shared then. Chosen
+        experts exist even if logits are NaN; their weights are NaN then.
         """
         ...
 

@@ -34,14 +34,24 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def whole_logits(logits: torch.Tensor) -> torch.Tensor:
+    """[N, L], as `Ops.route` adds them up."""
+    if logits.dim() == 2:
+        return logits
+    logits_NL, *rest = logits.unbind(1)
+    for part_NL in rest:
+        logits_NL = logits_NL + part_NL
+    return logits_NL
+
+
 def route(
-    logits_NL: torch.Tensor,
+    logits: torch.Tensor,
     routing: Routing,
     bias_E: torch.Tensor | None = None,
     scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
-    experts = routing.num_experts
+    experts, logits_NL = routing.num_experts, whole_logits(logits)
     logits_NE, shared_NS = logits_NL.split((experts, logits_NL.shape[1] - experts), dim=1)
     logits_NE = logits_NE * routing.logit_scale
     scores_NE = logits_NE.softmax(-1) if routing.scoring == "softmax" else _sigmoid(logits_NE)

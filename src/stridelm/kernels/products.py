@@ -169,13 +169,6 @@ def product(
     return y
 
 
-def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Tensor:
-    """x W^T in float32, for a router."""
-    height = tile_height(x_NI.shape[0])
-    tile = Tile(64, height, 256 if height < 64 else 64, warps=4, stages=4)
-    return product(x_NI, weight_OI, None, tile=tile, dtype=torch.float32)
-
-
 def tile_height(rows: int) -> int:
     """The height of the lowest tiles of which one holds so many rows; if none does, of the highest."""
     return next((size for size in (16, 32, 64) if rows <= size), 128)

@@ -2,7 +2,8 @@
 
 A row's bits depend on that row alone: a program works on one row, in an order that its widths define.
 
-Legend: as in kernels/ops.py; L logits; in kernels G groups of M experts, B columns of a block.
+Legend: as in kernels/ops.py; L logits, P parts of a sum; in kernels G groups of M experts, E all experts and padding, B
+columns of a block.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,10 +14,22 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.logit_rows import order_key
 from stridelm.kernels.ops import Routing
 
+ID_BITS, IDS = tl.constexpr(31), tl.constexpr(2**31 - 1)
+LAST_KEY = tl.constexpr(2**63 - 1)
 COMBINE_COLUMNS = 1024
 """Columns of a row that a program adds up."""
+
+
+@triton.jit
+def _logits(logits, row, at, exists, L: tl.constexpr, PARTS: tl.constexpr):
+    """Some of a row's logits, their parts added first to last; -inf where none exists."""
+    logit = tl.load(logits + row * PARTS * L + at, mask=exists, other=float("-inf"))
+    for part in tl.static_range(1, PARTS):
+        logit += tl.load(logits + (row * PARTS + part) * L + at, mask=exists, other=0.0)
+    return logit
 
 
 @triton.jit
@@ -29,6 +42,7 @@ def _route_kernel(
     logit_scale,
     scale,
     L: tl.constexpr,
+    PARTS: tl.constexpr,
     E: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -48,8 +62,7 @@ def _route_kernel(
     member_M = tl.arange(0, BLOCK_M)
     expert_GM = group_G[:, None] * M + member_M[None, :]
     exists_GM = (group_G < G)[:, None] & (member_M < M)[None, :]
-    logit_GM = tl.load(logits + row * L + expert_GM, mask=exists_GM, other=float("-inf"))
-    logit_GM *= logit_scale
+    logit_GM = _logits(logits, row, expert_GM, exists_GM, L, PARTS) * logit_scale
     if SIGMOID:
         score_GM = tl.where(exists_GM, 1.0 / (1.0 + tl.exp(-logit_GM)), 0.0)
     else:
@@ -69,56 +82,57 @@ def _route_kernel(
         better_GG = best_G[None, :] > best_G[:, None]
         better_GG |= (best_G[None, :] == best_G[:, None]) & (group_G[None, :] < group_G[:, None])
         choice_GM = tl.where((tl.sum(better_GG.to(tl.int32), 1) < KEPT)[:, None], choice_GM, float("-inf"))
+    # One reduction per expert: the smallest key is that of the largest choice, and of equal ones of the first expert.
+    key_GM = (order_key(choice_GM).to(tl.int64) << ID_BITS) | expert_GM
+    key_E = tl.reshape(tl.where(exists_GM, key_GM, LAST_KEY), [BLOCK_G * BLOCK_M])
     k_K = tl.arange(0, BLOCK_K)
-    weight_K = tl.zeros([BLOCK_K], tl.float32)
-    own_K = weight_K
-    total = 0.0
+    expert_K = tl.full([BLOCK_K], -1, tl.int32)
     for k in range(K):
-        best = tl.max(tl.max(choice_GM, 1), 0)
-        at_GM = tl.where((choice_GM == best) & exists_GM, expert_GM, E - 1)
-        expert = tl.min(tl.min(at_GM, 1), 0)
-        weight = tl.sum(tl.sum(tl.where(expert_GM == expert, tl.where(exists_GM, score_GM, 0.0), 0.0), 1), 0)
-        total += weight
-        weight_K = tl.where(k_K == k, weight, weight_K)
-        if own_scale is not None:
-            own_K = tl.where(k_K == k, tl.load(own_scale + expert).to(tl.float32), own_K)
-        choice_GM = tl.where((expert_GM == expert) & exists_GM, float("-inf"), choice_GM)
-        tl.store(chosen + row * K + k, expert.to(tl.int64))
+        best = tl.min(key_E, 0)
+        expert_K = tl.where(k_K == k, (best & IDS).to(tl.int32), expert_K)
+        key_E = tl.where(key_E == best, LAST_KEY, key_E)
+    tl.store(chosen + row * K + k_K, expert_K.to(tl.int64), mask=k_K < K)
+    expert_E = tl.reshape(tl.where(exists_GM, expert_GM, E), [BLOCK_G * BLOCK_M])
+    score_E = tl.reshape(score_GM, [BLOCK_G * BLOCK_M])
+    weight_K = tl.sum(tl.where(expert_E[None, :] == expert_K[:, None], score_E[None, :], 0.0), 1)
+    if own_scale is not None:
+        own_K = tl.load(own_scale + expert_K, mask=k_K < K, other=0.0).to(tl.float32)
     if RENORMALISES:
-        weight_K = weight_K / (total + 1e-20)
+        weight_K = weight_K / (tl.sum(weight_K, 0) + 1e-20)
     weight_K = weight_K * scale
     if own_scale is not None:
         weight_K = weight_K * own_K
     if L > E:
-        shared = tl.load(logits + row * L + E)
+        shared = _logits(logits, row, E, True, L, PARTS)
         weight_K = tl.where(k_K == K, 1.0 / (1.0 + tl.exp(-shared)), weight_K)
     W: tl.constexpr = K + L - E
     tl.store(weights + row * W + k_K, weight_K, mask=k_K < W)
 
 
 def route(
-    logits_NL: torch.Tensor,
+    logits: torch.Tensor,
     routing: Routing,
     bias_E: torch.Tensor | None = None,
     scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
-    rows, logits = logits_NL.shape
+    rows, width = logits.shape[0], logits.shape[-1]
     experts, each = routing.num_experts, routing.num_experts_per_tok
-    assert logits == experts or (scale_E is None and routing.logit_scale == 1)
-    chosen_NK = logits_NL.new_empty(rows, each, dtype=torch.int64)
-    weights_NW = logits_NL.new_empty(rows, each + logits - experts)
+    assert width == experts or (scale_E is None and routing.logit_scale == 1)
+    chosen_NK = logits.new_empty(rows, each, dtype=torch.int64)
+    weights_NW = logits.new_empty(rows, each + width - experts)
     block_g = triton.next_power_of_2(routing.n_group)
     block_m = triton.next_power_of_2(experts // routing.n_group)
     _route_kernel[(rows,)](
-        logits_NL.contiguous(),
+        logits.contiguous(),
         bias_E,
         scale_E,
         chosen_NK,
         weights_NW,
         routing.logit_scale,
         routing.routed_scaling_factor,
-        logits,
+        width,
+        logits.shape[1] if logits.dim() == 3 else 1,
         experts,
         each,
         routing.n_group,
@@ -128,8 +142,8 @@ def route(
         triton.next_power_of_2(weights_NW.shape[1]),
         routing.scoring == "sigmoid",
         routing.norm_topk_prob,
-        num_warps=max(1, min(4, block_g * block_m // 128)),
-        **dependent(logits_NL.device),
+        num_warps=max(1, min(4, block_g * block_m // 256)),
+        **dependent(logits.device),
     )
     return chosen_NK, weights_NW
 

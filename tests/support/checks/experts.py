@@ -112,6 +112,14 @@ def check_route_scaled(ops: Ops, device: str) -> None:
     torch.testing.assert_close(scaled, weights * own[chosen].float(), rtol=1e-5, atol=1e-9)
 
 
+def check_route_parts(ops: Ops, device: str) -> None:
+    """Logits in parts are routed as their sum, of which each is a part."""
+    routing = ROUTINGS["groups"]
+    parts = noise(1, 9, 3, routing.num_experts + 1, dtype=torch.float32, device=device)
+    whole = parts[:, 0] + parts[:, 1] + parts[:, 2]
+    assert all(map(torch.equal, ops.route(parts, routing), ops.route(whole, routing)))
+
+
 def check_ties_and_nan(ops: Ops, device: str) -> None:
     """Of equal scores the first expert's is taken. Where scores are NaN, experts exist, and their weights are NaN."""
     for routing in (ROUTINGS["softmax"], ROUTINGS["groups"]):

@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.kernels import experts
 from stridelm.kernels.experts import choose_tile, sort_pairs
 from stridelm.kernels.ops import ACTIVATIONS
-from stridelm.kernels.products import scores
+from stridelm.kernels.plain import whole_logits
+from stridelm.kernels.router_scores import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import GroupedExperts
 from support.checks.compiled import compiled
@@ -23,6 +24,7 @@ from support.checks.experts import (
     check_combine,
     check_experts,
     check_route,
+    check_route_parts,
     check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
@@ -43,6 +45,7 @@ def test_route(routing: str) -> None:
 def test_route_at_the_limits() -> None:
     check_route_shared(TritonOps(), "cpu")
     check_route_scaled(TritonOps(), "cpu")
+    check_route_parts(TritonOps(), "cpu")
     check_ties_and_nan(TritonOps(), "cpu")
 
 
@@ -88,14 +91,16 @@ def test_activations(activation: str) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize("count", [1, 20, 130])
-def test_scores(count: int) -> None:
-    """A router's product is not rounded to 16 bits."""
-    weight, _ = weights(0, 96, 41, DTYPE, "cpu")
-    x = rows(0, count, 96, DTYPE, "cpu")
-    got = scores(x, weight, None)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("width", [96, 256, 600, 5000])
+def test_scores(width: int) -> None:
+    """A router's product is not rounded to 16 bits. Its sums have parts, which do not depend on the number of rows."""
+    weight, _ = weights(0, width, 70, DTYPE, "cpu")
+    x = rows(0, 130, width, DTYPE, "cpu")
+    parts = scores(x, weight, None)
+    assert parts.dtype == torch.float32 and parts.shape == (130, {96: 1, 256: 1, 600: 3, 5000: 8}[width], 70)
+    exact = x.double() @ weight.double().t()
+    torch.testing.assert_close(whole_logits(parts).double(), exact, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(scores(x[:count], weight, None), parts[:count]) for count in (1, 20, 60))
 
 
 def test_tiles_fit_the_shared_memory_of_a_processor() -> None:
@@ -114,8 +119,10 @@ def test_no_rows() -> None:
     assert sort_pairs(case.chosen[:1], 5).tiles == 2
 
 
-def test_sums_and_norms_on_hopper(tmp_path: Path) -> None:
-    """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers."""
+def test_rows_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers, and so
+    do all experts that a row compares."""
     kernels = compiled("row_compiles", tmp_path)
-    assert [kernel["name"] for kernel in kernels] == ["_norm_kernel", "_combine_norm_kernel"] * 3
+    sums, routers = ["_norm_kernel", "_combine_norm_kernel"] * 3, ["_scores_kernel", "_route_kernel"] * 3
+    assert [kernel["name"] for kernel in kernels] == sums + routers
     assert not any(kernel["spills"] for kernel in kernels)

@@ -14,6 +14,7 @@ from numba import prange
 from stridelm.kernels.host.arithmetic import DTYPES, by_lanes, exp, follow_torch, in_order, kernel, narrow, widen
 from stridelm.kernels.host.memory import array
 from stridelm.kernels.ops import Routing
+from stridelm.kernels.plain import whole_logits
 
 SIGMOID = 1
 """Number of a scoring; 0 is softmax."""
@@ -124,19 +125,20 @@ _NO_BIAS = np.empty(0, np.float32)
 
 
 def route(
-    logits_NL: torch.Tensor,
+    logits: torch.Tensor,
     routing: Routing,
     bias_E: torch.Tensor | None = None,
     scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Ops.route`."""
-    rows, logits = logits_NL.shape
+    logits_NL = whole_logits(logits)
+    rows, width = logits_NL.shape
     experts, each = routing.num_experts, routing.num_experts_per_tok
     if routing.logit_scale != 1:
-        assert logits == experts
+        assert width == experts
         logits_NL = logits_NL * routing.logit_scale
     chosen_NK = torch.empty(rows, each, dtype=torch.int64)
-    weights_NW = torch.empty(rows, each + logits - experts)
+    weights_NW = torch.empty(rows, each + width - experts)
     follow_torch()
     _route(
         array(logits_NL.contiguous()),
@@ -150,7 +152,7 @@ def route(
         array(weights_NW),
     )
     if scale_E is not None:
-        assert logits == experts
+        assert width == experts
         weights_NW *= scale_E[chosen_NK]
     return chosen_NK, weights_NW
 

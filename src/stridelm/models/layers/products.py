@@ -269,7 +269,7 @@ def chosen_wide(weight: torch.Tensor, *, deterministic: bool) -> Product:
 
         return scores
     if runs_in_order(weight):
-        from stridelm.kernels.products import scores as scores_in_order
+        from stridelm.kernels.router_scores import scores as scores_in_order
 
         return scores_in_order
     return wide_tiled_product if deterministic else wide_product
