@@ -96,7 +96,7 @@ def choose_tile(order: Sorted, is_gated: bool) -> Tile:
     """All give the same bits."""
     height = order.height
     if height < 128:
-        return Tile(64, height, BLOCK, warps=4, stages=4 if is_gated else 6)
+        return Tile(64, height, BLOCK, warps=4, stages=4 if is_gated or height == 16 else 6)
     return Tile(64 if is_gated else 128, height, BLOCK, warps=8, stages=3)
 
 
@@ -147,7 +147,7 @@ def multiply(
         BLOCK,
         rows_per_scale(weight.shape[0], scale.shape[0]),
         blocks > 1,
-        order.pairs.shape[0] > 0,
+        order.is_sorted,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
