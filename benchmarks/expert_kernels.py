@@ -135,7 +135,7 @@ def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
     for stage in ("gate and up", "down"):
         forms: list[tuple[int, Tile | None]] = [(experts.MAX_UNSORTED_ROWS, None)]
         for limit, height in itertools.product((0, *unsorted), heights):
-            for outputs, inputs, stages in itertools.product((32, 64, 128), (64, 128), (3, 4, 6)):
+            for outputs, inputs, stages in itertools.product((32, 64, 128), (64, 128), (2, 3, 4, 6)):
                 warps = 8 if outputs * height >= 128 * 128 else 4
                 forms.append((limit, Tile(outputs, height, inputs, warps, stages)))
         for limit, tile in forms:

@@ -39,7 +39,7 @@ MAX_HEADS = 128
 """Maximum query heads per KV head."""
 VERY_WIDE = 256
 """Heads wider than this have lower tiles and shorter blocks, since a tile's sums must fit into registers and its
-queries, keys and values into shared memory."""
+queries, keys and values into shared memory; and, as latents, shorter splits."""
 MAX_DIM = 512
 """Widest heads."""
 
@@ -72,7 +72,7 @@ class Plan:
     least: int
     """About the fewest key blocks of a program, unless splits are fixed."""
     merging: float
-    """Key blocks that a program reads in the time in which one split more is merged."""
+    """Key blocks that a program reads in the time in which one split more is merged, unless splits are fixed."""
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,15 @@ def make_plan(
         if stack.deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, shares)
+    merging = (MERGING_WIDE if stack.is_wide else MERGING) / shape.keys
     if stack.deterministic:
         programs = min(programs, splits)
     else:
-        splits = programs
+        blocks = -(-span // shape.keys)
+        programs = splits = min(programs, -(-blocks // max(1, round((blocks * merging) ** 0.5))))
     if programs == 1:
         splits = 0
     unit = SPLIT_KEYS // shape.keys if stack.deterministic else 0
-    merging = (MERGING_WIDE if stack.is_wide else MERGING) / shape.keys
     return Plan(shape, unit, programs, splits, splits * floats, least // shape.keys, merging)
 
 

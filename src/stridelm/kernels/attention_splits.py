@@ -44,7 +44,8 @@ def splits_of(low, high, programs, least, merging, UNIT: tl.constexpr):
 
     UNIT > 0: splits begin at multiples of UNIT counted from storage index 0, for every caller. UNIT == 0: the keys are
     divided evenly, one split per program, among as many programs as get about `least` blocks each, or fewer: splits of
-    U blocks take about U and then merging * blocks / U, which is least where U is the root of merging * blocks.
+    U blocks cost U to read and merging * blocks / U to merge, whose sum is smallest where U is the root of
+    merging * blocks, so they are at least that long.
     """
     if UNIT > 0:
         origin = low // UNIT * UNIT

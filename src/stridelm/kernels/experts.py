@@ -195,13 +195,12 @@ def height_of(pairs: int, experts: int) -> int:
 
 
 def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """All give the same bits. Stages for two programs per processor, one of which starts while the other multiplies:
-    an expert's matrices are small (benchmarks/gpu_kernels.py expert_tiles)."""
+    """The fastest measured on an H200 or H100 (benchmarks/gpu_kernels.py expert_tiles). All give the same bits."""
     height = order.height
     if height == 128:
         return Tile(128, height, 64, warps=8, stages=3 if is_gated else 4)
     if height == 16:
-        # Matrices of few rows are waited for by several programs on a processor, if there are so many.
+        # Unsorted tiles that outnumber processors have two stages, so that several programs wait for memory on each.
         many = order.tiles * triton.cdiv(outputs, 64) > multiprocessors(device)
         several = is_gated and many and not order.is_sorted
         return Tile(64, height, 128, warps=4, stages=2 if several else 4)

@@ -131,21 +131,17 @@ def product(
     bias_O: torch.Tensor | None,
     activation: str | None = None,
     up_NO: torch.Tensor | None = None,
-    *,
-    tile: Tile | None = None,
-    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x W^T + b: [N, O]. With an activation (of Ops.gate), O = 2 U and the result is the gated product, [N, U]; with
     `up`, whose rows may lie apart, the product is the gate alone, which has no bias.
 
-    Needs `can_multiply(weight_OI)`; x of the weight's dtype. tile: if not given, `choose_tile`. dtype: the result's, if
-    it is not the weight's.
+    Needs `can_multiply(weight_OI)`; x of the weight's dtype.
     """
     is_double = activation is not None and up_NO is None
     (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0] // (2 if is_double else 1)
     assert up_NO is None or (activation and bias_O is None and up_NO.shape == (rows, outputs) and up_NO.stride(1) == 1)
-    y = x_NI.new_empty(rows, outputs, dtype=dtype)
-    tile = tile or choose_tile(rows, outputs, is_double, x_NI.device)
+    y = x_NI.new_empty(rows, outputs)
+    tile = choose_tile(rows, outputs, is_double, x_NI.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
     x_NI = x_NI.contiguous()
     _product_kernel[grid](

@@ -35,18 +35,17 @@ def _scores_kernel(
     logits,
     rows,
     inputs,
+    each,
     L: tl.constexpr,
-    UNIT: tl.constexpr,
     B: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of logits, tiles of rows, P). Parts have multiples of UNIT inputs."""
+    """Grid (tiles of logits, tiles of rows, P). each: inputs of a part."""
     wait_for_inputs(DEPENDENT)
     first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
     part, parts = tl.program_id(2), tl.num_programs(2)
-    each = tl.cdiv(inputs, parts * UNIT) * UNIT
     sum_BR = tl.zeros([B, R], tl.float32)
     for k in range(part * each, tl.minimum((part + 1) * each, inputs), K):
         sum_BR = tl.dot(weight.load([first, k]), x.load([first_row, k]).T, sum_BR)
@@ -59,8 +58,12 @@ def _scores_kernel(
 def scores(x_NI: torch.Tensor, weight_LI: torch.Tensor, bias: None) -> torch.Tensor:
     """[N, P, L]: x W^T in float32, as `Ops.route` takes it. Needs `can_multiply(weight)`, and x of its dtype."""
     (rows, inputs), logits = x_NI.shape, weight_LI.shape[0]
-    parts, height = min(MAX_PARTS, triton.cdiv(inputs, PART_INPUTS)), tile_height(rows)
+    each = triton.cdiv(inputs, MAX_PARTS * PART_INPUTS) * PART_INPUTS
+    parts = triton.cdiv(inputs, each)
     logits_NPL = x_NI.new_empty(rows, parts, logits, dtype=torch.float32)
+    if rows == 0:
+        return logits_NPL
+    height = tile_height(rows)
     block = BLOCKS[height]
     x_NI = x_NI.contiguous()
     _scores_kernel[triton.cdiv(logits, LOGITS), triton.cdiv(rows, height), parts](
@@ -69,8 +72,8 @@ def scores(x_NI: torch.Tensor, weight_LI: torch.Tensor, bias: None) -> torch.Ten
         logits_NPL,
         rows,
         inputs,
+        each,
         logits,
-        PART_INPUTS,
         LOGITS,
         height,
         block,

@@ -123,6 +123,8 @@ def route(
     weights_NW = logits.new_empty(rows, each + width - experts)
     block_g = triton.next_power_of_2(routing.n_group)
     block_m = triton.next_power_of_2(experts // routing.n_group)
+    if rows == 0:
+        return chosen_NK, weights_NW
     _route_kernel[(rows,)](
         logits.contiguous(),
         bias_E,

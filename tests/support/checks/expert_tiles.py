@@ -14,8 +14,8 @@ from stridelm.models.layers.expert_products import GroupedExperts
 from support.checks.experts import Case
 
 TILES = (
-    Tile(32, 16, 128, warps=4, stages=6),
-    Tile(64, 16, 128, warps=4, stages=3),
+    Tile(64, 16, 128, warps=4, stages=2),
+    Tile(64, 16, 128, warps=4, stages=4),
     Tile(64, 32, 64, warps=4, stages=4),
     Tile(64, 64, 64, warps=4, stages=4),
     Tile(128, 128, 64, warps=8, stages=3),

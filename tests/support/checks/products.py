@@ -13,6 +13,8 @@ from stridelm.kernels.products import Tile, product
 from support.checks.linear import rows, weights
 
 TILES = (
+    Tile(64, 16, 256, warps=4, stages=4),
+    Tile(64, 32, 256, warps=4, stages=4),
     Tile(64, 16, 128, warps=4, stages=6),
     Tile(128, 16, 128, warps=4, stages=4),
     Tile(64, 32, 64, warps=4, stages=3),

@@ -13,7 +13,7 @@ import torch
 from triton.runtime import driver
 
 from stridelm.kernels.logit_rows import KEY_BITS
-from stridelm.kernels.search import DIGITS, MAX_REGISTERS, WARPS, search
+from stridelm.kernels.search import DIGITS, MAX_REGISTERS, MAX_TURNS, WARPS, search
 from support.doubles.absent_gpu import Driver
 
 ROWS, PROGRAMS, VOCAB = 4, 33, 128256
@@ -26,7 +26,7 @@ def main() -> None:
     for dtype, top_k, top_p in ((d, k, p) for d in KEY_BITS for k, p in ((True, True), (False, True), (True, False))):
         made = search.warmup(
             torch.empty(ROWS, VOCAB, dtype=dtype),
-            torch.empty(2, ROWS, PROGRAMS, DIGITS.value, dtype=torch.int64),
+            torch.empty(ROWS, MAX_TURNS.value, DIGITS.value, dtype=torch.int64),
             torch.empty(ROWS, dtype=torch.int32),
             floats,
             ints if top_k else None,

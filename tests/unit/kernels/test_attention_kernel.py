@@ -48,7 +48,6 @@ CPU = torch.device("cpu")
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Splits of 64 keys, so that small contexts have many."""
     monkeypatch.setattr(attention_plan, "SPLIT_KEYS", 64)
-    monkeypatch.setattr(attention_plan, "MIN_KEYS", 64)
     make_plan.cache_clear()
     yield
     make_plan.cache_clear()

@@ -18,7 +18,7 @@ CLOSE = {torch.float32: 1e-5, torch.float16: 1e-2}  # the interpreter has no bfl
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize(("heads", "inputs", "outputs"), [(2, 128, 70), (3, 20, 8), (1, 64, 128)])
+@pytest.mark.parametrize(("heads", "inputs", "outputs"), [(2, 128, 70), (3, 20, 8), (1, 64, 128), (1, 300, 40)])
 def test_products(heads: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     """Matrices and transposed ones, over a part of wider rows, for fewer rows than a tile holds and for more."""
     generator = torch.Generator().manual_seed(0)
