@@ -57,7 +57,7 @@ def test_bits_of_every_tile(width: int, out: int, dtype: torch.dtype) -> None:
     gated = TritonOps().gate(wanted, "silu")
     for tile in TILES:
         assert torch.equal(by_tile(x, weight, tile), wanted), tile
-        if tile.outputs == 64:
+        if tile.outputs == 64 and tile.inputs < 256:  # others are not gated
             assert torch.equal(by_tile(x, weight, tile, "silu"), gated), tile
 
 
