@@ -23,9 +23,11 @@ from stridelm.cache.layout import FULL, HeadsKV, LatentKV, LayerState
 from stridelm.kernels import attention_plan
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.triton_rows import TritonOps
-from support.doubles.absent_gpu import Driver
+from support.doubles.absent_gpu import Driver, stack_bytes
 
 FOUND: list[dict[str, Any]] = []
+CASE: dict[str, Any] = {}
+"""What is compiled, of which all that is found says so."""
 STATES = (HeadsKV.of(32, 8, 128), LatentKV(FULL, None, 16, 512, 64, 0.07))
 ROWS, LENGTH = 3, 64
 CPU = torch.device("cpu")
@@ -37,12 +39,13 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
         code = made.asm["ptx"]
         FOUND.append(
             {
+                **CASE,
                 "name": kernel.__name__,
                 "shared": made.metadata.shared,
                 "dtype": str(next((each.dtype for each in args if isinstance(each, torch.Tensor)), None)),
                 "conversions": len(re.findall(r"cvt\S*e4m3x2", code)),
                 "wgmma": len(re.findall(r"wgmma\.mma_async", code)),
-                "spills": len(re.findall(r"(ld|st)\.local", code)),
+                "stack": stack_bytes(made.asm["cubin"]),
             }
         )
 
@@ -57,6 +60,7 @@ def ends(stack: attention_plan.Stack) -> list[tuple[int, attention_plan.Shape, i
 
 def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> None:
     kind = TritonLatents if isinstance(state, LatentKV) else TritonHeads
+    CASE.update(kind=kind.__name__, deterministic=deterministic)
     kind.warm_up(state, dtype, deterministic, 16, CPU)  # type: ignore[arg-type]
     if deterministic:  # rows are written alike
         return

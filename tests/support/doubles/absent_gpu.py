@@ -14,14 +14,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.cpp_extension import include_paths, library_paths
 from triton.backends.compiler import GPUTarget
@@ -38,6 +41,8 @@ static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &gua
 """
 """What a build of torch without CUDA lacks to slice a tensor that claims to be on a GPU."""
 
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
 
 class Driver:
     """Triton's, as far as it is needed to compile."""
@@ -50,6 +55,15 @@ class Driver:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """Bytes of a thread's stack, which is where registers are spilled to."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", shown))
 
 
 def compile_guard(directory: Path) -> Path:

@@ -206,6 +206,6 @@ def test_on_hopper(tmp_path: Path) -> None:
     instructions of a warp group, and fits into shared memory and registers."""
     kernels = compiled("latent_compiles", tmp_path)
     assert {kernel["name"] for kernel in kernels} == {"attend", "merge"}
-    assert all(kernel["shared"] <= 227 * 1024 and not kernel["spills"] for kernel in kernels)
+    assert all(kernel["shared"] <= 227 * 1024 and not kernel["stack"] for kernel in kernels)
     half = [kernel for kernel in kernels if kernel["name"] == "attend" and kernel["dtype"] != "torch.float32"]
     assert len(half) == 4 and all(kernel["wgmma"] for kernel in half)

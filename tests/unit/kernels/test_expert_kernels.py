@@ -127,4 +127,4 @@ def test_rows_on_hopper(tmp_path: Path) -> None:
     kernels = compiled("row_compiles", tmp_path)
     sums, routers = ["_norm_kernel", "_combine_norm_kernel"] * 3, ["_scores_kernel", "_route_kernel"] * 3
     assert [kernel["name"] for kernel in kernels] == sums + routers
-    assert not any(kernel["spills"] for kernel in kernels)
+    assert not any(kernel["stack"] for kernel in kernels)

@@ -212,7 +212,7 @@ def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
     assert len(products) == 36 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
-    assert not any(kernel["spills"] for kernel in kernels)
+    assert not any(kernel["stack"] for kernel in kernels)
 
 
 def test_rows_per_scale() -> None:

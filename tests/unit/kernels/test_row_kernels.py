@@ -57,7 +57,7 @@ def test_layer_ends_on_hopper(tmp_path: Path) -> None:
     kernels = compiled("layer_end_compiles", tmp_path)
     gates = ["_product_kernel", "_gate_kernel"] * 4
     assert [kernel["name"] for kernel in kernels] == ["_add_normed_kernel"] * 24 + gates
-    assert not any(kernel["spills"] for kernel in kernels)
+    assert not any(kernel["stack"] for kernel in kernels)
 
 
 @interpreted
@@ -113,7 +113,7 @@ def test_part_logits_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 both kernels compile and fit into registers."""
     kernels = compiled("part_logits_compiles", tmp_path)
     assert [kernel["name"] for kernel in kernels] == ["_choose_kernel", "_logits_kernel"] * 6
-    assert not any(kernel["spills"] for kernel in kernels)
+    assert not any(kernel["stack"] for kernel in kernels)
 
 
 @interpreted
