@@ -62,6 +62,8 @@ def test_they_change_no_answer(served: Served, route: str) -> None:
     def told(**more: Any) -> dict[str, Any]:
         told = ask(served, route, **more)
         told["usage"].pop("prompt_tokens_details")  # the prefix is cached by now
+        for choice in told["choices"]:
+            del choice["speculation"]  # how much is drafted depends on the time that steps take
         return {name: value for name, value in told.items() if name not in NOT_THE_ANSWER}
 
     plain = told()
@@ -92,6 +94,6 @@ def test_the_tier_is_told_to_those_who_ask(served: Served, route: str) -> None:
     assert "service_tier" not in ask(served, route)
     assert ask(served, route, service_tier="flex")["service_tier"] == "default"
     with served.http() as client:
-        body = {**ROUTES[route], "max_tokens": 3, "service_tier": "auto", "stream": True}
+        body = {**ROUTES[route], "max_tokens": 60, "service_tier": "auto", "stream": True}
         lines = [line for line in client.post(route, json=body).text.splitlines() if line[:6] == "data: "]
     assert len(lines) > 2 and all('"service_tier":"default"' in line for line in lines[:-1])
