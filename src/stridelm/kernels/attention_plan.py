@@ -197,9 +197,8 @@ class LatentStack(Stack):
 
     def _shape(self, height: int) -> Shape:
         """For published rows, which have 576 numbers."""
-        if self.dtype == torch.float32:
-            return Shape(height, 16, warps=8 if height > 16 else 4, stages=2)
-        return Shape(height, 32, warps=8 if height > 16 else 4, stages=3)
+        keys, stages = (16, 2) if self.dtype == torch.float32 else (32, 3)
+        return Shape(height, keys, warps=8 if height > 16 else 4, stages=stages)
 
     def narrowed(self, shape: Shape) -> Shape | None:
         return None
@@ -243,7 +242,8 @@ def make_plan(
         programs = min(programs, splits)
     else:
         blocks = -(-span // shape.keys)
-        programs = splits = min(programs, -(-blocks // max(1, round((blocks * merging) ** 0.5))))
+        soonest = max(1, round((blocks * merging) ** 0.5))  # blocks of a split, as in `splits_of`
+        programs = splits = min(programs, -(-blocks // soonest))
     if programs == 1:
         splits = 0
     unit = SPLIT_KEYS // shape.keys if stack.deterministic else 0
