@@ -15,6 +15,7 @@ from support.checks.experts import (
     ROUTINGS,
     check_combine,
     check_route,
+    check_route_parts,
     check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
@@ -101,6 +102,7 @@ def test_route(name: str, routing: str) -> None:
 def test_route_at_the_limits(name: str) -> None:
     check_route_shared(OPS.get(name)(), "cpu")
     check_route_scaled(OPS.get(name)(), "cpu")
+    check_route_parts(OPS.get(name)(), "cpu")
     check_ties_and_nan(OPS.get(name)(), "cpu")
 
 
