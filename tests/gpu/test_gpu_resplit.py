@@ -77,12 +77,16 @@ def test_map_shrink_and_grow_again() -> None:
 
 def test_reads_where_there_is_no_memory() -> None:
     """A kernel that reads every reserved byte finds zeros, however often the size changed; nothing faults, and the
-    reserved addresses take no memory."""
+    reserved addresses take no memory (others may take some meanwhile, but not each of five times)."""
     source, count = memory(), 4096
-    free, _ = torch.cuda.mem_get_info(CUDA)
-    backing = source.reserve(count * source.chunk, source.chunk)  # 8 GiB of addresses
-    used = free - torch.cuda.mem_get_info(CUDA)[0]
-    assert used < 512 * MIB
+
+    def reserved() -> tuple[Backing, int]:
+        free, _ = torch.cuda.mem_get_info(CUDA)
+        backing = source.reserve(count * source.chunk, source.chunk)  # 8 GiB of addresses
+        return backing, free - torch.cuda.mem_get_info(CUDA)[0]
+
+    backing = next((backing for backing, used in (reserved() for _ in range(5)) if used < 512 * MIB), None)
+    assert backing is not None
     for chunks in (1, 5, 0, 3):
         backing.resize(chunks * source.chunk)
         backing.bytes[: chunks * source.chunk] = 1
@@ -92,17 +96,18 @@ def test_reads_where_there_is_no_memory() -> None:
 
 
 def test_everything_is_given_back() -> None:
-    """Once no tensor is left: chunks and addresses. A view keeps both. (Others may take memory of the device meanwhile,
-    but not each of five times.)"""
+    """Once no tensor is left: chunks and addresses. A view keeps both. (Others may take or give back memory of the
+    device meanwhile, but not each of five times.)"""
 
-    def kept() -> int:
+    def kept() -> float:
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         source = memory()
         free, _ = torch.cuda.mem_get_info(CUDA)
         backing = source.reserve(256 * source.chunk, 128 * source.chunk)
-        assert free - torch.cuda.mem_get_info(CUDA)[0] >= 128 * source.chunk
+        if free - torch.cuda.mem_get_info(CUDA)[0] < 128 * source.chunk:
+            return float("inf")
         view = backing.bytes[: source.chunk].view(torch.float32)
         del backing, source
         gc.collect()
