@@ -314,6 +314,8 @@ class Engine:
         if self.capture is not None:
             self.stats.captures, self.stats.compilations = self.capture.pool.graphs, compilations.count()
         if self.adaptive is not None:
+            if not self.busy:
+                self.adaptive.settle()
             self.stats.depths = self.adaptive.figures
 
     @property

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from stridelm.schedule.known import Known
+from stridelm.schedule.known import UNDECIDED, Known
 from stridelm.types import Request
 
 FIRST = 2 / 3
@@ -67,9 +67,11 @@ class Readers:
         """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
         return _weights(self.known.requests_P, self.places_R)
 
-    def write(self, depths: Levels) -> None:
-        """Note the levels that they are to draft."""
-        self.known.requests_P["depth"][self.places_R] = depths
+    def write(self, depths: Levels, *, anew: bool = True) -> None:
+        """Note the levels that they are to draft; if not anew, only of those for whom none were noted."""
+        noted_P = self.known.requests_P["depth"]
+        before_R = noted_P[self.places_R]
+        noted_P[self.places_R] = depths if anew else np.where(before_R == UNDECIDED, depths, before_R)
 
 
 class Acceptance:

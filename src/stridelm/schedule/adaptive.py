@@ -4,7 +4,9 @@ A step of R requests that verifies n draft rows, drafted to depth D, emits R + (
 takes what the cost table says (schedule/step_cost.py) of R, n, D and the tokens that attention reads. Rows are chosen
 in order of their chances, over all requests, so a choice is a depth D and a least chance: a request drafts as many
 levels as reach it. Of all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How
-deep a request drafts next is settled when its step lands.
+deep each request drafts is settled when a choice is made, and stands until the next one, so that rows stay those that
+were chosen: where steps are padded to captured sizes, a row more than fits into one costs as much as all of the next.
+If requests have come whose levels no longer fit, those that are least likely to be accepted are left out.
 
 A step that goes on with a prompt is run for the prompt's sake, and time that drafts take in it is taken from the
 prompts that wait. So what drafts gain there has to be worth their own seconds, and nothing of the step's other time is
@@ -12,6 +14,9 @@ laid to them. A second is worth the tokens that the best choice will make in it 
 or wait: a token now spares one of these. With nobody to come this is the highest rate again. The choice is made as such
 a step is planned, since prompts come and go, and by what is known of chances, not hoped: what is tried there is paid
 for by those who wait.
+
+A step that lands is looked at together with the few after it, unless something waits for what it tells: between two
+steps the caches are cold, so that one look takes five times as long as those after it.
 
 What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
 change nothing, and frequent again when one does.
@@ -24,7 +29,7 @@ Legend: P places in the table of requests (schedule/known.py), R requests, D lev
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +40,7 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
-from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, worth
+from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, trim, worth
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.rows import first_row
 from stridelm.schedule.step_cost import StepCost, stair
@@ -45,16 +50,17 @@ from stridelm.types import Request, Span
 
 LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 """Least chances that are considered."""
-SOONEST, LATEST = 8, 512
-"""Steps between two probes."""
+SOONEST, LATEST, AGAIN = 8, 512, 4
+"""Steps between two probes, and by what they are divided when one changes something."""
+CLEARLY = 0.02
+"""By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
+what steps take is not known better than this."""
 PAUSE = 8
-"""Steps between two choices."""
+"""Steps between two choices, and most that are looked at together."""
 DEEPEST = (1 << 30, 0.0)
 """The choice of all levels."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
-FILLED = 0.95
-"""Share of the rows up to a stair that a choice is to fill: chances change until the next choice."""
 
 
 @dataclass
@@ -63,6 +69,8 @@ class _Load:
 
     choice: tuple[int, float]
     """Depth and least chance."""
+    rows: int = NEVER
+    """Of a step of that choice, as padded."""
     pause: int = PAUSE
     """Steps since the choice was made."""
     unprobed: int = 0
@@ -79,6 +87,10 @@ class _Load:
         chosen = min(self.choice[0], deepest)
         above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
         return below if above == chosen or (self.probed == above and below != chosen) else above
+
+
+_Landed = tuple[Sequence[Span], Sequence[int], float | None]
+"""A step's spans, the levels that were accepted of each, and its seconds."""
 
 
 class Adaptive:
@@ -117,6 +129,12 @@ class Adaptive:
         """Whether a request was planned whose depth had not been decided on by a landing."""
         self._latest = DEEPEST
         """The choice made last: what is done with a number of requests that is new."""
+        self._standing = 0
+        """Steps for which depths have been what they are; PAUSE once they are to be decided on again."""
+        self._landed: list[_Landed] = []
+        """Steps that have landed and were not looked at yet."""
+        self._probing: _Load | None = None
+        """Of the latest step that was to probe a depth."""
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         if not others.joining or not self.cost.knows_decodes:
@@ -130,6 +148,7 @@ class Adaptive:
             if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))
             load.awaited, load.unprobed = probe, 0
+            self._probing = load
         self._decided = requests, depths, probe
         return depths
 
@@ -157,10 +176,53 @@ class Adaptive:
             readers = self.acceptance.read([requests[place] for place in undecided])
             for place, depth in zip(undecided, self.acceptance.allowed(readers, *load.choice).tolist(), strict=True):
                 depths[place] = depth
+        if load is not None and probe is None and self.row_stairs is not None and not others.asked:
+            depths = self._trimmed(requests, depths, load)
         return depths, probe
+
+    def _trimmed(self, requests: Sequence[Request], depths: list[int], load: _Load) -> list[int]:
+        """These depths, without the least likely levels that do not fit into the rows that were chosen."""
+        rows = len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
+        if rows <= load.rows:
+            return depths
+        stairs = self._stairs_of(len(requests), max(depths))
+        place = bisect_right(stairs, load.rows) - 1
+        if place < 0 or rows > stairs[-1]:
+            return depths
+        readers, depths_R = self.acceptance.read(requests), np.array(depths)
+        about = readers.known.requests_P, readers.known.rows_PD, readers.places_R, readers.weights_R
+        trim(*about, self.acceptance.chances(readers, max(depths)), depths_R, rows - stairs[place])
+        trimmed: list[int] = depths_R.tolist()
+        return trimmed
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         self._beside = None
+        self._landed.append((spans, accepted, seconds))
+        if len(self._landed) == PAUSE or self._is_awaited(spans):
+            self.settle()
+
+    def settle(self) -> None:
+        """Look at all steps that have landed."""
+        landed, self._landed, latest = self._landed, [], None
+        for step in landed:
+            latest = self._look(*step) or latest
+        if latest is not None and (self._standing >= PAUSE or self._young):
+            readers, load = latest
+            readers.write(self.acceptance.allowed(readers, *load.choice), anew=self._standing >= PAUSE)
+            self._young, self._standing = False, self._standing % PAUSE
+        if self._probing is not None and self._probing.awaited is None:
+            self._probing = None
+
+    def _is_awaited(self, spans: Sequence[Span]) -> bool:
+        """Whether what the latest step tells is to be known before the next one is planned."""
+        if self._young or self._probing is not None:
+            return True
+        return any(not span.decides or span.real > 1 for span in spans)
+
+    def _look(
+        self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None
+    ) -> tuple[Readers, _Load] | None:
+        """At one step. Returns its requests, and what is done at as many; None if no depth was chosen."""
         free, requests, others = spans, [span.request for span in spans], None
         if not self._is_plain(spans, requests):
             others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
@@ -177,7 +239,7 @@ class Adaptive:
             self.cost.note(others or shape_of(spans), seconds)
             seconds = None  # nothing else is learnt from how long it took
         if not deepest:
-            return
+            return None
         self.figures.count(often_D.tolist(), drafted, most)
         load = self._load(count)
         step = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
@@ -185,19 +247,18 @@ class Adaptive:
         if seconds is not None and load.pause + 1 >= PAUSE and self.cost.knows_decodes:
             expected = self.cost.one(step), self._tokens(readers, depths_R)
             self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
-        before = load.choice
+        self._standing += 1
         if drafted:
             # A level that there was room for and that nothing was drafted for failed like one that was refused.
             self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
         if seconds is not None:
             if known.paced:
                 self._keep_paces(requests, accepted, seconds)
-            first = self.cost.untried(count, deepest) is not None
+            probed = tried if tried == load.awaited else None
+            first = probed is not None and self.cost.untried(count, deepest) is not None
             self.cost.note(step, seconds, tried)
-            self._consider(load, readers, step.context, tried if tried == load.awaited else None, first=first)
-        if drafted or self._young or known.paced or load.choice != before:
-            readers.write(self.acceptance.allowed(readers, *load.choice))
-            self._young = False
+            self._consider(load, readers, step.context, probed, first=first)
+        return readers, load
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
         """Whether the step only decodes, and the policy has a say in all of its depths."""
@@ -249,7 +310,7 @@ class Adaptive:
         interval = load.interval if untried is None else 1
         if reads:
             interval = max(SOONEST, 2 * interval)
-        if load.unprobed + 1 < interval:
+        if load.unprobed + len(self._landed) + 1 < interval:
             return None
         return load.due(deepest) if untried is None else untried
 
@@ -275,20 +336,23 @@ class Adaptive:
             return
         if not self.cost.knows_decodes:
             return
-        before, load.choice = load.choice[0], self._best(readers, context)
-        load.pause, self._latest = 0, load.choice
+        before = load.choice[0]
+        load.choice, load.rows = self._best(readers, context, drafts=bool(before))
+        load.pause, self._latest, self._standing = 0, load.choice, PAUSE
         if load.choice[0] != before:
-            load.interval = SOONEST
+            load.interval = max(SOONEST, load.interval // AGAIN)
         elif probed is not None and not first:
             load.interval = min(2 * load.interval, LATEST)
 
-    def _best(self, readers: Readers, context: int) -> tuple[int, float]:
-        """(depth, least chance) with the highest rate."""
+    def _best(self, readers: Readers, context: int, *, drafts: bool) -> tuple[tuple[int, float], int]:
+        """(depth, least chance) with the highest rate, and the rows of a step with it, as padded. drafts: whether steps
+        have drafted so far."""
         least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
         rate_TD = tokens_TD / self._seconds(len(readers.places_R), rows_TD, depths_TD, context)
-        place, chosen = divmod(int(rate_TD.argmax()), rate_TD.shape[1])
+        plain_T = rate_TD[:, 0] * (1.0 if drafts else 1.0 + CLEARLY)
+        place, chosen = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
         self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
-        return chosen, float(least_T[place])
+        return (chosen, float(least_T[place])), int(rows_TD[place, chosen])
 
     def _best_beside(self, readers: Readers, context: int, joining: int) -> tuple[int, float]:
         """(depth, least chance) with the most tokens beyond those that its seconds are worth, if so many others are to
@@ -332,7 +396,7 @@ class Adaptive:
         """Numbers of draft rows that fill the stairs of any depth up to the deepest."""
         if (count, deepest) not in self._fillings:
             stairs = np.unique([stair for depth in range(1, deepest + 1) for stair in self._stairs_of(count, depth)])
-            filled = (FILLED * (stairs - count)).astype(np.int64)
+            filled = stairs.astype(np.int64) - count
             self._fillings[count, deepest] = filled[filled > 0]
         return self._fillings[count, deepest]
 
@@ -371,7 +435,7 @@ def load_loops() -> None:
     """Run all compiled loops once, so that no request waits for them: reading them takes a quarter of a second, and
     compiling them some seconds, once per machine."""
     policy = Adaptive()
-    policy.row_stairs = lambda requests, depth: (4,)
+    policy.row_stairs = lambda requests, depth: (3, 4)
     requests = [Request("", [0], SamplingParams(), Speculation(), (0, 1), adaptive=True) for _ in range(2)]
     for _ in range(PAUSE + 2):
         depths = policy.depths(requests)
@@ -379,3 +443,4 @@ def load_loops() -> None:
         policy.landed(spans, depths, 1e-3)
     policy.landed([Span(requests[0], 0, 9, decides=False)], [0], 1e-3)
     policy.explain(requests, prompt=1)
+    policy._trimmed(requests, [1, 1], _Load(DEEPEST, rows=3))

@@ -75,6 +75,22 @@ def choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
 
 
 @nb.njit(cache=True)
+def trim(requests_P, rows_PD, places_R, weights_R, chances_RD, depths_R, excess):
+    """Lower depths until there are as many rows less, beginning with the levels of the least weighted chances."""
+    while excess > 0:
+        least, last = np.inf, -1
+        for r in range(len(places_R)):
+            level = depths_R[r]
+            if level and requests_P[places_R[r]].adaptive and weights_R[r] * chances_RD[r, level - 1] < least:
+                least, last = weights_R[r] * chances_RD[r, level - 1], r
+        if last < 0:
+            break
+        depths_R[last] -= 1
+        place, level = places_R[last], depths_R[last]
+        excess -= rows_PD[place, level + 1] - rows_PD[place, level]
+
+
+@nb.njit(cache=True)
 def deepest_of(requests_P, places_R):
     """Most levels of any adaptive request."""
     deepest = 0

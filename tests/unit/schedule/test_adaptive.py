@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from stridelm import SamplingParams
@@ -17,7 +18,7 @@ from stridelm.cache.ledger import Ledger
 from stridelm.params import Speculation
 from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
-from stridelm.schedule.adaptive import SOONEST, Adaptive
+from stridelm.schedule.adaptive import PAUSE, SOONEST, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import Fleet
@@ -286,9 +287,11 @@ def test_trying_each_depth_once_does_not_make_probes_rare() -> None:
     assert any(any(depths) for depths in run.depths[:tries]) and any(any(depths) for depths in run.depths[tries:])
 
 
-def test_levels_are_told_apart_from_rows() -> None:
+@pytest.mark.parametrize("life", [math.inf, 200])
+def test_levels_are_told_apart_from_rows(life: float) -> None:
     """As long as all draft, each level comes with a row of every request. On a card rows may be dear and levels cheap,
-    and then it pays that only those draft deep whose drafts are accepted."""
+    and then it pays that only those draft deep whose drafts are accepted, as many as fill a captured size. A row more
+    costs as much as all of the next: neither what is learnt between two choices may bring it, nor a newcomer."""
     stairs = (320, 384, 512, 640, 768, 1024, 1280)
 
     def rows_are_dear(requests: int, rows: int, depth: int) -> float:
@@ -300,11 +303,49 @@ def test_levels_are_told_apart_from_rows() -> None:
     for streams in (1, 4, 16, 64, 256):
         Simulation(policy, [0.0] * streams, rows_are_dear).run(24)  # as the warm-up of an engine does
     policy.keep_costs()
-    mixed = Simulation(policy, [(0.17, 0.54, 0.92)[i % 3] for i in range(256)], rows_are_dear, life=math.inf).run(100)
+    mixed = Simulation(policy, [(0.17, 0.54, 0.92)[i % 3] for i in range(256)], rows_are_dear, life=life).run(100)
     before = mixed.tokens, mixed.seconds
     mixed.run(100)
     rate = (mixed.tokens - before[0]) / (mixed.seconds - before[1])
-    assert rate > 1.12 * best_fixed(mixed.chances, rows_are_dear)
+    assert rate > 1.15 * best_fixed(mixed.chances, rows_are_dear)
+
+
+def test_landings_are_looked_at_together() -> None:
+    """Between steps the caches are cold. But what is probed, or was never decided on, is to be known at once."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.0] * 4, small).run(400)
+    looks: list[int] = []
+    settle = policy.settle
+
+    def counted() -> None:
+        looks.append(len(policy._landed))
+        settle()
+
+    policy.settle = counted  # type: ignore[method-assign]
+    run.run(PAUSE)
+    assert looks == [PAUSE] or any(map(any, run.depths[-PAUSE:]))
+    while not any(run.depths[-1]):
+        run.run(1)
+    assert not policy._landed, "a probe was not looked at"
+    run.requests[0] = run._request()
+    run.run(1)
+    assert not policy._landed and policy.acceptance.read(run.requests).known.requests_P["depth"].min() >= 0
+
+
+def test_drafting_begins_for_a_clear_gain() -> None:
+    """It costs a pass over all that the drafter did not follow. What goes on does so for any gain."""
+    policy = Adaptive()
+    readers = policy.acceptance.read(Simulation(policy, [0.5] * 8, small).run(100).requests)
+    _, _, tokens_TD, _ = policy._choices(readers)
+
+    def best(gain: float, *, drafts: bool) -> int:
+        rate_D = np.array([1.0, gain, 0.9, 0.9, 0.9])
+        policy._seconds = lambda *arguments: tokens_TD / rate_D  # type: ignore[method-assign]
+        (depth, _), _ = policy._best(readers, 0, drafts=drafts)
+        return depth
+
+    assert [best(gain, drafts=False) for gain in (0.99, 1.01, 1.03)] == [0, 0, 1]
+    assert [best(gain, drafts=True) for gain in (0.99, 1.01, 1.03)] == [0, 1, 1]
 
 
 def test_who_joins_a_step_follows_the_choice_of_all() -> None:

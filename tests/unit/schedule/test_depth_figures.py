@@ -77,6 +77,7 @@ def test_counts() -> None:
     policy, tree = Adaptive(), request(rows_by_depth=(0, 2, 6))
     policy.landed([span(request(), 0), span(request(), 3), span(tree, 1)], [0, 0, 0], None)
     policy.landed([span(request(), 3)], [0], None)
+    policy.settle()
     figures = policy.figures
     assert figures.depths == {"0": 1, "3": 2, "1": 1}
     assert (figures.drafted, figures.spared) == (3 + 2 + 3, 3 + 4)
