@@ -127,11 +127,12 @@ class Drafters:
         observing: bool = False,
         bounds: torch.Tensor | None = None,
     ) -> list[tuple[Drafter, Group]]:
-        """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once."""
+        """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once, but for
+        those that wait."""
         members: dict[tuple[str, Hashable], list[int]] = {}
         for i in chosen:
             drafter = self._of(spans[i].request)
-            kind = None if observing and drafter.keeps_kv else drafter.kind(spans[i])
+            kind = spans[i].waits if observing and drafter.keeps_kv else drafter.kind(spans[i])
             members.setdefault((drafter.name, kind), []).append(i)
         out = []
         for (name, _), indices in members.items():

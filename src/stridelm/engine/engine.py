@@ -42,7 +42,7 @@ from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Configured, Planner, Queue, Timed, Unbounded, smallest_budget
 from stridelm.schedule.adaptive import Adaptive, load_loops
-from stridelm.schedule.limits import PATIENCE
+from stridelm.schedule.limits import HOST_PATIENCE, PATIENCE
 from stridelm.schedule.step_cost import StepCost
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
@@ -79,7 +79,8 @@ class Engine:
         sampler = Sampler(self.sampling, self.tokens)
         guesser = Sampler(self.sampling, self.tokens, grammars=not loaded.attention.reads_device)
         chooses = config.depth == "auto" and can_choose(settle(config.speculation, loaded.target))
-        patience = PATIENCE if chooses else 0
+        apart = not loaded.attention.reads_device
+        patience = HOST_PATIENCE if apart else PATIENCE
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
             self.runner,
@@ -90,7 +91,7 @@ class Engine:
             loaded.deterministic,
             ops,
             self.tokens.arena,
-            patience,
+            patience if chooses else 0,
         )
         self.drafters = Drafters(loaded.target, guesser, self.tokens, runtime)
         self.device = DeviceStep(
@@ -128,7 +129,7 @@ class Engine:
         prompts = Timed(self.cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
         self.adaptive = Adaptive(self.cost) if chooses else None
         lag = int(self.device.on_bounds)
-        planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, patience)
+        planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, runtime.patience, apart)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, self.resplit)
         self.doubts = Doubts()
         self._spared: Request | None = None

@@ -143,7 +143,8 @@ class Adaptive:
             readers = self.acceptance.read(requests)
             self._beside = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
         depths, probe = self._decide(requests, others)
-        if probe is not None and not any(request.behind for request in requests):
+        # A request whose drafter lacks some of its KV gets that instead of a draft.
+        if probe is not None and not any(request.behind for request, depth in zip(requests, depths) if depth):
             load = self._load(len(requests))
             if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))

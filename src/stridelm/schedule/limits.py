@@ -7,9 +7,9 @@ from typing import Protocol
 
 from stridelm.types import PageCounts, Request
 
-PATIENCE = 16
-"""Most rows for which a drafter's own KV may wait, where depths are chosen: one pass for so many costs little more than
-for one."""
+PATIENCE, HOST_PATIENCE = 16, 64
+"""Most rows for which a drafter's own KV may wait, where depths are chosen. On a card one pass for so many costs little
+more than for one. On a host it costs as much as so many, but many a request ends before it is due."""
 
 
 @dataclass(frozen=True, slots=True)

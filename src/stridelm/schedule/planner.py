@@ -11,7 +11,8 @@ request is allocated together with them.
 
 Where depths are chosen, a step that drafts nothing may leave the drafters' KV to a later one: following the target at
 every step is what plain decoding does not have to do. Once `patience` tokens are missing, or before a step that drafts,
-a step without drafts brings all of it up to date.
+a step without drafts brings all of it up to date. A host need not treat all requests alike: there each one's is brought
+up to date when it is due, or before it drafts, whatever the others do.
 
 No request is preempted because others draft. What a draft does not need is given back when its verdict is read; if the
 next step is planned before that, drafts leave the pages that its smallest spans will need.
@@ -46,11 +47,12 @@ class Planner:
         prompts: PromptPolicy | None = None,
         lag: int = 0,
         patience: int = 0,
+        apart: bool = False,
     ) -> None:
         """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1. patience: most tokens that
-        drafters' KV may lack."""
+        drafters' KV may lack. apart: whether that of some requests may wait in a step that writes others'."""
         self.budget = budget
-        self.patience = patience
+        self.patience, self.apart = patience, apart
         self.rows = RowBudget(budget.tokens)
         self.lag = lag
         self.depths: DepthPolicy = Configured() if depths is None else depths
@@ -90,16 +92,18 @@ class Planner:
                     preempted.append(victim)
                     allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
-        waits = False
+        waits = [False] * len(served)
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            waits = self.patience > 0 and self._may_wait(served)
-            if not any(allocation.request.behind for allocation in served):
+            if self.patience:
+                waits = list(map(self._may_wait, served)) if self.apart else [self._may_all_wait(served)] * len(served)
+            if self.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
-                    _deepen(allocation, budget)
-        spans = tuple(allocation.span(waits=waits) for allocation in served)
+                    if not allocation.request.behind:
+                        _deepen(allocation, budget)
+        spans = tuple(allocation.span(waits=each) for allocation, each in zip(served, waits, strict=True))
         entering = tuple(allocation.request for allocation in admitted)
         return StepPlan(spans, entering, tuple(preempted), lacking=budget.lacked)
 
@@ -123,12 +127,19 @@ class Planner:
             for allocation, depth in zip(new, depths, strict=True):
                 allocation.allowed = depth
 
-    def _may_wait(self, served: list[Allocation]) -> bool:
-        """Whether the step can leave drafters' KV to a later one: it only decodes, and nobody is to draft."""
-        if any(each.allowed != 0 or each.real > most_decoded(each.request) for each in served):
+    def _may_wait(self, served: Allocation) -> bool:
+        """Whether the step can leave the KV of the request's drafter to a later one: it only decodes, and is not to
+        draft."""
+        request = served.request
+        if served.allowed != 0 or served.real > most_decoded(request):
             return False
-        keeping = [request for each in served if (request := each.request).draft_kv and request.draft_kv.may_wait]
-        return bool(keeping) and all(request.behind < self.patience for request in keeping)
+        return request.draft_kv is not None and request.draft_kv.may_wait and request.behind < self.patience
+
+    def _may_all_wait(self, served: list[Allocation]) -> bool:
+        """The same of all requests: those whose drafters keep no KV only must not draft."""
+        keeping = [each for each in served if each.request.draft_kv and each.request.draft_kv.may_wait]
+        others = [each for each in served if each.allowed != 0 or each.real > most_decoded(each.request)]
+        return bool(keeping) and not others and all(map(self._may_wait, keeping))
 
     def _prompt_rows(self, allocations: list[Allocation], lines: Mapping[str, Sequence[Request]], slots: int) -> float:
         """Rows that prompts may have beside those of these requests that decode. lines: of the requests that wait, for

@@ -72,6 +72,8 @@ class Simulation:
     """Share of the steps that something else delays, to two to three times their time."""
     patient: bool = False
     """Steps that draft nothing leave the drafter's KV to the first that is to draft, which drafts nothing then."""
+    apart: bool = False
+    """The same of each request by itself."""
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -93,9 +95,16 @@ class Simulation:
 
     def _step(self) -> None:
         reads = self.reads[len(self.depths) % len(self.reads)]
-        depths = self.policy.depths(self.requests, Others(reads=reads))
+        depths = list(self.policy.depths(self.requests, Others(reads=reads)))
         behind = max(request.behind for request in self.requests)
-        if behind and any(depths):
+        if self.apart:
+            behind = max(request.behind if depth else 0 for request, depth in zip(self.requests, depths, strict=True))
+            for place, request in enumerate(self.requests):
+                if request.behind and depths[place]:
+                    depths[place] = request.behind = 0
+                elif not depths[place]:
+                    request.behind += 1
+        elif behind and any(depths):
             depths = [0] * len(depths)
             for request in self.requests:
                 request.behind = 0
@@ -308,6 +317,13 @@ def test_levels_are_told_apart_from_rows(life: float) -> None:
     mixed.run(100)
     rate = (mixed.tokens - before[0]) / (mixed.seconds - before[1])
     assert rate > 1.15 * best_fixed(mixed.chances, rows_are_dear)
+
+
+def test_half_of_the_requests_draft_once() -> None:
+    """Those that do not are left waiting by it, which must not count as if the others had not drafted yet."""
+    run = Simulation(Adaptive(), [0.6] * 64, dense, life=math.inf, apart=True).run(200)
+    halved = [set(depths[::2]) == {DEPTH} and set(depths[1::2]) == {0} for depths in run.depths]
+    assert 1 <= sum(halved) <= 2
 
 
 def test_landings_are_looked_at_together() -> None:
