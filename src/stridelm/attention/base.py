@@ -91,8 +91,11 @@ class Mix(Protocol):
 class PagedLayers:
     """A Mix over a pool's pages, which may be able to run whole layers."""
 
-    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
-        """As `Mixer.run_layers`; False also if only some of the rows attend. All layers keep keys and values."""
+    def run_layers(
+        self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int], wanted_M: torch.Tensor | None
+    ) -> bool:
+        """As `Mixer.run_layers`; False also if other rows attend than those wanted, None for all. All layers keep keys
+        and values."""
         raise NotImplementedError
 
 

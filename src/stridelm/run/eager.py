@@ -114,8 +114,10 @@ class PagedMix(PagedLayers):
         mixer = self.prepared.mixer(state)
         return mixer.mix(state, inputs, entries, self.slots[state.group], self.ops, self.lookers)
 
-    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
-        if self.lookers is not None:
+    def run_layers(
+        self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int], wanted_M: torch.Tensor | None
+    ) -> bool:
+        if self.lookers is not wanted_M:
             return False
         stored = self.pool.stored(layers)
         mixer = self.prepared.mixer(stored.states[0])
@@ -137,9 +139,11 @@ class OnwardMix(PagedLayers):
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
         return self._of(layer)(layer, inputs)
 
-    def run_layers(self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int]) -> bool:
+    def run_layers(
+        self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int], wanted_M: torch.Tensor | None
+    ) -> bool:
         mix = self._of(layers[0])
-        return mix is self._of(layers[-1]) and mix.run_layers(layers, layers_LF, call)
+        return mix is self._of(layers[-1]) and mix.run_layers(layers, layers_LF, call, wanted_M)
 
     def _of(self, layer: int) -> PagedMix:
         return self._every if layer < self._last else self._at_last if layer == self._last else self._after

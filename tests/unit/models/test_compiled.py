@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.draft.head_drafter import HeadDrafter
 from stridelm.models import MODELS
-from stridelm.models.layers.block import Block
+from stridelm.models.layers.block import Block, CompiledBlocks
 from stridelm.models.layers.products import PackedProduct
 from support.checkpoints.models import SMALL_OF
+from support.doubles.stand import Stand
 
 SIZES = {
     "hidden_size": 64,
@@ -62,3 +65,45 @@ def test_compiled_blocks(kind: str, options: dict[str, object], checkpoint: Call
         block.compiled = None
     with torch.inference_mode():
         assert outputs() == whole
+
+
+def test_compiled_head(checkpoint: Callable[..., Path]) -> None:
+    """A draft head's block of which some rows only write their entries: prompts, and drafts that are followed. The
+    entries, and the states that drafts grow from, have the same bits as those of its parts."""
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True, **SIZES), "bfloat16")
+    prompts, params = PROMPTS[:4], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    kept = []
+    for compiled in (True, False):
+        engine = stand.llm(drafter="mtp", depth=3, page_size=4).engine
+        drafter = engine.drafters.get("mtp")
+        assert isinstance(drafter, HeadDrafter)
+        blocks = [module for module in drafter.head.modules() if isinstance(module, Block)]
+        if not all(block.compiled for block in blocks):
+            pytest.skip("this CPU has no kernel for few rows that compiled code could call")
+        calls: list[int] = []
+        for block in blocks:
+            if not compiled:
+                block.compiled = None
+            elif block.compiled is not None:
+                block.compiled = counted(block.compiled, calls)
+        requests = [engine.add(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+        for _ in range(8):
+            engine.step()
+        assert bool(sum(calls)) == compiled
+        slots = [request.slot for request in requests]
+        kept.append([drafter._hidden[slots].clone(), *(tensor.clone() for tensor in drafter._runner.pool.tensors)])
+    for got, wanted in zip(*kept, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def counted(call: CompiledBlocks, calls: list[int]) -> CompiledBlocks:
+    """Note of each call with rows that only write entries whether it ran."""
+
+    def wrapper(*arguments: Any, **options: Any) -> torch.Tensor | None:
+        done = call(*arguments, **options)
+        wanted = arguments[4] if len(arguments) > 4 else options.get("wanted_M")
+        if wanted is not None:
+            calls.append(done is not None)
+        return done
+
+    return wrapper

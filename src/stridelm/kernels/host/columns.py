@@ -57,10 +57,14 @@ SLOTS, PAGES = range(2)
     WAITING,
     NORM,
     NORMED,
-) = range(19)
+    LOOKERS,
+    LOOKING,
+    KEPT,
+) = range(22)
 """Of a call, a table of one row. FIRSTS to SEEN_AT are its Geometry's, SEEN_AT the positions by which rows see, and
 POSITIONS those by which they are rotated. X is the residual stream, [ROWS, WIDTH]; DELTA is what is still to be added
-to it, if WAITING; NORM is a norm's weight, 0 for none."""
+to it, if WAITING; NORM is a norm's weight, 0 for none. LOOKERS are the rows of a single layer that attend and go on,
+LOOKING in number, for which the Geometry is, and KEPT is their stream; LOOKERS is 0 if all do."""
 
 
 @cache

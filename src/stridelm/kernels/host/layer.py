@@ -32,9 +32,12 @@ from stridelm.kernels.host.columns import (
     GATE_UP_BIAS,
     HEAD_SIZE,
     HEADS,
+    KEPT,
     KEYS,
     KIND,
     KV_HEADS,
+    LOOKERS,
+    LOOKING,
     MIXER_NORM,
     MLP_NORM,
     MLP_WIDTH,
@@ -72,7 +75,7 @@ from stridelm.kernels.host.product import multiply_block
 from stridelm.kernels.host.rows import add_row, gelu_row, gelu_tanh_row, norm_row, rope_heads, silu_row
 from stridelm.kernels.host.team import COUNTERS, tasks_of
 
-PHASES = 8
+PHASES = 9
 """Of a layer."""
 _MANY = 1 << 40
 """Rows of a table whose number is not needed."""
@@ -83,12 +86,13 @@ def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
     """Add to the residual stream x, in place. Write to `delta` what is still to be added to it, or, if there is a norm,
     add that too and write the norm. Arguments: tables whose columns columns.py lists."""
     rows, width, spans, kinds = call_F[ROWS], call_F[WIDTH], call_F[SPANS], len(kinds_KF)
+    looking = call_F[LOOKING] if call_F[LOOKERS] else rows
     firsts = page_ids(call_F[FIRSTS], (spans,))
     starts, reals = page_ids(call_F[STARTS], (spans,)), page_ids(call_F[REALS], (spans,))
-    draft_rows, seen_at = integers(call_F[DRAFT_ROWS], (rows,)), integers(call_F[SEEN_AT], (rows,))
+    draft_rows, seen_at = integers(call_F[DRAFT_ROWS], (looking,)), integers(call_F[SEEN_AT], (looking,))
     bases, limits = reach(firsts, starts, reals, draft_rows, seen_at)
     slots_KRL = np.empty((kinds, spans, call_F[TABLE_PAGES] * call_F[PAGE_SIZE]), np.int64)
-    tiles_KT3, counts_K = np.empty((kinds, spans + rows, 3), np.int64), np.zeros(kinds, np.int64)
+    tiles_KT3, counts_K = np.empty((kinds, spans + looking, 3), np.int64), np.zeros(kinds, np.int64)
     widest = width
     for layer in range(len(layers_LF)):
         about, stored = layers_LF[layer], stored_LF[layer]
@@ -97,10 +101,10 @@ def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
         if not counts_K[kind]:
             pages = page_ids(kinds_KF[kind, PAGES], (spans, call_F[TABLE_PAGES]))
             slots_KRL[kind] = pool_slots(pages, call_F[PAGE_SIZE])
-            found = tiles(firsts, rows, max(1, TILE_QUERIES // stored[SHARED]))
+            found = tiles(firsts, looking, max(1, TILE_QUERIES // stored[SHARED]))
             tiles_KT3[kind, : len(found)], counts_K[kind] = found, len(found)
     team = (call_F[THREADS], np.zeros((PHASES * len(layers_LF) + 1, COUNTERS), np.int64))
-    sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, integers(call_F[ANCESTORS], (rows,)))
+    sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, integers(call_F[ANCESTORS], (looking,)))
     _share(team, np.empty((4, rows * widest), np.uint16), call_F, (layers_LF, stored_LF, kinds_KF), sight)
 
 
@@ -124,12 +128,20 @@ def _work(team, scratch, call_F, tables, sight):
         about, stored = layers_LF[layer], stored_LF[layer]
         adds = call_F[WAITING] != 0 or layer > 0
         _norm(team, phase, adds, x_NC, delta_NC, halves(about[MIXER_NORM], (width,)), eps, normed)
-        mixed = _attention(team, phase + 1, normed, about, stored, kinds_KF, sight, positions_N, sums, scratch)
-        _multiply(team, phase + 4, mixed, about[OUT], about[OUT_BIAS], sums, delta_NC)
-        _norm(team, phase + 5, True, x_NC, delta_NC, halves(about[MLP_NORM], (width,)), eps, normed)
+        q = _queries(team, phase + 1, normed, about, stored, kinds_KF[stored[KIND]], positions_N, sums, scratch)
+        if call_F[LOOKERS]:
+            rows = call_F[LOOKING]
+            lookers, kept = integers(call_F[LOOKERS], (rows,)), halves(call_F[KEPT], (rows, width))
+            q, x_NC = _kept(team, phase + 3, lookers, q, scratch[1], x_NC, kept), kept
+            delta_NC, sums = halves(call_F[DELTA], (rows, width)), sums[:rows]
+            normed = scratch[0, : rows * width].reshape((rows, width))
+            simd.configure(simd.configuration(rows))
+        mixed = _attention(team, phase + 4, q, about, stored, sight, scratch)
+        _multiply(team, phase + 5, mixed, about[OUT], about[OUT_BIAS], sums, delta_NC)
+        _norm(team, phase + 6, True, x_NC, delta_NC, halves(about[MLP_NORM], (width,)), eps, normed)
         gated = scratch[1, : rows * about[MLP_WIDTH]].reshape((rows, about[MLP_WIDTH]))
-        _gate(team, phase + 6, normed, about, sums, gated)
-        _multiply(team, phase + 7, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
+        _gate(team, phase + 7, normed, about, sums, gated)
+        _multiply(team, phase + 8, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
         phase += PHASES
     simd.release()
     if call_F[NORM]:
@@ -147,15 +159,11 @@ def _norm(team, phase, adds, x_NC, delta_NC, weight_C, eps, out_NC):
 
 
 @in_order
-def _attention(team, phase, x_NC, about, stored, kinds_KF, sight, positions_N, sums, scratch):
-    """[N, H D] the values of all heads side by side."""
-    slots_KRL, tiles_KT3, counts_K, limits_N, bases_N, ancestors_N = sight
+def _queries(team, phase, x_NC, about, stored, kind, positions_N, sums, scratch):
+    """[N, H, D] the queries of all rows, whose keys and values are stored."""
     rows, heads, kv_heads, size = len(x_NC), about[HEADS], about[KV_HEADS], about[HEAD_SIZE]
-    number = stored[KIND]
-    kind, tiles_T3 = kinds_KF[number], tiles_KT3[number, : counts_K[number]]
     both = heads + 2 * kv_heads
     projected, q = scratch[1, : rows * both * size], scratch[2, : rows * heads * size].reshape((rows, heads, size))
-    mixed = scratch[3, : rows * heads * size]
     keys, values = halves(stored[KEYS], (_MANY, kv_heads, size)), halves(stored[VALUES], (_MANY, kv_heads, size))
 
     _multiply(team, phase, x_NC, about[QKV], about[QKV_BIAS], sums, projected.reshape((rows, both * size)))
@@ -167,11 +175,32 @@ def _attention(team, phase, x_NC, about, stored, kinds_KF, sight, positions_N, s
     for task in tasks_of(team, phase + 1, rows * kv_heads):
         row, group = task // kv_heads, task % kv_heads
         rope_heads(row, group, heads_NXD, norms, eps, positions_N, cos, sin, slots, q, keys, values)
+    return q
+
+
+@in_order
+def _kept(team, phase, lookers_M, q_NHD, spare, x_NC, kept_MC):
+    """[M, H, D] the queries of some rows, in spare memory; their stream is written to `kept`."""
+    rows, (_, heads, size) = len(lookers_M), q_NHD.shape
+    q_MHD = spare[: rows * heads * size].reshape((rows, heads, size))
+    for row in tasks_of(team, phase, rows):
+        q_MHD[row] = q_NHD[lookers_M[row]]
+        kept_MC[row] = x_NC[lookers_M[row]]
+    return q_MHD
+
+
+@in_order
+def _attention(team, phase, q_NHD, about, stored, sight, scratch):
+    """[N, H D] the values of all heads side by side."""
+    slots_KRL, tiles_KT3, counts_K, limits_N, bases_N, ancestors_N = sight
+    (rows, heads, size), kv_heads, number = q_NHD.shape, about[KV_HEADS], stored[KIND]
+    tiles_T3, mixed = tiles_KT3[number, : counts_K[number]], scratch[3, : rows * heads * size]
+    keys, values = halves(stored[KEYS], (_MANY, kv_heads, size)), halves(stored[VALUES], (_MANY, kv_heads, size))
 
     seen = (slots_KRL[number], tiles_T3, limits_N, bases_N, ancestors_N)
     scale, out = np.int32(stored[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
-    for task in tasks_of(team, phase + 2, len(tiles_T3) * kv_heads):
-        attend_tile(task, q, keys, values, *seen, stored[WINDOW], scale, out)
+    for task in tasks_of(team, phase, len(tiles_T3) * kv_heads):
+        attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
     return mixed.reshape((rows, heads * size))
 
 

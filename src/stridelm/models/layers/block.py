@@ -236,7 +236,12 @@ class CompiledBlocks(Protocol):
     """Consecutive blocks as one call, for some steps."""
 
     def __call__(
-        self, stream: Stream, positions_N: torch.Tensor, mix: Mix, norm_H: torch.Tensor | None = None
+        self,
+        stream: Stream,
+        positions_N: torch.Tensor,
+        mix: Mix,
+        norm_H: torch.Tensor | None = None,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """What the blocks' `forward` does with these arguments, and then the stream's norm, which is returned; without
         a norm, what is returned is meaningless. None if it cannot, and has done nothing."""
@@ -282,9 +287,9 @@ class Block(ModelPart):
 
         read: the mixer's input, if the block has no norm before it.
         """
-        plain = tap is None and wanted_M is None and self.mixer_norm is not None
-        if plain and self.compiled is not None and self.compiled(stream, positions_N, mix) is not None:
-            return
+        if tap is None and self.compiled is not None:
+            if self.compiled(stream, positions_N, mix, wanted_M=wanted_M) is not None:
+                return
         if self.mixer_norm is not None:
             read_NC = stream.norm_for(self.mixer_norm, self.mixer)
         if tap is not None:
@@ -317,8 +322,8 @@ class Block(ModelPart):
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`forward`, and then the stream's norm."""
-        if self.compiled is not None and wanted_M is None:
-            normed_NH = self.compiled(stream, positions_N, mix, norm_H)
+        if self.compiled is not None:
+            normed_NH = self.compiled(stream, positions_N, mix, norm_H, wanted_M)
             if normed_NH is not None:
                 return normed_NH
         self(stream, positions_N, mix, wanted_M=wanted_M)

@@ -49,12 +49,20 @@ class CompiledLayers:
         return cls(blocks, parts) if parts and len(parts) == len(blocks) else None
 
     def __call__(
-        self, stream: Stream, positions_N: torch.Tensor, mix: Mix, norm_H: torch.Tensor | None = None
+        self,
+        stream: Stream,
+        positions_N: torch.Tensor,
+        mix: Mix,
+        norm_H: torch.Tensor | None = None,
+        wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         if not (0 < stream.x.shape[0] <= self.max_rows and isinstance(mix, PagedLayers)):
             return None
+        if wanted_M is not None and not (len(wanted_M) and len(self.layers) == 1):
+            return None
         x, delta, waiting = stream.parts()
-        out = delta if norm_H is None else torch.empty_like(x)
+        kept = x if wanted_M is None else x.new_empty(len(wanted_M), x.shape[1])
+        out = delta if norm_H is None else torch.empty_like(kept)
         dtype = torch.bfloat16
         call = [
             *x.shape,
@@ -65,10 +73,13 @@ class CompiledLayers:
             int(waiting),
             0 if norm_H is None else columns.address(norm_H, dtype),
             columns.address(out, dtype),
+            0 if wanted_M is None else columns.address(wanted_M, torch.int64),
+            len(kept),
+            columns.address(kept, dtype),
         ]
-        if not mix.run_layers(self.layers, self._table, call):
+        if not mix.run_layers(self.layers, self._table, call, wanted_M):
             return None
-        stream.become(x, delta)
+        stream.become(kept, delta[: len(kept)])
         return out
 
 
