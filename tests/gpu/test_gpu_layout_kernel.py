@@ -12,9 +12,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from stridelm.kernels.triton_step import TritonStepOps
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
-from support.checks.place_kernel import check_place, check_sources
+from support.checks.place_kernel import check_place
 from support.checks.set_aside import check_set_aside
 from support.checks.source_choice import check_source_choice
+from support.checks.sources import check_sources
 
 pytestmark = NEEDS_GPU
 
@@ -32,7 +33,7 @@ def test_place() -> None:
 
 def test_sources() -> None:
     for seed in range(40):
-        check_sources(seed, "cuda")
+        check_sources(seed, "cuda", TritonStepOps())
 
 
 def test_set_aside() -> None:

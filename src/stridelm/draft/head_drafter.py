@@ -169,7 +169,7 @@ class HeadDrafter(HeadWeights):
         # module its output at the row that the next draft grows from.
         last_rows = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, max_end)
         taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
-        if self._tail.is_used:
+        if self._tail.again or any(span.behind for span in group.spans):
             taken_NW = self._tail.first(group.slots, rows, taken_NW)
             self._tail.keep(group.slots, rows, taken_NW, counts)
         self._hidden[group.slots] = self._catch_up(group, rows, last_rows, self.head.features(taken_NW))

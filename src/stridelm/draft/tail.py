@@ -25,10 +25,6 @@ class Tail:
         """[S] how many there are."""
 
     @property
-    def is_used(self) -> bool:
-        return self._taken.shape[1] > 0
-
-    @property
     def all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """[S, P, W] what was taken of the rows, in order, and [S] how many there are."""
         return self._taken, self._rows

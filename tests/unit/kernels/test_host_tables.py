@@ -15,6 +15,7 @@ from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_live import check_place_live
 from support.checks.set_aside import check_set_aside
+from support.checks.sources import check_sources
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 
 OURS, PLAIN = HostTables(), PlainStepOps()
@@ -51,6 +52,11 @@ def test_place_live() -> None:
     """Requests without rows, without entries, that are padding, and that begin below 0."""
     for seed in range(50):
         check_place_live(seed, OURS)
+
+
+def test_sources() -> None:
+    for seed in range(50):
+        check_sources(seed, "cpu", OURS)
 
 
 def test_set_aside() -> None:

@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.triton_step import TritonStepOps
-from support.checks.place_kernel import check_place, check_sources
+from support.checks.place_kernel import check_place
 from support.checks.set_aside import check_set_aside
+from support.checks.sources import check_sources
 from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
@@ -21,7 +22,7 @@ def test_place() -> None:
 
 def test_sources() -> None:
     for seed in range(12):
-        check_sources(seed, "cpu")
+        check_sources(seed, "cpu", TritonStepOps())
 
 
 def test_set_aside() -> None:

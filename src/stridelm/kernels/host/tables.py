@@ -77,6 +77,22 @@ class HostTables(PlainStepOps):
             _copy_rows(array(kept_SPW), *where, array(source), number * source.shape[1])
         _note_rows(*_arrays(rows_S, ready_S, slots_R))
 
+    def sources(
+        self,
+        indices_R: torch.Tensor,
+        span_N: torch.Tensor,
+        offset_N: torch.Tensor,
+        tailed_R: torch.Tensor,
+        firsts_B: torch.Tensor,
+        reals_B: torch.Tensor,
+        path_BW: torch.Tensor,
+        index_BK: torch.Tensor,
+        decisions_M: torch.Tensor,
+        step_rows: int,
+    ) -> torch.Tensor:
+        of_rows, of_step = (indices_R, span_N, offset_N, tailed_R), (firsts_B, reals_B, path_BW, index_BK, decisions_M)
+        return torch.from_numpy(_sources(*_arrays(*of_rows, *of_step), step_rows))
+
     @staticmethod
     def keep_leaves(
         kept_SW: torch.Tensor,
@@ -139,6 +155,7 @@ def compile_tables() -> None:
         _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, two.astype(kind), 0)
         _keep_leaves(two.astype(kind), flags.ravel(), one, one, one, two, one, two.astype(kind))
     _note_rows(one, flags.ravel(), one)
+    _sources(one, one, one, one, pages.ravel(), one, two, two, one, 0)
     _advance(one, one, one)
     _followers(one, one, two, one, one, one, 1)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
@@ -235,6 +252,20 @@ def _note_rows(rows_S, ready_S, slots_R):
         if slot >= 0:
             rows_S[slot] += 1
             ready_S[slot] = False
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _sources(indices_R, span_N, offset_N, tailed_R, firsts_B, reals_B, path_BW, index_BK, decisions_M, step_rows):
+    sources = np.empty(len(span_N), np.int64)
+    for n in range(len(span_N)):
+        place, offset = indices_R[span_N[n]], offset_N[n] - tailed_R[span_N[n]]
+        beyond = offset - reals_B[place]
+        if beyond >= 0 and path_BW.shape[1]:
+            node = path_BW[place, min(beyond, path_BW.shape[1] - 1)]
+            sources[n] = decisions_M[max(0, index_BK[place, node + 1])]
+        else:
+            sources[n] = min(max(0, offset) + firsts_B[place], step_rows - 1)
+    return sources
 
 
 @nb.njit(cache=True, error_model="numpy")
