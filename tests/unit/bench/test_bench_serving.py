@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,16 @@ def test_runs_alternate(local: Watched, cache: Any, expected: list[str]) -> None
     runs = alternate(sides, asks, Load(1), settings, lambda what: None, "")
     assert local.seen == expected
     assert [len(each) for each in runs] == [2, 2]
+
+
+def test_outputs_of_several_lengths() -> None:
+    """The same for every way and in every run, around the length that was asked for."""
+    alike, settings = ServingSettings(num_prompts=40), ServingSettings(num_prompts=40, max_tokens=50, range_ratio=0.4)
+    lengths = [ask.max_tokens for ask in asks_of("short-question", settings, True)]
+    assert lengths == [ask.max_tokens for ask in asks_of("short-question", settings, True)]
+    assert 30 <= min(lengths) < 36 and 64 < max(lengths) <= 70 and 45 < statistics.mean(lengths) < 55
+    assert len({ask.max_tokens for ask in asks_of("short-question", alike, True)}) == 1
+    assert min(ask.max_tokens for ask in asks_of("repetition", replace(settings, max_tokens=1), True)) == 1
 
 
 def test_as_many_requests_warm_up_as_there_are_streams() -> None:
@@ -278,6 +289,7 @@ def test_sweep_of_a_server(served: Served, tmp_path: Path) -> None:
         (["--report", "report.pdf"], "must end in .md or .html"),
         (["--temperature", "nan"], "temperature must be"),
         (["--num-prompts", "0"], "num_prompts must be at least 1"),
+        (["--range-ratio", "1"], "range_ratio must be a share from 0 to below 1"),
         (["--url", "ftp://x"], "write http://host:port"),
         (["--url", "x", "--prefix-cache", "off"], "start the server without its cache"),
     ],

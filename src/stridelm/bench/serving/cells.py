@@ -6,6 +6,7 @@ meanwhile changes both; the ratio is the median of the pairs, with their range.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -59,8 +60,11 @@ def asks_of(name: str, settings: Requests, ignore_eos: bool) -> list[Ask]:
     scenario = scenario_of(name)
     length = settings.document_chars if scenario.document else None
     prompts = requests(scenario, settings.num_prompts, settings.seed, length)
-    most = settings.max_tokens or scenario.max_tokens
-    return [Ask(prompt, most, settings.temperature, ignore_eos, settings.seed + i) for i, prompt in enumerate(prompts)]
+    rng, mean, ratio = random.Random(settings.seed), settings.max_tokens or scenario.max_tokens, settings.range_ratio
+    most = [max(1, round(mean * rng.uniform(1 - ratio, 1 + ratio))) for _ in prompts]
+    return [
+        Ask(prompt, most[i], settings.temperature, ignore_eos, settings.seed + i) for i, prompt in enumerate(prompts)
+    ]
 
 
 def check_lengths(names: Sequence[str], settings: Requests) -> None:

@@ -81,6 +81,7 @@ def about_run(settings: Requests, about: Mapping[str, str], ignore_eos: bool) ->
             "requests",
             f"{count} per run, in the order of seed {settings.seed}; {dropped} before them, dropped",
         ),
+        *([("outputs", f"up to {settings.range_ratio:.0%} shorter or longer")] if settings.range_ratio else []),
         ("runs", f"{settings.repeats} of each kind, in alternation"),
         (
             "sampling",

@@ -29,6 +29,10 @@ class Requests:
     )
     repeats: int = option(3, "runs of each kind, in alternation with the one that it is compared with")
     max_tokens: int | None = option(None, "tokens of each output; by default the scenario's own")
+    range_ratio: float = option(
+        0.0,
+        "share by which outputs are shorter or longer than that at most, so that not all end at once: below 1",
+    )
     document_chars: int | None = option(None, "characters of a document, for long-document (default: 4000)")
     temperature: float = option(0.0, "sampling temperature")
     seed: int = option(0, "fixes the order of the requests and their arrivals; request i is sampled with it plus i")
@@ -46,6 +50,8 @@ class Requests:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}; got {value}")
+        if not 0 <= self.range_ratio < 1:
+            raise ValueError(f"range_ratio must be a share from 0 to below 1; got {self.range_ratio}")
         if self.document_chars is not None and self.document_chars < 1:
             raise ValueError(f"document_chars must be at least 1; got {self.document_chars}")
         if not 0 <= self.temperature < math.inf:
