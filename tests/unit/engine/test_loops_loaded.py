@@ -11,6 +11,7 @@ PROGRAM = """
 import sys
 from numba.core.dispatcher import Dispatcher
 from stridelm import LLM, SamplingParams
+from stridelm.schedule import adaptive
 
 def loaded():
     modules = [module for name, module in sys.modules.items() if name.startswith("stridelm.schedule.")]
@@ -20,6 +21,8 @@ def loaded():
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, drafter="none")
 engine = llm.engine
 before = loaded()
+loops = {name: loop for name, loop in vars(adaptive).items() if isinstance(loop, Dispatcher)}
+assert len(loops) > 5 and all(loop.overloads for loop in loops.values()), loops
 assert engine.adaptive is None and before > 10, before
 speculation = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
 for number, target in enumerate((None, 1e4, None)):
