@@ -29,7 +29,7 @@ from stridelm.run.state import PageTables
 from stridelm.types import MAX_DRAFT_ROWS, Geometry
 
 FEW_ROWS = 8
-"""On a CPU, up to so many rows are all run to the end: to lay those out that go on takes longer than to run the rest."""
+"""On a CPU, up to so many rows are all run to the end: to lay out those that go on takes longer than the others do."""
 MAX_CAPTURED = 2 * (MAX_DRAFT_ROWS + 1)
 """Maximum rows per request that a captured step may run through a head: a tail, the last token, and a draft."""
 
