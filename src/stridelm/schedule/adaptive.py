@@ -183,7 +183,7 @@ class Adaptive:
 
     def _trimmed(self, requests: Sequence[Request], depths: list[int], load: _Load) -> list[int]:
         """These depths, without the least likely levels that do not fit into the rows that were chosen."""
-        rows = len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
+        rows = _rows(requests, depths)
         if rows <= load.rows:
             return depths
         stairs = self._stairs_of(len(requests), max(depths))
@@ -282,7 +282,7 @@ class Adaptive:
         if list(decided) != list(requests):
             depths, probe = self._decide(requests)
         load, readers = self._load(len(requests)), self.acceptance.read(requests)
-        rows = sum(1 + each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True))
+        rows = _rows(requests, depths)
         rows = rows if prompt else self._padded(len(requests), rows, max(depths))
         step = StepShape(len(requests), rows, max(depths), sum(map(first_row, requests)), prompt)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
@@ -424,6 +424,11 @@ class Adaptive:
         stairs = self._stairs_of(count, depth)
         place = bisect_left(stairs, rows)
         return stairs[place] if place < len(stairs) else rows
+
+
+def _rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
+    """Of a step that only decodes these requests, before it is padded."""
+    return len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
 
 
 def _levels(each: Sequence[int]) -> np.ndarray:

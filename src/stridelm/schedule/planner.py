@@ -130,16 +130,13 @@ class Planner:
     def _may_wait(self, served: Allocation) -> bool:
         """Whether the step can leave the KV of the request's drafter to a later one: it only decodes, and is not to
         draft."""
-        request = served.request
-        if served.allowed != 0 or served.real > most_decoded(request):
-            return False
-        return request.draft_kv is not None and request.draft_kv.may_wait and request.behind < self.patience
+        kept = served.request.draft_kv
+        return _only_decodes(served) and kept is not None and kept.may_wait and served.request.behind < self.patience
 
     def _may_all_wait(self, served: list[Allocation]) -> bool:
         """The same of all requests: those whose drafters keep no KV only must not draft."""
         keeping = [each for each in served if each.request.draft_kv and each.request.draft_kv.may_wait]
-        others = [each for each in served if each.allowed != 0 or each.real > most_decoded(each.request)]
-        return bool(keeping) and not others and all(map(self._may_wait, keeping))
+        return bool(keeping) and all(map(_only_decodes, served)) and all(map(self._may_wait, keeping))
 
     def _prompt_rows(self, allocations: list[Allocation], lines: Mapping[str, Sequence[Request]], slots: int) -> float:
         """Rows that prompts may have beside those of these requests that decode. lines: of the requests that wait, for
@@ -254,6 +251,11 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
         if all(short <= 0 for short in lacking):
             return victims
     return []
+
+
+def _only_decodes(allocation: Allocation) -> bool:
+    """Whether the request reads no prompt, and is not to draft."""
+    return allocation.allowed == 0 and allocation.real <= most_decoded(allocation.request)
 
 
 def _useful(allocation: Allocation) -> int:
