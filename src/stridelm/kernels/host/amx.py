@@ -19,8 +19,8 @@ from numba.core.extending import intrinsic, register_jitable
 
 from stridelm.kernels.host.address import start_of
 
-ROWS = 16
-"""Most rows of a tile."""
+ROWS = LAYER_ROWS = 16
+"""Most rows of a tile, and so of a product by itself and of layers that are one call."""
 PAIRS = 16
 """Pairs of inputs in a block: a tile has 64 bytes per row."""
 OUTPUTS = 32

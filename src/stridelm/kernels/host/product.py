@@ -50,7 +50,7 @@ def product(x_NI, weight_OIPB, bias_O, out_NO):
 class FewRows:
     """A weight that oneDNN has packed, as the kernel reads it."""
 
-    max_rows: ClassVar[int] = simd.ROWS
+    max_rows: ClassVar[int] = simd.LAYER_ROWS
 
     def __init__(self, weight_OIPB: np.ndarray[Any, Any], outputs: int) -> None:
         self.weight, self.outputs = weight_OIPB, outputs
@@ -73,8 +73,8 @@ class FewRows:
         return self.weight.ctypes.data
 
     def is_fast(self, rows: int) -> bool:
-        """Whether so many rows are multiplied, and at least as fast as by oneDNN."""
-        return 0 < rows <= self.max_rows and rows * self.outputs <= simd.FEW
+        """Whether so many rows by themselves are multiplied at least as fast as by oneDNN."""
+        return 0 < rows <= simd.ROWS and rows * self.outputs <= simd.FEW
 
     def splits_into(self, parts: int) -> bool:
         """Whether so many equal parts of the outputs each begin with a block."""

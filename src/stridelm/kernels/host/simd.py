@@ -15,7 +15,9 @@ from stridelm.kernels.host.arithmetic import compiles_for
 _UNIT: ModuleType = amx if compiles_for("amx-bf16") else avx512
 
 ROWS: int = _UNIT.ROWS
-"""Most rows that are multiplied at once."""
+"""Most rows of a product by itself."""
+LAYER_ROWS: int = _UNIT.LAYER_ROWS
+"""Most rows of layers that are one call."""
 PAIRS: int = _UNIT.PAIRS
 """Pairs of inputs in a block."""
 OUTPUTS: int = _UNIT.OUTPUTS
