@@ -15,8 +15,8 @@ from stridelm.attention.expanded import ExpandingLatents
 from stridelm.attention.reference import ReferenceHeads
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.cache.pool import StoredLayers
+from stridelm.kernels.host import attention, pair_attention
 from stridelm.kernels.host.arithmetic import DTYPES, follow_torch
-from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.columns import address
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
@@ -39,7 +39,10 @@ class HostHeads(HeadsMixer):
         if self._sight is None:
             self._sight = _Sight(self._geometry)
         out = q_NHD.new_empty(*q_NHD.shape[:2], state.value_dim)
-        attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._sight.of(state), array(out))
+        paired = q_NHD.dtype == torch.bfloat16 and pair_attention.fits(keys_PGD.shape[2], values_PGD.shape[2])
+        assert keys_PGD.is_contiguous() and values_PGD.is_contiguous()
+        kernel = pair_attention if paired else attention
+        kernel.attend(array(q_NHD), array(keys_PGD), array(values_PGD), *self._sight.of(state), array(out))
         return out
 
     def run_layers(

@@ -147,7 +147,7 @@ def make(
     *,
     heads: int = 4,
     kv_heads: int = 2,
-    head_dim: int = 16,
+    head_dim: int = 32,
     value_dim: int | None = None,
     window: int | None = None,
     page_size: int = 4,

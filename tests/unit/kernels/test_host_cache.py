@@ -13,7 +13,7 @@ PROGRAM = """
 import hashlib, sys
 import numpy as np
 import torch
-from stridelm.kernels.host import attention, rows
+from stridelm.kernels.host import attention, pair_attention, rows
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.memory import array
 
@@ -29,11 +29,13 @@ slots, limits = np.arange(560)[None] + 16, np.arange(37) + 400
 tiles = np.array([[0, 0, 12], [0, 12, 12], [0, 24, 12], [0, 36, 1]])
 attended, normed = torch.empty_like(q), torch.empty_like(x)
 where = (slots, tiles, limits, limits.copy(), np.zeros(37, np.int64), sys.maxsize, np.float32(0.125))
-attention.attend(array(q), array(keys), array(values), *where, array(attended))
+pairs = dtype == torch.bfloat16 and pair_attention.fits(64, 64)
+attend = pair_attention.attend if pairs else attention.attend
+attend(array(q), array(keys), array(values), *where, array(attended))
 rows.norm(array(x), array(weight), 1e-5, array(normed))
 for out in (attended, normed):
     print(hashlib.sha256(out.view(torch.uint8).numpy().tobytes()).hexdigest())
-read = sum(sum(kernel.stats.cache_hits.values()) for kernel in (attention.attend, rows.norm))
+read = sum(sum(kernel.stats.cache_hits.values()) for kernel in (attend, rows.norm))
 print(read, file=sys.stderr)
 """
 

@@ -26,15 +26,16 @@ KEYS = 64
 
 
 @register_jitable
-def _reach(limits, bases, ancestors):
+def _entries_seen(limits, bases, ancestors):
     """One past the last entry that any of a tile's rows sees."""
-    reach = 0
+    seen = 0
     for i in range(limits.shape[0]):
-        reach = max(reach, limits[i])
-        for bit in range(64):
-            if (ancestors[i] >> bit) & 1:
-                reach = max(reach, bases[i] + bit + 1)
-    return reach
+        seen = max(seen, limits[i])
+        if ancestors[i]:
+            for bit in range(64):
+                if (ancestors[i] >> bit) & 1:
+                    seen = max(seen, bases[i] + bit + 1)
+    return seen
 
 
 @register_jitable
@@ -69,9 +70,39 @@ def _score(queries_MD, stored_PGD, head, slots_L, scores_ML):
                 scores_ML[m, at + j + 3] = s3
 
 
+@by_lanes
+def _softmax(scores):
+    """In place. The maximum is searched among integers, because that loop is vectorised."""
+    highest = np.int32(-0x7FFFFFFF)
+    for j in range(scores.shape[0]):
+        highest = max(highest, ordered(scores[j]))
+    top = unordered(highest)
+    total = np.float32(0)
+    for j in range(scores.shape[0]):
+        x = exp(scores[j] - top)
+        scores[j] = x
+        total += x
+    scale = np.float32(1) / total
+    for j in range(scores.shape[0]):
+        scores[j] *= scale
+
+
+@in_order
+def weigh_chain(scores, count, window):
+    """One query's scores to weights in place: a softmax over the first `count` entries, or the last `window` of these,
+    zero elsewhere."""
+    first = max(0, count - window)
+    _softmax(scores[first:count])
+    scores[:first] = 0
+    scores[count:] = 0
+
+
 @in_order
 def _weigh(scores, limit, base, ancestors, window):
     """One query's scores to weights in place: a softmax over the entries it sees, zero elsewhere."""
+    if not ancestors:
+        weigh_chain(scores, limit, window)
+        return
     path = np.empty(64, np.int64)
     length = 0
     for bit in range(64):
@@ -88,23 +119,6 @@ def _weigh(scores, limit, base, ancestors, window):
         if path[i] != limit + i:
             scores[path[i]] = scores[limit + i]
             scores[limit + i] = 0
-
-
-@by_lanes
-def _softmax(scores):
-    """In place. The maximum is searched among integers, because that loop is vectorised."""
-    highest = np.int32(-0x7FFFFFFF)
-    for j in range(scores.shape[0]):
-        highest = max(highest, ordered(scores[j]))
-    top = unordered(highest)
-    total = np.float32(0)
-    for j in range(scores.shape[0]):
-        x = exp(scores[j] - top)
-        scores[j] = x
-        total += x
-    scale = np.float32(1) / total
-    for j in range(scores.shape[0]):
-        scores[j] *= scale
 
 
 @in_order
@@ -143,7 +157,9 @@ def attend_tile(
     size, shared = q_NHD.shape[2], heads // kv_heads
     tile, head = task % tiles, task // tiles
     span, first, rows = tiles_T3[tile]
-    count = _reach(limits_N[first : first + rows], bases_N[first : first + rows], ancestors_N[first : first + rows])
+    count = _entries_seen(
+        limits_N[first : first + rows], bases_N[first : first + rows], ancestors_N[first : first + rows]
+    )
     slots = slots_RL[span, :count]
     queries = np.empty((rows * shared, size), np.float32)
     for m in range(rows * shared):

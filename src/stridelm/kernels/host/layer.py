@@ -14,10 +14,9 @@ import numba as nb
 import numpy as np
 from numba import prange
 
-from stridelm.kernels.host import simd
+from stridelm.kernels.host import attention, pair_attention, simd
 from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
 from stridelm.kernels.host.arithmetic import in_order, kernel
-from stridelm.kernels.host.attention import attend_tile
 from stridelm.kernels.host.columns import (
     ACTIVATION,
     ANCESTORS,
@@ -200,7 +199,10 @@ def _attention(team, phase, q_NHD, about, stored, sight, scratch):
     seen = (slots_KRL[number], tiles_T3, limits_N, bases_N, ancestors_N)
     scale, out = np.int32(stored[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
     for task in tasks_of(team, phase, len(tiles_T3) * kv_heads):
-        attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
+        if size % (2 * simd.PAIRS):
+            attention.attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
+        else:
+            pair_attention.attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
     return mixed.reshape((rows, heads * size))
 
 

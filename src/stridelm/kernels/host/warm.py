@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from stridelm.kernels.host import simd
+from stridelm.kernels.host import pair_attention, simd
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
 from stridelm.kernels.host.columns import KEPT, ROWS, THREADS
@@ -79,7 +79,7 @@ def _notice(what: str) -> Iterator[None]:
 
 
 def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str) -> None:
-    size = 16
+    size = 2 * simd.PAIRS
     row, weight = torch.ones(1, size, dtype=dtype), torch.ones(size, dtype=dtype)
     ops.norm(row, weight, 1e-5)
     ops.add_norm(row, row.clone(), weight, 1e-5)
@@ -96,6 +96,8 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
     where = pool_slots(first[None], 1), tiles(first, 1, 1), limits, bases
     seen = (*where, array(zero), sys.maxsize, np.float32(1))
     attend(array(q), array(keys), array(values), *seen, array(q))
+    if dtype == torch.bfloat16 and pair_attention.fits(size, size):
+        pair_attention.attend(array(q), array(keys), array(values), *seen, array(q))
     if dtype == torch.bfloat16 and simd.is_available():
         _run_layers_once()
 
