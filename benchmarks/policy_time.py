@@ -23,6 +23,7 @@ from stridelm.schedule import Budget, Configured, Planner, Queue
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.limits import PageView
+from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.workload import Job
@@ -75,7 +76,7 @@ def measure(streams: int, steps: int, chosen: bool) -> dict[str, float]:
     limits = Limits(max_num_seqs=streams, max_num_batched_tokens=8192, itl_target_ms=0)
     timed = Timed() if chosen else None
     if timed and streams > 32:
-        timed.row_stairs = lambda requests, depth: STAIRS
+        timed.stairs = RowStairs(lambda requests, depth: STAIRS)
     card = Card(
         limits, Drafting("mtp", tuple(range(DEPTH + 1)), adaptive=chosen), timed or Configured(StepCost()), seconds
     )

@@ -43,6 +43,7 @@ from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Configured, Planner, Queue, Timed, Unbounded, smallest_budget
 from stridelm.schedule.adaptive import Adaptive, load_loops
 from stridelm.schedule.limits import HOST_PATIENCE, PATIENCE
+from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_cost import StepCost
 from stridelm.types import OVERRUN, Request, Status, StepOutput
 from stridelm.verify.verifier import Verifier
@@ -209,7 +210,7 @@ class Engine:
         self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats, shallow)
         self.steps.device = self.capture
         if self.adaptive is not None and shallow:
-            self.adaptive.row_stairs = self.capture.row_stairs
+            self.adaptive.stairs = RowStairs(self.capture.row_stairs)
 
     def time_steps(self, timed: bool) -> None:
         """Start or stop recording in `stats.part_ms` how long the device takes for each part of a step. For benchmarks:

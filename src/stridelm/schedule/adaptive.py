@@ -29,8 +29,7 @@ Legend: P places in the table of requests (schedule/known.py), R requests, D lev
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +41,7 @@ from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, trim, worth
 from stridelm.schedule.known import UNDECIDED
+from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import first_row
 from stridelm.schedule.step_cost import StepCost, stair
 from stridelm.schedule.step_shape import StepShape, shape_of
@@ -100,11 +100,8 @@ class Adaptive:
     def __init__(self, cost: StepCost | None = None) -> None:
         """cost: shared with others that ask what steps take; by default the policy's own."""
         self.cost = cost or StepCost()
-        self.row_stairs: Callable[[int, int], Sequence[int]] | None = None
-        """(requests, depth) -> rows up to which steps take as long, ascending; more are not padded. None: none are."""
-        self._stairs: dict[tuple[int, int], Sequence[int]] = {}
-        self._tables: dict[tuple[int, int], np.ndarray] = {}
-        self._fillings: dict[tuple[int, int], np.ndarray] = {}
+        self.stairs: RowStairs | None = None
+        """None: steps are not padded."""
         self._parted: set[int] = set()
         """Numbers of requests, as stairs, of which only a part was once tried to draft."""
         self.acceptance = Acceptance()
@@ -177,22 +174,22 @@ class Adaptive:
             readers = self.acceptance.read([requests[place] for place in undecided])
             for place, depth in zip(undecided, self.acceptance.allowed(readers, *load.choice).tolist(), strict=True):
                 depths[place] = depth
-        if load is not None and probe is None and self.row_stairs is not None and not others.asked:
-            depths = self._trimmed(requests, depths, load)
+        if load is not None and probe is None and self.stairs is not None and not others.asked:
+            depths = self._trimmed(requests, depths, load, self.stairs)
         return depths, probe
 
-    def _trimmed(self, requests: Sequence[Request], depths: list[int], load: _Load) -> list[int]:
+    def _trimmed(self, requests: Sequence[Request], depths: list[int], load: _Load, stairs: RowStairs) -> list[int]:
         """These depths, without the least likely levels that do not fit into the rows that were chosen."""
         rows = _rows(requests, depths)
         if rows <= load.rows:
             return depths
-        stairs = self._stairs_of(len(requests), max(depths))
-        place = bisect_right(stairs, load.rows) - 1
-        if place < 0 or rows > stairs[-1]:
+        deepest = max(depths)
+        room = stairs.down(len(requests), load.rows, deepest)
+        if room is None or rows > stairs.of(len(requests), deepest)[-1]:
             return depths
         readers, depths_R = self.acceptance.read(requests), np.array(depths)
         about = readers.known.requests_P, readers.known.rows_PD, readers.places_R, readers.weights_R
-        trim(*about, self.acceptance.chances(readers, max(depths)), depths_R, rows - stairs[place])
+        trim(*about, self.acceptance.chances(readers, deepest), depths_R, rows - room)
         trimmed: list[int] = depths_R.tolist()
         return trimmed
 
@@ -380,50 +377,22 @@ class Adaptive:
 
     def _seconds(self, requests: int, rows_TD: np.ndarray, depths_TD: np.ndarray, context: int) -> np.ndarray:
         """Of steps that only decode, whose rows may be padded. Changes rows_TD to what they are padded to."""
-        if self.row_stairs is not None:
-            pad(rows_TD, depths_TD, self._all_stairs(requests, rows_TD.shape[1] - 1))
+        if self.stairs is not None:
+            pad(rows_TD, depths_TD, self.stairs.table(requests, rows_TD.shape[1] - 1))
         return self.cost.seconds(requests, rows_TD, depths_TD, context)
 
     def _thresholds(self, chances: np.ndarray, count: int, deepest: int) -> np.ndarray:
         """[T] least chances to consider, ascending: of the rows up to a stair all cost the same, so those that fill one
         too. chances: weighted, of all levels that may be drafted, in any order."""
-        if self.row_stairs is None:
+        if self.stairs is None:
             return LEAST
         ordered = np.sort(chances)
-        filled = self._filled(count, deepest)
+        filled = self.stairs.fillings(count, deepest)
         return np.sort(np.concatenate((LEAST, ordered[len(ordered) - filled[filled < len(ordered)]])))
-
-    def _filled(self, count: int, deepest: int) -> np.ndarray:
-        """Numbers of draft rows that fill the stairs of any depth up to the deepest."""
-        if (count, deepest) not in self._fillings:
-            stairs = np.unique([stair for depth in range(1, deepest + 1) for stair in self._stairs_of(count, depth)])
-            filled = stairs.astype(np.int64) - count
-            self._fillings[count, deepest] = filled[filled > 0]
-        return self._fillings[count, deepest]
-
-    def _stairs_of(self, count: int, depth: int) -> Sequence[int]:
-        assert self.row_stairs is not None
-        if (count, depth) not in self._stairs:
-            self._stairs[count, depth] = self.row_stairs(count, depth)
-        return self._stairs[count, depth]
-
-    def _all_stairs(self, count: int, deepest: int) -> np.ndarray:
-        """[D + 1, S] of each depth, with some that no step reaches after the last."""
-        if (count, deepest) not in self._tables:
-            stairs = [(), *(self._stairs_of(count, depth) for depth in range(1, deepest + 1))]
-            table = np.full((deepest + 1, max(map(len, stairs))), NEVER)
-            for depth, each in enumerate(stairs):
-                table[depth, : len(each)] = each
-            self._tables[count, deepest] = table
-        return self._tables[count, deepest]
 
     def _padded(self, count: int, rows: int, depth: int) -> int:
         """Rows that a step of so many requests, drafted to this depth, is padded to."""
-        if self.row_stairs is None or not depth:
-            return rows
-        stairs = self._stairs_of(count, depth)
-        place = bisect_left(stairs, rows)
-        return stairs[place] if place < len(stairs) else rows
+        return rows if self.stairs is None or not depth else self.stairs.up(count, rows, depth)
 
 
 def _rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
@@ -441,7 +410,7 @@ def load_loops() -> None:
     """Run all compiled loops once, so that no request waits for them: reading them takes a quarter of a second, and
     compiling them some seconds, once per machine."""
     policy = Adaptive()
-    policy.row_stairs = lambda requests, depth: (3, 4)
+    policy.stairs = stairs = RowStairs(lambda requests, depth: (3, 4))
     requests = [Request("", [0], SamplingParams(), Speculation(), (0, 1), adaptive=True) for _ in range(2)]
     for _ in range(PAUSE + 2):
         depths = policy.depths(requests)
@@ -449,4 +418,4 @@ def load_loops() -> None:
         policy.landed(spans, depths, 1e-3)
     policy.landed([Span(requests[0], 0, 9, decides=False)], [0], 1e-3)
     policy.explain(requests, prompt=1)
-    policy._trimmed(requests, [1, 1], _Load(DEEPEST, rows=3))
+    policy._trimmed(requests, [1, 1], _Load(DEEPEST, rows=3), stairs)

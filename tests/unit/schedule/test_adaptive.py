@@ -20,6 +20,7 @@ from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, SOONEST, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
+from stridelm.schedule.row_stairs import RowStairs
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import Fleet
 from stridelm.simulate.workload import Job
@@ -198,7 +199,7 @@ def test_what_was_not_done_for_long_keeps_its_cost(chance: float) -> None:
     """Measured at the start, on other numbers of requests and short contexts, and then not for as long as others are
     better, while contexts grow to many times of that."""
     policy = Adaptive()
-    policy.row_stairs = lambda requests, depth: (320, 384, 512, 640, 768, 1024, 1280)
+    policy.stairs = RowStairs(lambda requests, depth: (320, 384, 512, 640, 768, 1024, 1280))
     for streams in (1, 4, 16, 64, 256):
         for depth in (3, 2, 1, 0) * 4:
             few = Simulation(policy, [0.0] * streams, card)
@@ -224,7 +225,7 @@ def test_rows_fill_a_stair(filling: int) -> None:
         return 4e-3 + 0.25e-3 * next(stair for stair in stairs if stair >= rows) + 1e-5 * depth
 
     policy = Adaptive()
-    policy.row_stairs = lambda requests, depth: stairs
+    policy.stairs = RowStairs(lambda requests, depth: stairs)
     run = Simulation(policy, [0.9 - 0.1 * i for i in range(8)], padded).run(600)
     rows = [8 + sum(depths) for depths in run.depths[-200:]]
     assert 0.8 * filling < statistics.median(rows) <= filling
@@ -308,7 +309,7 @@ def test_levels_are_told_apart_from_rows(life: float) -> None:
         return 6e-3 + 25e-6 * requests + 21e-6 * max(0, padded - 64) + (0.3e-3 + 0.45e-3 * depth if depth else 0)
 
     policy = Adaptive()
-    policy.row_stairs = lambda requests, depth: stairs if requests == 256 else ()
+    policy.stairs = RowStairs(lambda requests, depth: stairs if requests == 256 else ())
     for streams in (1, 4, 16, 64, 256):
         Simulation(policy, [0.0] * streams, rows_are_dear).run(24)  # as the warm-up of an engine does
     policy.keep_costs()
