@@ -72,12 +72,13 @@ def release(typing):
 
 
 @intrinsic
-def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
-    """Write the products of all rows with one block of outputs to `sums`. x_NI: uint16; weight_OIPB: uint32, each a
-    pair of inputs, in blocks of PAIRS pairs by OUTPUTS outputs; sums_NB: float32. I is a multiple of 2 PAIRS."""
+def multiply(typing, x_NI, weight_OIPB, block, following, sums_NB):
+    """Write the products of all rows with one block of outputs to `sums`; `following` is not looked at. x_NI: uint16;
+    weight_OIPB: uint32, each a pair of inputs, in blocks of PAIRS pairs by OUTPUTS outputs; sums_NB: float32. I is a
+    multiple of 2 PAIRS."""
 
     def generate(context, builder, signature, arguments):
-        x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, 3))
+        x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, 4))
         array = context.make_array(signature.args[1])(context, builder, arguments[1])
         blocks = cgutils.unpack_tuple(builder, array.shape)[1]
         row_bytes, block_bytes = builder.mul(blocks, _LONG(4 * PAIRS)), _LONG(4 * PAIRS * OUTPUTS)
@@ -96,7 +97,7 @@ def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
             _call(builder, "tilestored64", _BYTE(total), at, _LONG(4 * OUTPUTS))
         return context.get_dummy_value()
 
-    return types.void(x_NI, weight_OIPB, types.intp, sums_NB), generate
+    return types.void(x_NI, weight_OIPB, types.intp, types.intp, sums_NB), generate
 
 
 def _call(builder, name, *arguments):

@@ -10,6 +10,8 @@ than 1,024 inputs, where it keeps to parts of 512).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from llvmlite import binding, ir
 from numba.core import cgutils, types
@@ -32,6 +34,9 @@ FEW = 65_536
 
 _HELD = 4
 """Rows whose sums are held in registers: four vectors of sums each, and 32 registers."""
+_ALONE, _SEVERAL = 4, 2
+"""Places that a group of rows fetches for each pair of inputs, if it is the only one and if it is not. A pair's outputs
+are four lines: the groups fetch them all between them, and lines next to those that are fetched come along."""
 _PARTS = (256, 512)
 """Pairs of a part of the inputs: the first of these, or the second if there are more than that."""
 _LANES = 16
@@ -62,39 +67,85 @@ def release():
 
 
 @intrinsic
-def multiply(typing, x_NI, weight_OIPB, block, sums_NB):
-    """Write the products of all rows with one block of outputs to `sums`. x_NI: uint16; weight_OIPB: uint32, each a
-    pair of inputs, in blocks of PAIRS pairs by OUTPUTS outputs; sums_NB: float32. I is a multiple of 2 PAIRS."""
+def multiply(typing, x_NI, weight_OIPB, block, following, sums_NB):
+    """Write the products of all rows with one block of outputs to `sums`, and have the CPU fetch the block that is
+    multiplied next meanwhile. x_NI: uint16; weight_OIPB: uint32, each a pair of inputs, in blocks of PAIRS pairs by
+    OUTPUTS outputs; sums_NB: float32. I is a multiple of 2 PAIRS."""
 
     def generate(context, builder, signature, arguments):
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        rows, inputs = cgutils.unpack_tuple(builder, array.shape)
-        x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, 3))
-        pairs = builder.lshr(inputs, _LONG(1))
-        weight = _at(builder, weight, builder.mul(builder.mul(arguments[2], pairs), _LONG(4 * OUTPUTS)))
-        few, many = map(_LONG, _PARTS)
-        size = builder.select(builder.icmp_unsigned("<=", pairs, many), few, many)
-        whole, rest = builder.udiv(rows, _LONG(_HELD)), builder.urem(rows, _LONG(_HELD))
-        with cgutils.for_range_slice(builder, _LONG(0), pairs, size, _LONG) as (start, _):
-            stop = builder.add(start, size)
-            part = start, builder.select(builder.icmp_unsigned("<", stop, pairs), stop, pairs)
+        return _generate(context, builder, signature, arguments, 4, following=arguments[3])
 
-            def some(first, count, part=part):
-                _multiply_rows(builder, (x, weight, sums), first, count, pairs, part)
+    return types.void(x_NI, weight_OIPB, types.intp, types.intp, sums_NB), generate
 
-            with cgutils.for_range(builder, whole) as loop:
-                some(builder.mul(loop.index, _LONG(_HELD)), _HELD)
-            for count in range(1, _HELD):
-                with builder.if_then(builder.icmp_unsigned("==", rest, _LONG(count))):
-                    some(builder.mul(whole, _LONG(_HELD)), count)
-        return context.get_dummy_value()
+
+@intrinsic
+def multiply_cached(typing, x_NI, weight_OIPB, block, sums_NB):
+    """The same with a weight that is in a near cache: nothing is fetched."""
+
+    def generate(context, builder, signature, arguments):
+        return _generate(context, builder, signature, arguments, 3, following=None)
 
     return types.void(x_NI, weight_OIPB, types.intp, sums_NB), generate
 
 
-def _multiply_rows(builder, addresses, first, count, pairs, part):
+def _generate(context, builder, signature, arguments, sums_index, following):
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    rows, inputs = cgutils.unpack_tuple(builder, array.shape)
+    x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, sums_index))
+    pairs = builder.lshr(inputs, _LONG(1))
+    block_bytes = builder.mul(pairs, _LONG(4 * OUTPUTS))
+    ahead = None if following is None else _at(builder, weight, builder.mul(following, block_bytes))
+    weight = _at(builder, weight, builder.mul(arguments[2], block_bytes))
+    few, many = map(_LONG, _PARTS)
+    size = builder.select(builder.icmp_unsigned("<=", pairs, many), few, many)
+    whole, rest = builder.udiv(rows, _LONG(_HELD)), builder.urem(rows, _LONG(_HELD))
+    groups = builder.udiv(builder.add(rows, _LONG(_HELD - 1)), _LONG(_HELD))
+    with cgutils.for_range_slice(builder, _LONG(0), pairs, size, _LONG) as (start, _):
+        stop = builder.add(start, size)
+        part = start, builder.select(builder.icmp_unsigned("<", stop, pairs), stop, pairs)
+
+        def some(group, count, fetches):
+            share = None if ahead is None else _Share.of(builder, ahead, group, groups, pairs, fetches)
+            _multiply_rows(builder, (x, weight, sums), builder.mul(group, _LONG(_HELD)), count, pairs, part, share)
+
+        with builder.if_else(builder.icmp_unsigned("==", groups, _LONG(1))) as (alone, several):
+            with alone:
+                for count in range(1, _HELD + 1):
+                    with builder.if_then(builder.icmp_unsigned("==", rows, _LONG(count))):
+                        some(_LONG(0), count, _ALONE)
+            with several:
+                with cgutils.for_range(builder, whole) as loop:
+                    some(loop.index, _HELD, _SEVERAL)
+                for count in range(1, _HELD):
+                    with builder.if_then(builder.icmp_unsigned("==", rest, _LONG(count))):
+                        some(whole, count, _SEVERAL)
+    return context.get_dummy_value()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A group's share of the block that is fetched: so many bytes for each pair of its own block, at as many places."""
+
+    start: ir.Value
+    size: ir.Value
+    fetches: int
+
+    @classmethod
+    def of(cls, builder, ahead, group, groups, pairs, fetches):
+        size = builder.udiv(_LONG(4 * OUTPUTS), groups)
+        return cls(_at(builder, ahead, builder.mul(group, builder.mul(pairs, size))), size, fetches)
+
+    def fetch(self, builder, pair):
+        first = _at(builder, self.start, builder.mul(pair, self.size))
+        apart = builder.udiv(self.size, _LONG(self.fetches))
+        for number in range(self.fetches):
+            fetch(builder, _at(builder, first, builder.mul(apart, _LONG(number))))
+
+
+def _multiply_rows(builder, addresses, first, count, pairs, part, share):
     """Add one part of the inputs to the sums of `count` rows from `first` on; the first part overwrites them. The count
-    is known as this is compiled. part: its first pair, and the one after its last."""
+    is known as this is compiled. part: its first pair, and the one after its last. share: of what is fetched, if
+    anything is."""
     x, weight, sums = addresses
     start, stop = part
     row_bytes = builder.mul(pairs, _LONG(4))
@@ -108,6 +159,8 @@ def _multiply_rows(builder, addresses, first, count, pairs, part):
     totals = [[builder.phi(_SUMS) for _ in range(_VECTORS)] for _ in range(count)]
     block = _at(builder, weight, builder.mul(pair, _LONG(4 * OUTPUTS)))
     vectors = [_load(builder, _at(builder, block, _LONG(4 * _LANES * number)), _PAIRS) for number in range(_VECTORS)]
+    if share is not None:
+        share.fetch(builder, pair)
     made = []
     for row, held in zip(rows, totals, strict=True):
         given = _spread(builder, _load(builder, _at(builder, row, builder.mul(pair, _LONG(4))), _PAIR))
@@ -147,3 +200,10 @@ def _load(builder, address, kind):
 
 def _at(builder, address, offset):
     return builder.gep(address, [offset])
+
+
+def fetch(builder, address):
+    """Have the CPU fetch what lies there into its nearest cache."""
+    kinds = [address.type, _PAIR, _PAIR, _PAIR]
+    called = builder.module.declare_intrinsic("llvm.prefetch", kinds[:1], ir.FunctionType(ir.VoidType(), kinds))
+    builder.call(called, [address, _PAIR(0), _PAIR(3), _PAIR(1)])

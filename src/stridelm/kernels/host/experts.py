@@ -22,7 +22,7 @@ from stridelm.kernels.host.arithmetic import follow_torch, in_order, kernel
 from stridelm.kernels.host.memory import NO_BIAS, array
 from stridelm.kernels.host.product import FewRows, multiply_block
 from stridelm.kernels.host.rows import gelu_row, gelu_tanh_row, silu_row
-from stridelm.kernels.host.team import COUNTERS, tasks_of
+from stridelm.kernels.host.team import COUNTERS, next_of, tasks_of
 from stridelm.kernels.ops import ACTIVATIONS
 
 _PHASES = 3
@@ -70,6 +70,7 @@ def _work(team, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, activation, s
     sums = np.empty((simd.ROWS, simd.OUTPUTS), np.float32)
     both = np.empty((simd.ROWS, 2 * simd.OUTPUTS), np.uint16)
     blocks, configured = inner // simd.OUTPUTS, 0
+    ahead = next_of(team, len(groups_G3) * blocks)
     for task in tasks_of(team, 1, len(groups_G3) * blocks):
         number, block = task // blocks, task % blocks
         expert, first, count = groups_G3[number, 0], groups_G3[number, 1], groups_G3[number, 2]
@@ -78,8 +79,8 @@ def _work(team, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, activation, s
             configured = count
         weight = words(gate_up_E[expert], (2 * blocks, width // pair_inputs, simd.PAIRS, simd.OUTPUTS))
         x, out = rows_PH[first : first + count], inner_PI[first : first + count]
-        multiply_block(block, x, weight, NO_BIAS, sums, both[:count], 0)
-        multiply_block(blocks + block, x, weight, NO_BIAS, sums, both[:count], simd.OUTPUTS)
+        multiply_block(block, ahead, x, weight, NO_BIAS, sums, both[:count], 0)
+        multiply_block(blocks + block, ahead, x, weight, NO_BIAS, sums, both[:count], simd.OUTPUTS)
         for row in range(count):
             if activation == 0:
                 silu_row(row, both, out, block * simd.OUTPUTS)
@@ -88,6 +89,7 @@ def _work(team, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, activation, s
             else:
                 gelu_row(row, both, out, block * simd.OUTPUTS)
     blocks = width // simd.OUTPUTS
+    ahead = next_of(team, len(groups_G3) * blocks)
     for task in tasks_of(team, 2, len(groups_G3) * blocks):
         number, block = task // blocks, task % blocks
         expert, first, count = groups_G3[number, 0], groups_G3[number, 1], groups_G3[number, 2]
@@ -95,7 +97,7 @@ def _work(team, x_NH, each, pairs_P, groups_G3, gate_up_E, down_E, activation, s
             simd.configure(simd.configuration(count))
             configured = count
         weight = words(down_E[expert], (blocks, inner // pair_inputs, simd.PAIRS, simd.OUTPUTS))
-        multiply_block(block, inner_PI[first : first + count], weight, NO_BIAS, sums, both[:count], 0)
+        multiply_block(block, ahead, inner_PI[first : first + count], weight, NO_BIAS, sums, both[:count], 0)
         for row in range(count):
             for i in range(simd.OUTPUTS):
                 parts_PH[pairs_P[first + row], block * simd.OUTPUTS + i] = both[row, i]

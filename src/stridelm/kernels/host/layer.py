@@ -72,7 +72,7 @@ from stridelm.kernels.host.columns import (
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.product import multiply_block
 from stridelm.kernels.host.rows import add_row, gelu_row, gelu_tanh_row, norm_row, rope_heads, silu_row
-from stridelm.kernels.host.team import COUNTERS, tasks_of
+from stridelm.kernels.host.team import COUNTERS, next_of, tasks_of
 
 PHASES = 9
 """Of a layer."""
@@ -211,8 +211,9 @@ def _multiply(team, phase, x_NI, weight, bias, sums, out_NO):
     """weight, bias: addresses; 0 for no bias."""
     outputs = out_NO.shape[1]
     weight_OIPB, bias_O = _weights(weight, x_NI.shape[1], outputs), halves(bias, (outputs if bias else 0,))
+    ahead = next_of(team, len(weight_OIPB))
     for block in tasks_of(team, phase, len(weight_OIPB)):
-        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * simd.OUTPUTS)
+        multiply_block(block, ahead, x_NI, weight_OIPB, bias_O, sums, out_NO, block * simd.OUTPUTS)
 
 
 @in_order
@@ -223,9 +224,10 @@ def _gate(team, phase, x_NI, about, sums, out_NI):
     weight = _weights(about[GATE_UP], x_NI.shape[1], 2 * width)
     bias = halves(about[GATE_UP_BIAS], (2 * width if about[GATE_UP_BIAS] else 0,))
     blocks = width // simd.OUTPUTS
+    ahead = next_of(team, blocks)
     for block in tasks_of(team, phase, blocks):
-        multiply_block(block, x_NI, weight, bias, sums, both_N2B, 0)
-        multiply_block(blocks + block, x_NI, weight, bias, sums, both_N2B, simd.OUTPUTS)
+        multiply_block(block, ahead, x_NI, weight, bias, sums, both_N2B, 0)
+        multiply_block(blocks + block, ahead, x_NI, weight, bias, sums, both_N2B, simd.OUTPUTS)
         for row in range(rows):
             if activation == 0:
                 silu_row(row, both_N2B, out_NI, block * simd.OUTPUTS)

@@ -71,10 +71,7 @@ def _prefetch(typing, stored, place):
     """Have the CPU fetch what lies `place` bytes after the start of `stored`."""
 
     def generate(context, builder, signature, arguments):
-        at = builder.gep(start_of(context, builder, signature, arguments, 0), [arguments[1]])
-        kinds = [ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(32), ir.IntType(32)]
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [kinds[0]], ir.FunctionType(ir.VoidType(), kinds))
-        builder.call(fetch, [at, _PAIR(0), _PAIR(2), _PAIR(1)])
+        avx512.fetch(builder, builder.gep(start_of(context, builder, signature, arguments, 0), [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(stored, types.intp), generate
@@ -138,7 +135,7 @@ def _score(queries_MD, keys_PGD, values_PGD, head, slots_L, scale, scores_MRK):
         for part in range(size // (2 * PAIRS)):
             for first in range(0, filled, _LANES):
                 _turn(keys_PGD, places_K, first, 2 * head * size + _BYTES * part, keys_1WPK[0, part])
-        avx512.multiply(queries_MD, keys_1WPK, 0, sums_MK)
+        avx512.multiply_cached(queries_MD, keys_1WPK, 0, sums_MK)
         for m in range(vectors):
             for j in range(KEYS):
                 scores_MRK[m, run, j] = sums_MK[m, j] * scale
@@ -163,7 +160,7 @@ def _mix(weights_MRK, values_PGD, head, slots_L, mixed_MBO):
                 column = (part // 2 * KEYS // 2 + pair) * OUTPUTS + part % 2 * 2 * _LANES
                 _pair_up(values_PGD, even + _BYTES * part, odd + _BYTES * part, values_BWPO, column)
         for block in range(blocks):
-            avx512.multiply(rounded_MK, values_BWPO, block, sums_MO)
+            avx512.multiply_cached(rounded_MK, values_BWPO, block, sums_MO)
             for m in range(vectors):
                 for d in range(OUTPUTS):
                     mixed_MBO[m, block, d] += sums_MO[m, d]

@@ -23,10 +23,10 @@ from stridelm.kernels.host.memory import NO_BIAS, array
 
 
 @in_order
-def multiply_block(block, x_NI, weight_OIPB, bias_O, sums_NB, out_NO, first):
+def multiply_block(block, ahead, x_NI, weight_OIPB, bias_O, sums_NB, out_NO, first):
     """Write the products with one block of outputs to columns of `out` from `first` on, as far as it has any. The
-    thread's tiles are configured; sums: float32, overwritten."""
-    simd.multiply(x_NI, weight_OIPB, block, sums_NB)
+    thread's tiles are configured; sums: float32, overwritten. ahead: how many blocks later the thread's next one is."""
+    simd.multiply(x_NI, weight_OIPB, block, min(block + ahead, weight_OIPB.shape[0] - 1), sums_NB)
     for row in range(out_NO.shape[0]):
         for i in range(min(simd.OUTPUTS, out_NO.shape[1] - first)):
             total = sums_NB[row, i]
@@ -43,7 +43,7 @@ def product(x_NI, weight_OIPB, bias_O, out_NO):
     for block in prange(weight_OIPB.shape[0]):
         sums = np.empty((rows, simd.OUTPUTS), np.float32)
         simd.configure(configuration)
-        multiply_block(block, x_NI, weight_OIPB, bias_O, sums, out_NO, block * simd.OUTPUTS)
+        multiply_block(block, 1, x_NI, weight_OIPB, bias_O, sums, out_NO, block * simd.OUTPUTS)
         simd.release()
 
 

@@ -30,7 +30,7 @@ def tasks_of(team, phase, tasks):
     written is visible afterwards. team: the number of threads, and zeros [phases, COUNTERS] int64 before the first
     phase."""
     threads, board_PX = team
-    share = max(1, tasks // (threads * _PIECES)) if threads > 1 else tasks
+    share = _share(threads, tasks)
     claimed, finished = phase * COUNTERS + _CLAIMED, phase * COUNTERS + _FINISHED
     first = add(board_PX, claimed, share)
     while first < tasks:
@@ -46,6 +46,19 @@ def tasks_of(team, phase, tasks):
             pause()
         else:
             _yield()
+
+
+@nb.njit(error_model="numpy")
+def next_of(team, tasks):
+    """How many tasks after one that a thread runs its next one usually is, if all are equally fast."""
+    threads, _ = team
+    return 1 if _share(threads, tasks) > 1 else threads
+
+
+@nb.njit(error_model="numpy")
+def _share(threads, tasks):
+    """Tasks that a thread claims at once."""
+    return max(1, tasks // (threads * _PIECES)) if threads > 1 else tasks
 
 
 @intrinsic
