@@ -89,13 +89,30 @@ def multiply_cached(typing, x_NI, weight_OIPB, block, sums_NB):
 
 
 def _generate(context, builder, signature, arguments, sums_index, following):
+    """A call of one function for all places of a module: inlined into each, it took a minute to compile."""
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
     rows, inputs = cgutils.unpack_tuple(builder, array.shape)
     x, weight, sums = (start_of(context, builder, signature, arguments, i) for i in (0, 1, sums_index))
     pairs = builder.lshr(inputs, _LONG(1))
     block_bytes = builder.mul(pairs, _LONG(4 * OUTPUTS))
-    ahead = None if following is None else _at(builder, weight, builder.mul(following, block_bytes))
-    weight = _at(builder, weight, builder.mul(arguments[2], block_bytes))
+    block = _at(builder, weight, builder.mul(arguments[2], block_bytes))
+    ahead = block if following is None else _at(builder, weight, builder.mul(following, block_bytes))
+    function = _function(builder.module, fetches=following is not None)
+    builder.call(function, [x, block, ahead, sums, rows, pairs])
+    return context.get_dummy_value()
+
+
+def _function(module, fetches):
+    """(x, block, block to be fetched, sums, rows, pairs) -> nothing."""
+    name = "stridelm_multiply_and_fetch" if fetches else "stridelm_multiply"
+    if name in module.globals:
+        return module.globals[name]
+    address = ir.IntType(8).as_pointer()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [address] * 4 + [_LONG] * 2), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    x, weight, ahead, sums, rows, pairs = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
     few, many = map(_LONG, _PARTS)
     size = builder.select(builder.icmp_unsigned("<=", pairs, many), few, many)
     whole, rest = builder.udiv(rows, _LONG(_HELD)), builder.urem(rows, _LONG(_HELD))
@@ -104,8 +121,8 @@ def _generate(context, builder, signature, arguments, sums_index, following):
         stop = builder.add(start, size)
         part = start, builder.select(builder.icmp_unsigned("<", stop, pairs), stop, pairs)
 
-        def some(group, count, fetches):
-            share = None if ahead is None else _Share.of(builder, ahead, group, groups, pairs, fetches)
+        def some(group, count, places):
+            share = _Share.of(builder, ahead, group, groups, pairs, places) if fetches else None
             _multiply_rows(builder, (x, weight, sums), builder.mul(group, _LONG(_HELD)), count, pairs, part, share)
 
         with builder.if_else(builder.icmp_unsigned("==", groups, _LONG(1))) as (alone, several):
@@ -119,7 +136,8 @@ def _generate(context, builder, signature, arguments, sums_index, following):
                 for count in range(1, _HELD):
                     with builder.if_then(builder.icmp_unsigned("==", rest, _LONG(count))):
                         some(whole, count, _SEVERAL)
-    return context.get_dummy_value()
+    builder.ret_void()
+    return function
 
 
 @dataclass(frozen=True)

@@ -229,17 +229,15 @@ def attend_tile(
     tile, head = task // keys_PGD.shape[1], task % keys_PGD.shape[1]
     span, first, rows = tiles_T3[tile]
     slots_L, stop = slots_RL[span], first + rows
-    seen = (limits_N, ancestors_N, window, scale, out_NHD)
     _fetch_run(keys_PGD, head, slots_L, 0)
-    if _branches(ancestors_N[first:stop]):
-        for row in range(first, stop):
-            lined_up_L = _line_up(slots_L, limits_N[row], bases_N[row], ancestors_N[row])
-            _attend(row, 1, head, q_NHD, keys_PGD, values_PGD, lined_up_L, *seen)
-    else:
-        count = 0
-        for row in range(first, stop):
-            count = max(count, _seen(limits_N[row], ancestors_N[row]))
-        _attend(first, rows, head, q_NHD, keys_PGD, values_PGD, slots_L[:count], *seen)
+    branches, count = _branches(ancestors_N[first:stop]), 0
+    for row in range(first, stop):
+        count = max(count, _seen(limits_N[row], ancestors_N[row]))
+    at_once = 1 if branches else rows
+    for row in range(first, stop, at_once):  # one place for both, since all of it is compiled into its callers
+        lined_up_L = _line_up(slots_L, limits_N[row], bases_N[row], ancestors_N[row]) if branches else slots_L[:count]
+        seen = (limits_N, ancestors_N, window, scale, out_NHD)
+        _attend(row, at_once, head, q_NHD, keys_PGD, values_PGD, lined_up_L, *seen)
 
 
 @kernel
