@@ -27,13 +27,14 @@ def running(served: Served) -> int:
 
 
 def test_a_client_that_fills_every_slot_blocks_no_other(shared: Served) -> None:
-    """Thirty samples of 400 tokens run in eight slots. Another client's first token comes before any of them ends, and
-    both clients get the same tokens as alone."""
+    """Thirty samples of 1,000 tokens run in eight slots. Another client's first token comes before any of these ends,
+    and both clients get the same tokens as alone."""
+    wanted = offline(["def fibonacci(n):"], max_tokens=16, temperature=0)[0].text
     ended: list[float] = []
     texts = [""] * 30
 
     def take_all() -> None:
-        asked = {"max_tokens": 400, "temperature": 0, "n": len(texts), "extra_body": {"ignore_eos": True}}
+        asked = {"max_tokens": 1000, "temperature": 0, "n": len(texts), "extra_body": {"ignore_eos": True}}
         with shared.openai("greedy") as client:
             for event in client.completions.create(model="built-in", prompt=PROMPT, stream=True, **asked):
                 for choice in event.choices:
@@ -55,9 +56,9 @@ def test_a_client_that_fills_every_slot_blocks_no_other(shared: Served) -> None:
                 if not said:
                     firsts.append(time.monotonic())
                 said += event.choices[0].text
-            assert said == offline(["def fibonacci(n):"], max_tokens=16, temperature=0)[0].text
+            assert said == wanted
     taking.join()
     settle(shared)
     assert max(firsts) < ended[0]
-    alone = offline([PROMPT], max_tokens=400, temperature=0, ignore_eos=True)[0].text
+    alone = offline([PROMPT], max_tokens=1000, temperature=0, ignore_eos=True)[0].text
     assert texts == [alone] * 30
