@@ -109,12 +109,9 @@ def _weigh(scores, limit, base, ancestors, window):
         if (ancestors >> bit) & 1:
             path[length] = base + bit
             length += 1
-    first, stop = max(0, limit + length - window), limit + length
     for i in range(length):  # close the gaps: the visible entries are now contiguous, as in a chain
         scores[limit + i] = scores[path[i]]
-    _softmax(scores[first:stop])
-    scores[:first] = 0
-    scores[stop:] = 0
+    weigh_chain(scores, limit + length, window)
     for i in range(length - 1, -1, -1):  # and move the weights back, last first
         if path[i] != limit + i:
             scores[path[i]] = scores[limit + i]
