@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stridelm.kernels.host import simd
+
 PROGRAM = """
 import hashlib, sys
 import numpy as np
@@ -40,12 +42,38 @@ print(read, file=sys.stderr)
 """
 
 
+LAYERS = """
+import os, sys
+import torch
+from stridelm import LLM, SamplingParams
+
+torch.set_num_threads(1)
+params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3)
+answers = LLM(drafter="mtp", depth=3).generate("def read(path):", params)
+made = sum(name.endswith(".nbc") for _, _, names in os.walk(os.environ["NUMBA_CACHE_DIR"]) for name in names)
+print([(token, entry.logprob) for row in answers[0].outputs[0].logprobs for token, entry in row.items()])
+print(made, file=sys.stderr)
+"""
+
+
+def run_twice(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], ...]:
+    """A program, first without compiled kernels."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(directory)}
+    command = [sys.executable, "-c", *arguments]
+    return tuple(
+        subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True) for _ in range(2)
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_first_run_and_later_ones_agree(dtype: str, tmp_path: Path) -> None:
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM, dtype]
-    first, later = (
-        subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True) for _ in range(2)
-    )
+    first, later = run_twice(tmp_path, PROGRAM, dtype)
     assert (first.stderr.split()[-1], later.stderr.split()[-1]) == ("0", "2"), "neither compiled nor read"
+    assert first.stdout == later.stdout
+
+
+@pytest.mark.skipif(not simd.is_available(), reason="no instructions for layers in one call")
+def test_layers_agree_too(tmp_path: Path) -> None:
+    first, later = run_twice(tmp_path, LAYERS)
+    assert first.stderr.split()[-1] == later.stderr.split()[-1] != "0", "compiled again"
     assert first.stdout == later.stdout

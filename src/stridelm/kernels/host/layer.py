@@ -13,9 +13,11 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 from numba import prange
+from numba.core import types
 
 from stridelm.kernels.host import attention, pair_attention, simd
 from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
+from stridelm.kernels.host.apart import apart, caller, of, of_halves, of_integers
 from stridelm.kernels.host.arithmetic import in_order, kernel
 from stridelm.kernels.host.columns import (
     ACTIVATION,
@@ -78,12 +80,20 @@ PHASES = 9
 """Of a layer."""
 _MANY = 1 << 40
 """Rows of a table whose number is not needed."""
+_TEAM, _SIGHT = of(types.int64, of_integers(2)), of(*map(of_integers, (3, 3, 1, 1, 1, 1)))
+_WORK = of(_TEAM, of_halves(2), of_integers(1), of(*[of_integers(2)] * 3), _SIGHT)
+"""What a thread is given: a team, scratch memory, a call, tables of layers, and what rows see."""
+_call = caller(_WORK)
 
 
-@nb.njit(cache=True, error_model="numpy")
 def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
     """Add to the residual stream x, in place. Write to `delta` what is still to be added to it, or, if there is a norm,
     add that too and write the norm. Arguments: tables whose columns columns.py lists."""
+    _run_layers(_work(), call_F, kinds_KF, stored_LF, layers_LF)
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _run_layers(work, call_F, kinds_KF, stored_LF, layers_LF):
     rows, width, spans, kinds = call_F[ROWS], call_F[WIDTH], call_F[SPANS], len(kinds_KF)
     looking = call_F[LOOKING] if call_F[LOOKERS] else rows
     firsts = page_ids(call_F[FIRSTS], (spans,))
@@ -104,19 +114,19 @@ def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
             tiles_KT3[kind, : len(found)], counts_K[kind] = found, len(found)
     team = (call_F[THREADS], np.zeros((PHASES * len(layers_LF) + 1, COUNTERS), np.int64))
     sight = (slots_KRL, tiles_KT3, counts_K, limits, bases, integers(call_F[ANCESTORS], (looking,)))
-    _share(team, np.empty((4, rows * widest), np.uint16), call_F, (layers_LF, stored_LF, kinds_KF), sight)
+    _share(work, team, np.empty((4, rows * widest), np.uint16), call_F, (layers_LF, stored_LF, kinds_KF), sight)
 
 
 @kernel
-def _share(team, scratch, call_F, tables, sight):
+def _share(work, team, scratch, call_F, tables, sight):
     for _ in prange(team[0]):
-        _work(team, scratch, call_F, tables, sight)
+        _call(work, (team, scratch, call_F, tables, sight))
 
 
-@in_order
-def _work(team, scratch, call_F, tables, sight):
+@apart(_WORK)
+def _work(given):
     """One thread's part."""
-    layers_LF, stored_LF, kinds_KF = tables
+    team, scratch, call_F, (layers_LF, stored_LF, kinds_KF), sight = given
     rows, width, eps = call_F[ROWS], call_F[WIDTH], np.int32(call_F[EPS]).view(np.float32)
     x_NC, delta_NC = halves(call_F[X], (rows, width)), halves(call_F[DELTA], (rows, width))
     positions_N = integers(call_F[POSITIONS], (rows,))
@@ -182,9 +192,12 @@ def _kept(team, phase, lookers_M, q_NHD, spare, x_NC, kept_MC):
     """[M, H, D] the queries of some rows, in spare memory; their stream is written to `kept`."""
     rows, (_, heads, size) = len(lookers_M), q_NHD.shape
     q_MHD = spare[: rows * heads * size].reshape((rows, heads, size))
-    for row in tasks_of(team, phase, rows):
-        q_MHD[row] = q_NHD[lookers_M[row]]
-        kept_MC[row] = x_NC[lookers_M[row]]
+    for row in tasks_of(team, phase, rows):  # by loops: copies of slices take a second to compile
+        for head in range(heads):
+            for d in range(size):
+                q_MHD[row, head, d] = q_NHD[lookers_M[row], head, d]
+        for column in range(x_NC.shape[1]):
+            kept_MC[row, column] = x_NC[lookers_M[row], column]
     return q_MHD
 
 

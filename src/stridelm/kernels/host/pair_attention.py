@@ -188,7 +188,8 @@ def _branches(ancestors_N):
 def _line_up(slots_L, limit, base, ancestors):
     """The entries that a row sees, as if its ancestors were a chain."""
     lined_up_L = np.empty(_seen(limit, ancestors), np.int64)
-    lined_up_L[:limit] = slots_L[:limit]
+    for place in range(limit):
+        lined_up_L[place] = slots_L[place]
     for bit in range(64):
         if (ancestors >> bit) & 1:
             lined_up_L[limit] = slots_L[base + bit]

@@ -34,8 +34,8 @@ PATIENCE_S = 1.0
 @torch.inference_mode()
 def compile_kernels(ops: Ops, dtype: torch.dtype, *, normed_heads: bool, activation: str = "silu") -> None:
     """Run every kernel that a model needs once on one row, attention included. Loading them from disk takes a quarter
-    of a second; on a machine that never ran this dtype, compiling takes ten to sixty, and a warning is logged."""
-    with _notice(f"{dtype}: about a minute"):
+    of a second; on a machine that never ran this dtype, compiling takes ten to forty, and a warning is logged."""
+    with _notice(f"{dtype}: about half a minute"):
         follow_torch()
         _run_once(ops, dtype, normed_heads, activation)
 
