@@ -212,10 +212,10 @@ def _attention(team, phase, q_NHD, about, stored, sight, scratch):
     seen = (slots_KRL[number], tiles_T3, limits_N, bases_N, ancestors_N)
     scale, out = np.int32(stored[SCALE]).view(np.float32), mixed.reshape((rows, heads, size))
     for task in tasks_of(team, phase, len(tiles_T3) * kv_heads):
-        if size % (2 * simd.PAIRS):
-            attention.attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
-        else:
+        if pair_attention.has_whole_parts(size):
             pair_attention.attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
+        else:
+            attention.attend_tile(task, q_NHD, keys, values, *seen, stored[WINDOW], scale, out)
     return mixed.reshape((rows, heads * size))
 
 

@@ -34,9 +34,15 @@ _LONG, _PAIR = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_PAIR, _LANES)
 
 
+@register_jitable
+def has_whole_parts(size):
+    """Of a head of this size."""
+    return size % (2 * PAIRS) == 0
+
+
 def fits(key_size: int, value_size: int) -> bool:
     """Whether this CPU has the instructions, and heads as stored are of whole parts."""
-    return avx512.is_available() and key_size % (2 * PAIRS) == value_size % (2 * PAIRS) == 0
+    return avx512.is_available() and has_whole_parts(key_size) and has_whole_parts(value_size)
 
 
 @intrinsic
@@ -226,7 +232,7 @@ def _attend(first, rows, head, q_NHD, keys_PGD, values_PGD, slots_L, limits_N, a
 def attend_tile(
     task, q_NHD, keys_PGD, values_PGD, slots_RL, tiles_T3, limits_N, bases_N, ancestors_N, window, scale, out_NHD
 ):
-    """As in attention.py. Heads of keys and of stored values are multiples of 2 PAIRS."""
+    """As in attention.py, for heads of whole parts."""
     tile, head = task // keys_PGD.shape[1], task % keys_PGD.shape[1]
     span, first, rows = tiles_T3[tile]
     slots_L, stop = slots_RL[span], first + rows
