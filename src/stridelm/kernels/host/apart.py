@@ -46,7 +46,9 @@ def apart(argument: types.Type) -> Callable[[Any], Callable[[], int]]:
         def address() -> int:
             compiled.compile((argument,))
             made = compiled.overloads[argument,]
-            return made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+            pointer = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+            assert pointer, f"{function.__name__} has no address"
+            return pointer
 
         return address
 
