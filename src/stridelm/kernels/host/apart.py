@@ -5,7 +5,7 @@ with the loop, and that into its callers: five times in all. What is called by a
 once, so its bits are the same in the process that compiles it and in those that load it (see arithmetic.py).
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,no-any-return,attr-defined"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,no-any-return"
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,21 +18,6 @@ from numba.core.errors import TypingError
 from numba.core.extending import intrinsic
 
 from stridelm.kernels.host.arithmetic import IN_ORDER
-
-
-def of_integers(dimensions: int) -> types.Array:
-    """The type of an array of int64."""
-    return types.Array(types.int64, dimensions, "C")
-
-
-def of_halves(dimensions: int) -> types.Array:
-    """The type of an array of uint16."""
-    return types.Array(types.uint16, dimensions, "C")
-
-
-def of(*kinds: types.Type) -> types.Type:
-    """The type of a tuple."""
-    return types.Tuple(kinds)
 
 
 def apart(argument: types.Type) -> Callable[[Any], Callable[[], int]]:

@@ -7,7 +7,7 @@ and product.py, so the bits are theirs, whatever the number of threads.
 Legend: as in kernels/ops.py and attention.py; L layers, K kinds of attention, F columns of a table.
 """
 
-# mypy: disable-error-code="no-untyped-def,call-arg,unreachable"
+# mypy: disable-error-code="no-untyped-def,call-arg,unreachable,attr-defined"
 from __future__ import annotations
 
 import numba as nb
@@ -17,7 +17,7 @@ from numba.core import types
 
 from stridelm.kernels.host import attention, pair_attention, simd
 from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
-from stridelm.kernels.host.apart import apart, caller, of, of_halves, of_integers
+from stridelm.kernels.host.apart import apart, caller
 from stridelm.kernels.host.arithmetic import in_order, kernel
 from stridelm.kernels.host.columns import (
     ACTIVATION,
@@ -80,8 +80,10 @@ PHASES = 9
 """Of a layer."""
 _MANY = 1 << 40
 """Rows of a table whose number is not needed."""
-_TEAM, _SIGHT = of(types.int64, of_integers(2)), of(*map(of_integers, (3, 3, 1, 1, 1, 1)))
-_WORK = of(_TEAM, of_halves(2), of_integers(1), of(*[of_integers(2)] * 3), _SIGHT)
+_LINE, _TABLE, _STACK = types.int64[::1], types.int64[:, ::1], types.int64[:, :, ::1]
+_TEAM, _TABLES = types.Tuple((types.int64, _TABLE)), types.Tuple((_TABLE, _TABLE, _TABLE))
+_SIGHT = types.Tuple((_STACK, _STACK, _LINE, _LINE, _LINE, _LINE))
+_WORK = types.Tuple((_TEAM, types.uint16[:, ::1], _LINE, _TABLES, _SIGHT))
 """What a thread is given: a team, scratch memory, a call, tables of layers, and what rows see."""
 _call = caller(_WORK)
 
